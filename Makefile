@@ -1,0 +1,35 @@
+# `make demo` and `make test` do all the set-up on a fresh machine: python3, pip, make, git and gcc are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test check results bench clean
+.DELETE_ON_ERROR:
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## the main job, on real data: fine-tune a real language model with little memory
+	$(BIN)/sparing demo
+
+check: setup  ## format, lint, types and floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## everything that must hold before a commit
+	$(BIN)/python -m pytest -n 2 --dist loadscope
+
+results: setup  ## rebuild the tables of docs/results.md from the committed JSON
+	$(BIN)/python -m benchmarks.results
+
+bench: setup  ## measure again (about an hour on two cores); writes benchmarks/results/*.json
+	$(BIN)/python -m benchmarks.memory_grid
+	$(BIN)/python -m benchmarks.step_time
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

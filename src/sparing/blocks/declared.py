@@ -1,0 +1,115 @@
+"""What a Hugging Face model says of itself: its text decoder, its depth, its embeddings. Nothing is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sparing.blocks.names import Place, children, unwrap, walk
+from sparing.blocks.repeated import CONTAINERS, is_composite, parts
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Paths that a Hugging Face model names by its own methods; ``None`` where it names none."""
+
+    model: Place
+    """The Hugging Face model, which may sit inside PEFT's or a user's module."""
+
+    backbone: str
+    """What follows the body outside this path is head."""
+
+    embed: str | None
+    """Input embedding."""
+
+    head: str | None
+    """Output embedding."""
+
+    tower: str | None
+    """The text decoder of a model that has other towers: what no text passes through comes before it."""
+
+    blocks: tuple[Place, ...]
+    """The decoder's layers; empty if the configuration names no number that a list matches."""
+
+
+def declared(model: nn.Module) -> Declared | None:
+    """Ask the one Hugging Face model in a module for its parts.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Its answers, or ``None`` if there is no such model, or several side by side.
+    """
+    found = _pretrained(Place("", unwrap(model)))
+    if len(found) != 1:
+        return None
+    place = found[0]
+    paths = {id(inner.module): inner for inner in reversed(list(walk(model)))}
+
+    def ask(method: str) -> Place | None:
+        try:
+            answer = getattr(place.module, method)()
+        except (NotImplementedError, AttributeError):
+            return None  # vision backbones raise where they have no such part
+        return paths.get(id(unwrap(answer))) if isinstance(answer, nn.Module) else None
+
+    embed, head, decoder = (ask(name) for name in ("get_input_embeddings", "get_output_embeddings", "get_decoder"))
+    base = paths.get(id(unwrap(getattr(place.module, "base_model", place.module))), place)
+    own: Any = place.module.config
+    text = own.get_text_config(decoder=True)
+    scopes = [scope for scope in (decoder, base, place) if scope is not None]
+    return Declared(
+        model=place,
+        backbone=place.path if head else base.path,
+        embed=embed.path if embed else None,
+        head=head.path if head else None,
+        tower=decoder.path if decoder and text is not own else None,
+        blocks=_layers(scopes, getattr(text, "num_hidden_layers", None)) or _staged(base, getattr(own, "depths", None)),
+    )
+
+
+def _pretrained(place: Place) -> list[Place]:
+    """Return the outermost Hugging Face models, told by what their class declares."""
+    kind = type(place.module)
+    if isinstance(getattr(kind, "base_model_prefix", None), str) and hasattr(place.module, "config"):
+        return [place]
+    return [found for child in children(place) for found in _pretrained(child)]
+
+
+def _layers(scopes: list[Place], count: int | None) -> tuple[Place, ...]:
+    """Return the items of the one outermost list with the declared number of layers, in the narrowest scope."""
+    for scope in scopes:
+        lists = [items for items in map(parts, _lists(scope)) if len(items) == count]
+        lists = [items for items in lists if all(is_composite(item.module) for item in items)]
+        checkpointing = [items for items in lists if _checkpoints(items[0].module)]
+        for narrowed in (lists, checkpointing):
+            if len(narrowed) == 1:
+                return tuple(narrowed[0])
+    return ()
+
+
+def _lists(place: Place) -> list[Place]:
+    """Return the outermost lists in a place, so that experts inside a layer are never taken for layers."""
+    if isinstance(place.module, CONTAINERS):
+        return [place]
+    return [found for child in children(place) for found in _lists(child)]
+
+
+def _checkpoints(module: nn.Module) -> bool:
+    """Say whether transformers can checkpoint this module, which it marks by a base class."""
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+
+
+def _staged(base: Place, depths: list[int] | None) -> tuple[Place, ...]:
+    """Open stages, as of a ResNet, where the declared depths match and the stages hold nothing but blocks."""
+    for place in _lists(base) if depths else ():
+        blocks: list[Place] = []
+        for stage in parts(place):
+            inner = parts(stage)
+            blocks += parts(inner[0]) if len(inner) == 1 and isinstance(inner[0].module, CONTAINERS) else ()
+        if len(blocks) == sum(depths or ()):
+            return tuple(blocks)
+    return ()

@@ -1,0 +1,146 @@
+"""Canonical names: where a parameter or module sits in the model its author wrote, whatever wraps it now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+from torch import nn
+
+from sparing.errors import UserError
+
+# Module that defines the wrapper, its class, the attribute that holds what it wraps. A class whose module was never
+# imported has no instances, so nothing here is imported for the sake of the question.
+_WRAPPERS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "_fsdp_wrapped_module"),
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",  # of which CheckpointWrapper and OffloadWrapper are kinds
+        "_checkpoint_wrapped_module",
+    ),
+)
+
+
+class Place(NamedTuple):
+    """One place in the model where a module is reachable."""
+
+    path: str
+    """Canonical dotted path, empty for the model itself."""
+
+    module: nn.Module
+    """The module there, without wrappers."""
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the module inside any wrappers, told by their type: a user's attribute called ``module`` is no wrapper.
+
+    Args:
+        module: Any module, wrapped any number of times or not at all.
+
+    Returns:
+        The first module that is not an instance of a known wrapper.
+    """
+    for source, kind, attribute in _WRAPPERS:
+        wrapper = getattr(sys.modules.get(source), kind, None)
+        if wrapper is not None and isinstance(module, wrapper):
+            return unwrap(cast("nn.Module", getattr(module, attribute)))
+    return module
+
+
+def join(path: str, name: str) -> str:
+    """Append one name to a dotted path, which may be empty."""
+    return f"{path}.{name}" if path else name
+
+
+def children(place: Place) -> Iterator[Place]:
+    """Yield the children of a place in registration order, unwrapped."""
+    for name, child in place.module._modules.items():
+        if child is not None:
+            yield Place(join(place.path, name), unwrap(child))
+
+
+def walk(model: nn.Module) -> Iterator[Place]:
+    """Yield every place in the model, parents first, in registration order; a shared module once for each path."""
+    stack = [Place("", unwrap(model))]
+    while stack:
+        place = stack.pop()
+        yield place
+        stack.extend(reversed(list(children(place))))
+
+
+def every_name(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield every parameter under each of its canonical names, in registration order."""
+    for path, module in walk(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield join(path, name), parameter
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return every parameter once, by canonical name, in registration order.
+
+    For a bare model these are the names of ``model.named_parameters()``. Wrappers (``DistributedDataParallel``,
+    ``DataParallel``, ``torch.compile`` of the model or of a block, FSDP1, activation checkpointing) leave no trace.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Canonical name -> parameter. A tied parameter has the name that was registered first; ``tied`` has the others.
+
+    Example:
+        >>> list(named_parameters(nn.DataParallel(nn.Linear(1, 1))))
+        ['weight', 'bias']
+    """
+    owners: dict[int, str] = {}
+    return {name: parameter for name, parameter in every_name(model) if owners.setdefault(id(parameter), name) == name}
+
+
+def tied(model: nn.Module) -> dict[str, str]:
+    """Return the other names of tied parameters.
+
+    Args:
+        model: Any module; call after ``tie_weights()`` and after sharding, which may tie anew.
+
+    Returns:
+        Canonical alias -> the name under which ``named_parameters`` has the parameter.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> tied(nn.Sequential(layer, nn.ReLU(), layer))
+        {'2.weight': '0.weight', '2.bias': '0.bias'}
+    """
+    owners: dict[int, str] = {}
+    return {
+        name: owner
+        for name, parameter in every_name(model)
+        if (owner := owners.setdefault(id(parameter), name)) != name
+    }
+
+
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    """Return the module at a canonical path, itself without wrappers.
+
+    Args:
+        model: Any module, wrapped or not.
+        name: Canonical dotted path, such as the name of a body block; empty for the model.
+
+    Returns:
+        The module of the author's class: its hooks run also when a wrapper around it is called.
+
+    Raises:
+        UserError: If there is no module at that path.
+    """
+    module = unwrap(model)
+    for depth, part in enumerate(parts := name.split(".") if name else []):
+        child = module._modules.get(part)
+        if child is None:
+            here = ".".join(parts[:depth]) or "the model"
+            known = ", ".join(module._modules) or "no modules at all"
+            raise UserError("module path", got=repr(name), why=f"{here} holds {known}", do=f"replace {part!r} by one")
+        module = unwrap(child)
+    return module

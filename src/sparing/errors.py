@@ -1,0 +1,27 @@
+"""The one error a person sees: what is wrong, what was got, why that cannot work, what to do."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave, said in one line; the command line exits with status 2.
+
+    It is a ``ValueError``, so library callers need not know the name.
+
+    Example:
+        >>> raise UserError("period", got=0, why="an interval needs a step", do="pass period >= 1")
+        Traceback (most recent call last):
+        sparing.errors.UserError: period: got 0; an interval needs a step; pass period >= 1
+    """
+
+    def __init__(self, what: str, *, got: object, why: str, do: str) -> None:
+        """Join the four parts into one line.
+
+        Args:
+            what: The setting, file or object at fault.
+            got: The offending value, shown with ``str``.
+            why: Why it cannot work.
+            do: The change or command that mends it.
+        """
+        self.what, self.got, self.why, self.do = what, got, why, do
+        super().__init__(f"{what}: got {got}; {why}; {do}".replace("\n", " "))

@@ -1,0 +1,161 @@
+"""First chapter: fine-tune a real language model with little memory; full, LISA, LISA with frozen embedding, LoRA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparing.blocks import tied
+from sparing.jobs.demo.materials import Materials
+from sparing.jobs.finetune.evaluate import continuations, held_out_loss
+from sparing.jobs.finetune.loop import fit
+from sparing.jobs.finetune.prices import step_profiles
+from sparing.jobs.finetune.settings import Full, Lora, Method, Training
+from sparing.layersample import LayerSampling
+from sparing.report import Progress, Record
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ARMS = ("full", "LISA", "LISA, embedding frozen", "LoRA")
+"""The contenders, in the order of every table and picture."""
+
+
+def method_of(arm: str, model: nn.Module) -> Method:
+    """What trains in an arm; a head that shares the embedding's weights is frozen with it.
+
+    Args:
+        arm: One of ``ARMS``.
+        model: The model, asked only whether its head is tied.
+
+    Returns:
+        The method.
+    """
+    if arm == "full":
+        return Full()
+    if arm == "LoRA":
+        return Lora(rank=8, alpha=16.0)
+    if arm == "LISA":
+        return LayerSampling(active=2, period=5)
+    return LayerSampling(active=2, period=5, embed=False, head=not tied(model))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One contender on its materials."""
+
+    name: str
+    """One of ``ARMS``."""
+    materials: Materials
+    """Model and text."""
+    seed: int
+    """Seed of order, draws and dropout."""
+
+    def training(self, model: nn.Module, lr: float, *, trial: bool) -> Training:
+        """The settings of a run: short for a trial of a learning rate, whole otherwise."""
+        made = self.materials
+        steps = made.trial if trial else made.steps
+        every = 0 if trial else max(1, made.steps // 8)
+        return Training(
+            method=method_of(self.name, model), lr=lr, steps=steps, batch=made.batch, accumulate=1, warmup=2,
+            schedule="constant" if trial else "cosine", evaluate_every=every, seed=self.seed,
+        )  # fmt: skip
+
+
+def try_rate(arm: Arm, lr: float) -> float:
+    """Train a fresh model for a few steps and return its development loss.
+
+    Args:
+        arm: The contender.
+        lr: Learning rate to try.
+
+    Returns:
+        Loss on the development rows (nat/token); infinite if it diverged.
+    """
+    from sparing.jobs.finetune import Diverged
+
+    model, _ = arm.materials.load()
+    try:
+        fit(model, arm.materials.train, arm.training(model, lr, trial=True), progress=False)
+    except Diverged:
+        return float("inf")
+    return held_out_loss(model, arm.materials.dev, batch=4)[0]
+
+
+def sweep(arm: Arm, record: Record, bar: Progress) -> float:
+    """Try every learning rate of an arm; the test rows are not looked at.
+
+    Args:
+        arm: The contender.
+        record: Gets table "sweep".
+        bar: Advanced once a rate.
+
+    Returns:
+        The rate of least development loss.
+    """
+    losses = {}
+    for lr in arm.materials.rates[arm.name]:
+        losses[lr] = try_rate(arm, lr)
+        record.add("sweep", method=arm.name, lr=lr, dev_loss=losses[lr])
+        bar.advance(method=arm.name, dev_loss=losses[lr])
+    return min(losses, key=losses.__getitem__)
+
+
+def whole_run(arm: Arm, lr: float, record: Record) -> None:
+    """Train an arm at its rate and write its curve, bytes, speed and samples.
+
+    Args:
+        arm: The contender.
+        lr: The rate its sweep picked.
+        record: Gets tables "curve", "memory", "switches", "samples" and one row of "arms".
+    """
+    made = arm.materials
+    model, tokenizer = made.load()
+    training = arm.training(model, lr, trial=False)
+    predicted, measured = step_profiles(model, training, rows=made.batch, length=made.train.length)
+    before = continuations(model, tokenizer, made.prompts, max_new_tokens=48) if arm.name == "full" else ()
+    run = fit(model, made.train, training, held_out=made.test, label=arm.name)
+    after = continuations(model, tokenizer, made.prompts, max_new_tokens=48)
+    for row in run.table("held_out"):
+        record.add("curve", method=arm.name, **{key: row[key] for key in ("step", "loss", "perplexity", "seconds")})
+    for row in run.table("switches") if "switches" in run.tables else ():
+        record.add("switches", method=arm.name, **row)
+    for kind, profile in (("predicted", predicted), ("measured", measured)):
+        parts = {part: getattr(profile, part) for part in ("params", "grads", "optimizer", "activations", "transient")}
+        record.add("memory", method=arm.name, kind=kind, **parts, peak=profile.total)
+    for number, text in enumerate(before):
+        record.add("samples", prompt=made.prompts[number], when="before", text=text)
+    for number, text in enumerate(after):
+        record.add("samples", prompt=made.prompts[number], when=f"after {arm.name}", text=text)
+    record.add("arms", **_summary(arm, lr, run, predicted.total, measured.total))
+
+
+def _summary(arm: Arm, lr: float, run: Record, predicted: int, measured: int) -> dict[str, Any]:
+    """The row of an arm: losses, seconds a step, bytes."""
+    curve = run.table("held_out")
+    first, last = curve[0], curve[-1]
+    return {
+        "method": arm.name, "lr": lr, "loss_before": first["loss"], "loss_after": last["loss"],
+        "perplexity_after": last["perplexity"], "seconds_per_step": last["seconds"] / last["step"],
+        "peak_predicted": predicted, "peak_measured": measured,
+    }  # fmt: skip
+
+
+def run_chapter(materials: Materials, record: Record, *, seed: int, path: Path) -> None:
+    """Run every arm that the record does not hold yet; the record is written after each.
+
+    Args:
+        materials: Model and text.
+        record: Filled in place.
+        seed: Seed of the chapter.
+        path: File of the record.
+    """
+    done = {row["method"] for row in record.table("arms")} if "arms" in record.tables else set()
+    open_arms = [Arm(name=name, materials=materials, seed=seed) for name in ARMS if name not in done]
+    trials = sum(len(materials.rates[arm.name]) for arm in open_arms)
+    with Progress("learning rates", total=trials, unit="run") as bar:
+        for arm in open_arms:
+            lr = sweep(arm, record, bar)
+            whole_run(arm, lr, record)
+            record.write(path)

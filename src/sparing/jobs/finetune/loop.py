@@ -1,0 +1,162 @@
+"""The training loop: windows of micro-batches, one AdamW step each, measured as it goes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from sparing.errors import UserError
+from sparing.jobs.finetune.course import Course, begun
+from sparing.jobs.finetune.evaluate import held_out_loss, perplexity
+from sparing.jobs.finetune.packing import Packed
+from sparing.jobs.finetune.prices import note_predicted, watched_step_
+from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.step import take_step_
+from sparing.report import Progress, Record
+
+UNITS = {
+    "loss": "nat/token",
+    "seconds": "s",
+    "tokens_per_second": "tokens/s",
+    "step_seconds": "s",
+}
+"""Units of the columns that ``fit`` adds."""
+
+
+def measure_(course: Course, record: Record, held_out: Packed | None) -> None:
+    """Add the held-out loss of this moment, if there is something to measure on.
+
+    Args:
+        course: The run.
+        record: Receives a row of the table "held_out".
+        held_out: Rows that are not trained on.
+    """
+    if held_out is None:
+        return
+    loss, tokens = held_out_loss(course.model, held_out, batch=course.training.batch)
+    row = {"step": course.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
+    record.add("held_out", **row, seconds=course.seconds)
+
+
+def ended(course: Course) -> bool:
+    """Whether the run has had its steps or its time.
+
+    Args:
+        course: The run.
+
+    Returns:
+        True when no step is to follow.
+    """
+    limit = course.training.seconds
+    return course.step >= course.steps or (limit is not None and course.seconds >= limit)
+
+
+def _note_switches(record: Record) -> Callable[[Course], None]:
+    """A function that notes each new interval once, also when the run is resumed inside one."""
+    rows = record.table("switches")
+    last = rows[-1]["interval"] if rows else None
+
+    def note(course: Course) -> None:
+        nonlocal last
+        if course.sampler is not None and course.sampler.interval != last:
+            last = course.sampler.interval
+            blocks = " ".join(map(str, course.sampler.active))
+            record.add("switches", interval=last, step=course.step, blocks=blocks)
+
+    return note
+
+
+def _bar(course: Course, label: str) -> Any:
+    return Progress(label, total=course.steps, resume_at=course.step) if label else contextlib.nullcontext()
+
+
+def advance_(
+    course: Course,
+    data: Packed,
+    record: Record,
+    *,
+    held_out: Packed | None = None,
+    label: str = "train",
+    memory: bool = False,
+    after: Callable[[Course], None] = lambda course: None,
+) -> None:
+    """Walk a run to its end.
+
+    Args:
+        course: The run, at its first step or at a restored one.
+        data: Training rows.
+        record: Receives the tables "train", "held_out", "switches", "memory" and "speed".
+        held_out: Rows to measure on.
+        label: Words before the progress bar; empty for none.
+        memory: Whether to predict the bytes of a step and to measure them in the second one.
+        after: Called after every step; may save, or raise to stop.
+
+    Raises:
+        DivergedError: If loss or gradient are not finite.
+    """
+    every, note = course.training.evaluate_every, _note_switches(record)
+    if course.step == 0:
+        measure_(course, record, held_out)
+        if memory:
+            note_predicted(course, data, record)
+    with _bar(course, label) as bar:
+        while not ended(course):
+            row = watched_step_(course, data, record) if memory else take_step_(course, data)
+            record.add("train", **row)
+            note(course)
+            if ended(course) or (every and course.step % every == 0):
+                measure_(course, record, held_out)
+            if bar:
+                bar.advance(loss=row["loss"], tokens_per_s=f"{course.seen / course.seconds:,.0f}")
+            after(course)
+    _note_speed(course, record)
+
+
+def _note_speed(course: Course, record: Record) -> None:
+    if not record.table("speed") and course.seconds:
+        rates = {"tokens_per_second": course.seen / course.seconds, "step_seconds": course.seconds / course.step}
+        record.add("speed", method=type(course.training.method).__name__, **rates)
+
+
+def fit(
+    model: nn.Module,
+    data: Packed,
+    training: Training,
+    *,
+    held_out: Packed | None = None,
+    label: str = "train",
+    memory: bool = False,
+    record: Record | None = None,
+) -> Record:
+    """Train a live model on token rows: the same bits for the same model, data, settings and number of threads.
+
+    Args:
+        model: A causal language model, trained in place; with LoRA it holds its additions afterwards.
+        data: Training rows.
+        training: Method and pace.
+        held_out: Rows to measure on, before, after and every ``training.evaluate_every`` steps.
+        label: Words before the progress bar; empty for none.
+        memory: Whether to predict the bytes of a step and to measure them in the second one.
+        record: Receives the rows; none: a new one.
+
+    Returns:
+        The record, with tables "train" (step, tokens, loss, lr, grad_norm, seconds), "held_out" (step, loss,
+        perplexity, tokens, seconds), "switches" (interval, step, blocks), "memory" (category, predicted, measured) and
+        "speed" (method, tokens_per_second, step_seconds).
+
+    Raises:
+        UserError: If the method does not fit the model or the rows hold nothing to learn.
+        DivergedError: If loss or gradient are not finite.
+    """
+    if not data.tokens:
+        raise UserError("data", got="0 labels", why="there is nothing to learn", do="pass rows with labels")
+    if record is None:
+        question = "How far does the held-out loss fall?"
+        record = Record(question=question, settings=asdict(training), seed=training.seed, units=dict(UNITS))
+    with begun(model, training, rows=data.rows) as course:
+        advance_(course, data, record, held_out=held_out, label=label, memory=memory)
+    return record

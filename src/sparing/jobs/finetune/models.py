@@ -1,0 +1,199 @@
+"""A model directory of the user: opened, checked and written, without pickle and without the network."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from sparing.errors import UserError
+
+INSTALL = "pip install 'sparing[lm]'"
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        why = "language models need it"
+        raise UserError("transformers", got="not installed", why=why, do=f"run {INSTALL}") from None
+    return transformers
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the loaders' bars and advice off the terminal; what matters is said in our own errors."""
+    logger = logging.getLogger("transformers")
+    level, bars = logger.level, _transformers().utils.logging.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    _transformers().utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            _transformers().utils.logging.enable_progress_bar()
+
+
+def _refuse(path: Path, why: str, do: str = "save the model again with save_pretrained") -> NoReturn:
+    raise UserError("model", got=path, why=why, do=do) from None
+
+
+def _words(error: Exception) -> str:
+    """The first line of somebody's error, cut to what fits in ours."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
+
+
+def config_of(path: Path) -> Any:
+    """Read and check ``config.json``.
+
+    Args:
+        path: The model directory.
+
+    Returns:
+        The transformers configuration.
+
+    Raises:
+        UserError: If the directory or its configuration is missing, broken, quantised, or needs foreign code.
+    """
+    do = "pass the directory that save_pretrained wrote"
+    if not path.is_dir():
+        _refuse(path, "it is not a directory" if path.exists() else "there is no such directory", do)
+    if not (path / "config.json").is_file():
+        _refuse(path, "it has no config.json", do)
+    try:
+        plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = _transformers().AutoConfig.from_pretrained(path, local_files_only=True)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        _refuse(path, f"its config.json is broken ({_words(error)})")
+    if plain.get("quantization_config"):
+        _refuse(path, "its parameters are quantised and cannot be trained", "pass the unquantised model")
+    return config
+
+
+def load_model(path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Module:
+    """Load a causal language model from its directory.
+
+    Args:
+        path: The model directory; weights must be safetensors.
+        dtype: Number format of the weights.
+        device: Where they go.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        UserError: If weights are missing, truncated or do not fit the configuration, or it is no causal model.
+    """
+    config = config_of(path)
+    if not any(path.glob("*.safetensors")):
+        why = "it has no *.safetensors weights, and pickled ones are not opened"
+        _refuse(path, why)
+    auto = _transformers().AutoModelForCausalLM
+    try:
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            model, report = auto.from_pretrained(
+                path, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+    except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
+        _refuse(path, f"its weights cannot be loaded as a causal language model ({_words(error)})")
+    for kind in ("missing_keys", "mismatched_keys"):
+        if report.get(kind):
+            names = sorted(str(name) for name in report[kind])
+            _refuse(path, f"{kind.split('_')[0]} weights: {', '.join(names[:3])} ({len(names)} in all)")
+    model.to(device)
+    return model  # type: ignore[no-any-return]
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load the tokenizer that lies beside a model.
+
+    Args:
+        path: The model directory.
+
+    Returns:
+        A transformers tokenizer.
+
+    Raises:
+        UserError: If there is none or it is broken.
+    """
+    why, do = "it has no usable tokenizer", "save it there with tokenizer.save_pretrained"
+    if not any(path.glob("tokenizer*")) and not any(path.glob("*vocab*")):
+        _refuse(path, why, do)
+    try:
+        with _quiet():
+            return _transformers().AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - as above: one line for whatever the loader met
+        _refuse(path, f"{why} ({_words(error)})", do)
+
+
+def most_positions(model: nn.Module) -> int | None:
+    """The longest row the model has positions for.
+
+    Args:
+        model: A transformers model.
+
+    Returns:
+        Tokens, or None where the configuration names no limit.
+    """
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = getattr(text, "max_position_embeddings", None)
+    return int(limit) if isinstance(limit, int) and limit > 0 else None
+
+
+def vocabulary(model: nn.Module) -> int:
+    """How many tokens the model's embedding knows.
+
+    Args:
+        model: A transformers model.
+
+    Returns:
+        Rows of the input embedding.
+    """
+    embedding: Callable[[], Any] = model.get_input_embeddings  # type: ignore[assignment]
+    return int(embedding().weight.shape[0])
+
+
+def fingerprint(path: Path) -> str:
+    """A hash that changes when a model directory does: names and sizes of its files, and their first and last MiB.
+
+    Whole weights are not read, so that resuming a large model does not wait for its hash.
+
+    Args:
+        path: The directory.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    edge = 2**20
+    total = hashlib.sha256()
+    for file in sorted(p for p in path.iterdir() if p.is_file()):
+        size = file.stat().st_size
+        total.update(f"{file.name}:{size}\n".encode())
+        with file.open("rb") as handle:
+            total.update(handle.read(edge))
+            handle.seek(max(edge, size - edge))
+            total.update(handle.read())
+    return total.hexdigest()
+
+
+def save_pretrained(model: Any, tokenizer: Any, draft: Path) -> None:
+    """Write a model and its tokenizer so that transformers loads them.
+
+    Args:
+        model: A transformers or peft model.
+        tokenizer: Its tokenizer.
+        draft: An existing directory.
+    """
+    with _quiet():
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)

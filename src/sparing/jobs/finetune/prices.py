@@ -1,0 +1,114 @@
+"""The bytes of a training step: predicted before the first one, measured during the second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import named_parameters
+from sparing.jobs.finetune.course import Course, device_of
+from sparing.jobs.finetune.evaluate import loss_of
+from sparing.jobs.finetune.packing import Packed
+from sparing.jobs.finetune.step import take_step_
+from sparing.layersample import LayerSampling
+from sparing.layersample.masters import Masters
+from sparing.memory import Bytes, Ledger, predict
+from sparing.report import Record
+
+PARTS = ("params", "grads", "optimizer", "activations", "transient")
+"""The categories, in the order in which they are shown."""
+
+
+def predicted(course: Course, data: Packed) -> Bytes:
+    """What a step will hold, from shapes alone.
+
+    Args:
+        course: The run, its sampler at the step in question.
+        data: Training rows, of which only the shape counts.
+
+    Returns:
+        The composition at the peak (bytes), on the kind of device where the model is.
+    """
+    pace, method = course.training, course.training.method
+    shape = ((pace.batch, data.length), torch.int64)
+    trainable = {name for name, p in named_parameters(course.model).items() if p.requires_grad}
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW(parameters, fused=True)
+        if isinstance(method, LayerSampling) and method.masters:
+            Masters(made, {p: str(index) for index, p in enumerate(parameters)})
+        return made
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return loss_of(model, batch["input_ids"], batch["labels"])
+
+    return predict(
+        course.model,
+        {"input_ids": shape, "labels": shape},
+        optimizer,
+        trainable=trainable,
+        loss=loss,
+        accumulate=min(pace.accumulate, 2),
+        device="cuda" if device_of(course.model).type == "cuda" else "cpu",
+    )
+
+
+def note_predicted(course: Course, data: Packed, record: Record) -> None:
+    """Add the table "memory" with the predictions; the measurements follow in ``watched_step_``.
+
+    Args:
+        course: The run, before its first step.
+        data: Training rows.
+        record: Receives one row per category and one for their sum.
+    """
+    if course.sampler is not None:
+        course.sampler.begin_step(course.step)
+    price = predicted(course, data)
+    for name in (*PARTS, "total"):
+        record.add("memory", category=name, predicted=getattr(price, name), measured=None)
+
+
+def _fill(record: Record, found: Bytes) -> None:
+    for row in record.rows:
+        if row["table"] == "memory":
+            row["measured"] = getattr(found, str(row["category"]))
+
+
+def watched_step_(course: Course, data: Packed, record: Record) -> dict[str, Any]:
+    """A step; the second of a run is measured by a ledger, and on CUDA the third by the allocator.
+
+    A ledger is slow, so the step under it counts as long as the mean of those before. On CUDA what the allocator held
+    beyond the ledger, rounding and workspaces, is entered as transient.
+
+    Args:
+        course: The run; one step further afterwards.
+        data: Training rows.
+        record: Its table "memory" receives what was measured.
+
+    Returns:
+        A row of the table "train".
+    """
+    device, step, before = device_of(course.model), course.step, course.seconds
+    if step == 1:
+        with Ledger(course.model, course.optimizer, device=device.type) as ledger:
+            row = take_step_(course, data)
+        _fill(record, ledger.profile())
+        course.seconds = before + before / step
+        return row | {"seconds": course.seconds}
+    if step == 2 and device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        row = take_step_(course, data)
+        _fill_unseen(record, torch.cuda.max_memory_allocated(device))
+        return row
+    return take_step_(course, data)
+
+
+def _fill_unseen(record: Record, peak: int) -> None:
+    """Enter what the allocator held beyond the ledger."""
+    rows = {row["category"]: row for row in record.rows if row["table"] == "memory"}
+    if measured := [row["measured"] for row in rows.values() if row["measured"] is not None]:
+        unseen = peak - int(measured[-1])
+        for name in ("transient", "total"):
+            rows[name]["measured"] = int(rows[name]["measured"] or 0) + unseen

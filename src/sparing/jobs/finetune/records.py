@@ -1,0 +1,202 @@
+"""The user's JSONL file: one JSON object per line, all of one kind, read whole or refused with the line number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from sparing.errors import UserError
+from sparing.seeds import stream
+
+FORMS = '{"text"}, {"prompt", "response"}, {"instruction", "input", "output"} or {"messages"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document, learnt whole."""
+
+    line: int
+    """Where it stands in the file (from 1)."""
+
+    text: str
+    """The document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt that is only read and a response that is learnt."""
+
+    line: int
+    """Where it stands in the file (from 1)."""
+
+    prompt: str
+    """What is given."""
+
+    response: str
+    """What is learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, of which the assistant's turns are learnt."""
+
+    line: int
+    """Where it stands in the file (from 1)."""
+
+    messages: tuple[tuple[str, str], ...]
+    """(role, content) in order."""
+
+
+Example = Text | Pair | Chat
+"""One line of the file."""
+
+
+def _refuse(line: int, got: str, why: str, do: str) -> NoReturn:
+    raise UserError(f"data line {line}", got=got, why=why, do=do) from None
+
+
+def _string(row: Mapping[str, Any], name: str, line: int) -> str:
+    value = row[name]
+    if not isinstance(value, str):
+        _refuse(line, f"{name} = {json.dumps(value)[:40]}", f'"{name}" must be a string', "quote it")
+    return value
+
+
+def _message(message: object, line: int) -> tuple[str, str]:
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        got = json.dumps(message)[:60]
+        _refuse(line, got, 'a message has exactly "role" and "content"', "give each message these two strings")
+    return _string(message, "role", line), _string(message, "content", line)
+
+
+def _chat(row: Mapping[str, Any], line: int) -> Chat:
+    messages = row["messages"]
+    if not isinstance(messages, list) or not messages:
+        _refuse(line, json.dumps(messages)[:40], '"messages" must be a list with a message', "give one or more")
+    turns = tuple(_message(message, line) for message in messages)
+    if not any(role == "assistant" and content for role, content in turns):
+        _refuse(line, "no assistant message", "only assistant turns are learnt", "add one or drop the line")
+    return Chat(line, turns)
+
+
+def _instruction(row: Mapping[str, Any], line: int) -> Pair:
+    parts = [_string(row, "instruction", line), _string(row, "input", line) if "input" in row else ""]
+    return Pair(line, "".join(f"{part}\n\n" for part in parts if part), _string(row, "output", line))
+
+
+def example(row: object, line: int) -> Example:
+    """One parsed line as a text, a pair or a chat.
+
+    An instruction becomes the pair of ``instruction, blank line, [input, blank line]`` and ``output``.
+
+    Args:
+        row: What ``json.loads`` made of the line.
+        line: Its number (from 1).
+
+    Returns:
+        The example.
+
+    Raises:
+        UserError: If the fields are not one of the known sets, have wrong types, or leave nothing to learn.
+    """
+    if not isinstance(row, dict):
+        _refuse(line, type(row).__name__, "each line must be a JSON object", f"write {FORMS}")
+    names = set(row)
+    if names == {"text"}:
+        found: Example = Text(line, _string(row, "text", line))
+        learnt = found.text
+    elif names == {"messages"}:
+        return _chat(row, line)
+    elif names == {"prompt", "response"}:
+        found = Pair(line, _string(row, "prompt", line), _string(row, "response", line))
+        learnt = found.response
+    elif names in ({"instruction", "output"}, {"instruction", "input", "output"}):
+        found = _instruction(row, line)
+        learnt = found.response
+    else:
+        _refuse(line, f"fields {', '.join(sorted(names)) or 'none'}", "no known kind of record", f"write {FORMS}")
+    if not learnt.strip():
+        _refuse(line, "an empty text", "a record with no tokens teaches nothing", "drop the line")
+    return found
+
+
+def _parse(text: str, line: int) -> Example:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        got = f"{text[:40]!r} (column {error.colno}: {error.msg})"
+        _refuse(line, got, "it is not JSON", "write one whole JSON object per line")
+    except RecursionError:
+        _refuse(line, "brackets without end", "it is nested too deep", "write a flat JSON object")
+    return example(row, line)
+
+
+def _contents(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        _refuse(
+            line, got, f"{path.name} is not UTF-8", "convert it: iconv -t UTF-8 -f LATIN1 OLD > NEW"
+        ) from None
+    except OSError as error:
+        got = f"{path} ({error.strerror})"
+        raise UserError("data", got=got, why="the file cannot be read", do="pass an existing JSONL file") from None
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Read a whole JSONL file; blank lines are skipped.
+
+    Args:
+        path: The file, UTF-8 with or without byte-order mark.
+
+    Returns:
+        One example per line that is not blank, all of one kind.
+
+    Raises:
+        UserError: If the file is missing, empty, not UTF-8, has a broken line, or mixes kinds.
+    """
+    lines = _contents(path).split("\n")
+    found = [_parse(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
+    if not found:
+        raise UserError("data", got=f"{path} (empty)", why="there is nothing to learn", do=f"write lines of {FORMS}")
+    first = found[0]
+    for other in found:
+        if type(other) is not type(first):
+            kinds = f"a {type(other).__name__.lower()} after a {type(first).__name__.lower()} on line {first.line}"
+            _refuse(other.line, kinds, "one file holds one kind of record", "split the file by kind")
+    return found
+
+
+def split(examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+    """Part the examples into those to learn and those to measure on.
+
+    Args:
+        examples: All of them.
+        share: Part to hold out (0 to below 1), rounded, but at least one example when it is above 0.
+        seed: Which ones.
+
+    Returns:
+        (train, held out), each in file order.
+
+    Raises:
+        UserError: If one part would be empty.
+    """
+    if not share:
+        return list(examples), []
+    count = max(1, round(share * len(examples)))
+    if count >= len(examples):
+        got = f"{share} of {len(examples)} record(s)"
+        raise UserError("held_out", got=got, why="nothing would be left to learn", do="pass --held-out 0 or more data")
+    order = torch.randperm(len(examples), generator=stream(seed, "held_out")).tolist()
+    chosen = set(order[:count])
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    for index, item in enumerate(examples):
+        parts[index in chosen].append(item)
+    return parts

@@ -1,0 +1,327 @@
+"""What a person may choose about a fine-tuning run, checked before anything is read or written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from sparing.errors import UserError
+from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
+
+
+def require(holds: bool, what: str, got: object, why: str, do: str) -> None:
+    """Refuse a setting in one line.
+
+    Args:
+        holds: Whether the setting can work.
+        what: Its name.
+        got: Its value.
+        why: Why it cannot work.
+        do: What to write instead.
+
+    Raises:
+        UserError: If ``holds`` is false.
+    """
+    if not holds:
+        raise UserError(what, got=got, why=why, do=do)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Full:
+    """Train every parameter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """Train low-rank additions to the linear layers.
+
+    Source: Hu et al. 2022 (arXiv:2106.09685), where the paper writes r for ``rank`` and α for ``alpha``.
+    """
+
+    rank: int = 16
+    """Inner width of each addition (count); the paper's r."""
+
+    alpha: float = 32.0
+    """Numerator of the scale α / r of each addition (ratio)."""
+
+    dropout: float = 0.0
+    """Share of inputs that each addition does not see (0 to 1)."""
+
+    targets: str = "all-linear"
+    """Which linear layers get one: `all-linear` (all but the head), or module names (`q_proj,v_proj`)."""
+
+    def __post_init__(self) -> None:
+        """Refuse additions that add nothing.
+
+        Raises:
+            UserError: If rank, alpha, dropout or targets are out of range.
+        """
+        require(self.rank >= 1, "lora.rank", self.rank, "an addition of rank 0 is none", "pass a rank >= 1")
+        scale = 0 < self.alpha < math.inf
+        require(scale, "lora.alpha", self.alpha, "the additions are scaled by alpha / rank", "pass alpha > 0")
+        kept = 0 <= self.dropout < 1
+        require(kept, "lora.dropout", self.dropout, "it is a share of the inputs", "pass 0 <= dropout < 1")
+        named = bool(self.targets.strip(", "))
+        require(named, "lora.targets", repr(self.targets), "no layer is named", "pass all-linear or module names")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lisa:
+    """Layer sampling as the command line spells it; ``sampling()`` is the value of the layersample room."""
+
+    active: int = 2
+    """Middle blocks trained at once (count); the paper's γ."""
+
+    period: int = 20
+    """Optimizer steps between draws (count); the paper's K."""
+
+    embed: bool = True
+    """Whether the embeddings train (yes or no)."""
+
+    head: bool = True
+    """Whether the output head trains (yes or no)."""
+
+    tail: bool = True
+    """Whether the final norm trains (yes or no)."""
+
+    state: Literal["reset", "keep", "offload", "reset_all"] = "reset"
+    """Moments of a block that leaves: dropped, kept on the device, or moved to main memory; reset_all drops those of
+    embeddings and head too."""
+
+    sampler: Literal["uniform", "reshuffle", "bernoulli", "adaptive", "cost-aware", "fixed"] = "uniform"
+    """How blocks are drawn: uniformly (the paper), in shuffled rounds that miss none, each by its own coin (the paper's
+    first version), by size of gradient, by gradient and cost (needs --lisa.no-embed), or once for the whole run."""
+
+    blocks: tuple[int, ...] = ()
+    """The middle blocks that the sampler `fixed` trains (indices from 0); none: `active` of them, drawn by `seed`."""
+
+    body: str | None = None
+    """Dotted path of the list of middle blocks (such as `model.layers`); none: found."""
+
+    warmup: int = 0
+    """Steps over which the learning rate of a freshly drawn block rises to its full value (count)."""
+
+    masters: bool = False
+    """Whether active blocks of a 16-bit model keep 32-bit copies (yes or no)."""
+
+    def sampling(self) -> LayerSampling:
+        """The value that the layersample room understands.
+
+        Returns:
+            The same settings with the draw as a value.
+
+        Raises:
+            UserError: If the settings could never train a block.
+        """
+        fits = not self.blocks or self.sampler == "fixed"
+        require(fits, "lisa.blocks", self.blocks, f"the sampler {self.sampler} draws its own", "use the sampler fixed")
+        draw = {
+            "uniform": Uniform,
+            "reshuffle": Reshuffle,
+            "bernoulli": Bernoulli,
+            "adaptive": Adaptive,
+            "cost-aware": CostAware,
+            "fixed": lambda: Fixed(blocks=self.blocks or None),
+        }[self.sampler]()
+        same = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"sampler", "blocks", "active"}}
+        return LayerSampling(active=len(self.blocks) or self.active, sampler=draw, **same)
+
+
+Method = Full | LayerSampling | Lora
+"""What trains: everything, sampled blocks, or low-rank additions."""
+
+
+def default_lr(method: Method) -> float:
+    """The learning rate of a method that was given none.
+
+    Args:
+        method: What trains.
+
+    Returns:
+        2e-5 for full training, 5e-5 for layer sampling (the middle of the paper's grid), 2e-4 for LoRA.
+    """
+    if isinstance(method, Lora):
+        return 2e-4
+    return 2e-5 if isinstance(method, Full) else 5e-5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How the steps go, whatever trains: shared by the command line and by ``fit``."""
+
+    steps: int | None = None
+    """Optimizer steps (count); when given, `epochs` is not used."""
+
+    epochs: float = 1.0
+    """Passes over the training rows (count, may be a fraction)."""
+
+    lr: float | None = None
+    """Peak learning rate of AdamW; none: 2e-5 for full, 5e-5 for lisa, 2e-4 for lora."""
+
+    batch: int = 1
+    """Rows per micro-batch (count): what memory holds at once."""
+
+    accumulate: int = 8
+    """Micro-batches per optimizer step (count); the loss is the mean over the labels of all of them."""
+
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate goes after warm-up: down to 0 along half a cosine, or flat."""
+
+    warmup: int = 0
+    """Steps over which the learning rate rises linearly from 0 to its peak (count)."""
+
+    weight_decay: float = 0.0
+    """Decoupled decay of matrices, per step and unit of learning rate; vectors are never decayed."""
+
+    clip: float = 1.0
+    """Global norm above which gradients are scaled down (same unit as the gradient norm); 0: never."""
+
+    checkpointing: bool = False
+    """Whether activations are computed again in backward instead of held (yes or no)."""
+
+    evaluate_every: int = 0
+    """Steps between measurements of the held-out loss (count); 0: before and after only."""
+
+    seed: int = 0
+    """Start of every stream of random numbers: order of rows, draws of blocks, dropout, adapters."""
+
+    def __post_init__(self) -> None:
+        """Refuse a pace that cannot be walked.
+
+        Raises:
+            UserError: If a setting is out of range.
+        """
+        self.check_counts()
+        self.check_rates()
+
+    def check_counts(self) -> None:
+        """Refuse counts that are too small.
+
+        Raises:
+            UserError: If one is.
+        """
+        for name in ("batch", "accumulate") + (("steps",) if self.steps is not None else ()):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "it counts things to do", "pass at least 1")
+        for name in ("warmup", "evaluate_every"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "it counts steps", "pass 0 or more")
+        passes = 0 < self.epochs < math.inf
+        require(passes, "epochs", self.epochs, "no row would be seen", "pass a positive number, or --steps")
+
+    def check_rates(self) -> None:
+        """Refuse rates that are not finite or have the wrong sign.
+
+        Raises:
+            UserError: If one is.
+        """
+        rate = self.lr is None or 0 < self.lr < math.inf
+        require(rate, "lr", self.lr, "a step needs a positive finite learning rate", "pass one such as 1e-5")
+        for name in ("weight_decay", "clip"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, name, value, "it is a finite size", "pass 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training(Pace):
+    """A whole training run of a live model: a method and a pace."""
+
+    method: Method
+    """What trains."""
+
+    seconds: float | None = None
+    """Training time (seconds, evaluation excluded) after which the run stops at the end of a step; none: never."""
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate, by default the method's own."""
+        return default_lr(self.method) if self.lr is None else self.lr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finetune(Pace):
+    """Fine-tune a local Hugging Face causal language model on your JSONL file.
+
+    A line of the file is {"text": …}, or {"prompt": …, "response": …}, or {"instruction": …, "input": …, "output": …},
+    or {"messages": [{"role": …, "content": …}, …]}. Only responses are learnt. OUT gets model/ (with LoRA also
+    adapter/), report.html, record.jsonl and checkpoints/.
+    """
+
+    model: Positional[Path]
+    """Directory of the model and its tokenizer, as `save_pretrained` writes them."""
+
+    data: Positional[Path]
+    """JSONL file to learn from, UTF-8, one record per line, all of one kind."""
+
+    out: Path = Path("runs/finetune")
+    """Directory for everything this run writes."""
+
+    method: Literal["full", "lisa", "lora"] = "lisa"
+    """What trains: every parameter, sampled blocks, or low-rank additions."""
+
+    lisa: Lisa = field(default_factory=Lisa)
+    """Settings of layer sampling, used by `--method lisa`."""
+
+    lora: Lora = field(default_factory=Lora)
+    """Settings of the low-rank additions, used by `--method lora`."""
+
+    length: int = 512
+    """Tokens per row (count)."""
+
+    packing: bool = True
+    """Whether rows are filled with several records, which do not see each other (yes), or padded with one each (no)."""
+
+    held_out: float = 0.1
+    """Share of the records kept for measuring (0 to below 1); drawn by `seed`."""
+
+    held_out_data: Path | None = None
+    """JSONL file to measure on instead of a share of `data`."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Number format of weights and arithmetic."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; auto: the first CUDA device, else the processor."""
+
+    prompts: tuple[str, ...] = ()
+    """Texts to continue before and after training; none: the beginnings of the first two held-out records."""
+
+    max_new_tokens: int = 48
+    """Length of each continuation (tokens); 0: none is made."""
+
+    save_every: int = 100
+    """Steps between checkpoints (count); 0: only when interrupted and at the end."""
+
+    resume: bool = False
+    """Whether to go on from the newest checkpoint in `out` (yes or no)."""
+
+    overwrite: bool = False
+    """Whether a run that `out` already holds may be deleted (yes or no)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before any file is opened.
+
+        Raises:
+            UserError: If a setting is out of range or two contradict each other.
+        """
+        Pace.__post_init__(self)
+        require(self.length >= 2, "length", self.length, "a token needs one before it", "pass at least 2 tokens")
+        share = 0 <= self.held_out < 1
+        require(share, "held_out", self.held_out, "it is a share of the records", "pass 0 <= held_out < 1")
+        for name in ("save_every", "max_new_tokens"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "it is a count", "pass 0 or more")
+        both = self.resume and self.overwrite
+        require(not both, "resume", "and overwrite", "one goes on with a run, the other deletes it", "pass one of them")
+        if self.method == "lisa":
+            self.lisa.sampling()
+
+    def training(self) -> Training:
+        """The part that ``fit`` needs.
+
+        Returns:
+            The pace, with the method as a value.
+        """
+        method: Method = {"full": Full, "lisa": self.lisa.sampling, "lora": lambda: self.lora}[self.method]()
+        return Training(method=method, **{f.name: getattr(self, f.name) for f in fields(Pace)})

@@ -1,0 +1,212 @@
+"""Bytes that autograd keeps for the backward pass of a transformer, counted operation by operation.
+
+A frozen linear map keeps nothing of its input, that is where layer sampling saves activations; norms, products and attention keep
+theirs as long as anything below them trains. Counted are the Hugging Face implementations without dropout and without key-value cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from sparing.errors import UserError
+from sparing.layersample.shape import Shape
+
+_FLOAT = 4
+_INDEX = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoRA:
+    """The rival: low-rank adapters on every linear map of the blocks, optionally on embedding and head.
+
+    Source: Hu et al. 2022 (arXiv:2106.09685); what is kept for the backward pass is that of peft.
+    """
+
+    rank: int = 16
+    """Rank r of every adapter (count)."""
+
+    embed: bool = False
+    """Adapt the embedding too."""
+
+    head: bool = False
+    """Adapt the head too."""
+
+    dropout: bool = False
+    """Dropout before each adapter; every adapter then keeps its own masked copy of its input."""
+
+    float_adapters: bool = False
+    """Adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its input."""
+
+    def __post_init__(self) -> None:
+        """Refuse a rank below one.
+
+        Raises:
+            UserError: If the rank is below one.
+        """
+        if self.rank < 1:
+            raise UserError("LoRA.rank", got=self.rank, why="an adapter needs a rank", do="pass rank >= 1")
+
+    def params(self, shape: Shape) -> int:
+        """Trainable parameters (count): ``r·(inputs + outputs)`` for each adapted matrix."""
+        ends = (self.embed + self.head) * (shape.vocab + shape.width)
+        return self.rank * (ends + shape.layers * sum(inputs + outputs for inputs, outputs in shape.linears))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One forward and backward pass, as far as memory goes."""
+
+    batch: int
+    """Sequences at once (count)."""
+
+    length: int
+    """Tokens of a sequence (count)."""
+
+    dtype: torch.dtype
+    """Type of weights and activations."""
+
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Fused attention, or the whole matrix of scores."""
+
+    padded: bool = False
+    """The batch has a padding mask: fused attention then repeats grouped keys and values, and each block keeps
+    the mask as numbers to add."""
+
+    checkpointing: bool = False
+    """Keep only the input of each block and compute it again in the backward pass."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the batch (count)."""
+        return self.batch * self.length
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element of ``dtype``."""
+        return self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What trains at one instant."""
+
+    embed: bool = True
+    """The embedding."""
+
+    blocks: frozenset[int] = frozenset()
+    """Indices of the body blocks."""
+
+    tail: bool = True
+    """The final norm."""
+
+    head: bool = True
+    """The head."""
+
+    lora: LoRA | None = None
+    """Adapters in every block, or none."""
+
+    def lowest(self, layers: int) -> int:
+        """Index of the first block whose backward pass runs (the number of blocks if none does)."""
+        if self.embed or self.lora is not None:
+            return 0
+        return min(self.blocks, default=layers)
+
+    def enters(self, block: int) -> bool:
+        """Whether the input of a block carries a gradient."""
+        return self.embed or (self.lora is not None and (self.lora.embed or block > 0)) or any(b < block for b in self.blocks)
+
+
+def at_forward_end(shape: Shape, work: Work, trained: Trained) -> int:
+    """Bytes alive when the loss is known: what every block keeps, what the head keeps, the logits and the batch."""
+    blocks = sum(kept(shape, work, trained, block) for block in range(shape.layers))
+    return blocks + _positions(shape, work, trained) + head(shape, work, trained) + 3 * _INDEX * work.tokens
+
+
+def kept(shape: Shape, work: Work, trained: Trained, block: int) -> int:
+    """Bytes that stay alive for one block after the forward pass, shape of the result: a number."""
+    if block < trained.lowest(shape.layers):
+        return 0
+    if work.checkpointing:
+        return work.tokens * shape.width * work.element
+    return inside(shape, work, trained, block)
+
+
+def inside(shape: Shape, work: Work, trained: Trained, block: int) -> int:
+    """Bytes that one block keeps without checkpointing, or holds while it is computed again."""
+    active, enters = block in trained.blocks, trained.enters(block)
+    norms = _norm(shape, work, entered=enters, active=active) + _norm(shape, work, entered=True, active=active)
+    return norms + _attention(shape, work, active=active) + _ffn(shape, work, active=active) + _inputs(shape, work, trained, active=active)
+
+
+def head(shape: Shape, work: Work, trained: Trained) -> int:
+    """Bytes that final norm, head and loss keep: the logits in ``dtype`` and their log-softmax in float32 among them."""
+    entered = trained.enters(shape.layers)
+    norm = _norm(shape, work, entered=entered, active=trained.tail)
+    adapters = _ends(shape, work, trained.lora) if trained.lora else 0
+    graph = entered or trained.tail or trained.head or adapters > 0
+    logits = (work.element + _FLOAT * graph) * work.tokens * shape.vocab
+    return norm + logits + adapters + trained.head * work.tokens * shape.width * work.element
+
+
+def _ends(shape: Shape, work: Work, lora: LoRA) -> int:
+    """What adapters of embedding and head keep: their inner vectors, and the head's input."""
+    element = _FLOAT if lora.float_adapters else work.element
+    inner = (lora.embed + lora.head) * lora.rank * element
+    return work.tokens * (inner + lora.head * shape.width * (element + lora.dropout))
+
+
+def _norm(shape: Shape, work: Work, *, entered: bool, active: bool) -> int:
+    """A norm over the stream: its input in float32 if a gradient passes, the normed input if its weight trains."""
+    elements, rows = work.tokens * shape.width, work.tokens
+    if shape.norm == "layer":
+        return (entered or active) * (elements * work.element + 2 * rows * work.element)
+    if shape.norm == "rms":
+        return entered * _FLOAT * (elements + rows) + active * work.element * elements
+    return entered * _FLOAT * (elements + rows + shape.width) + active * _FLOAT * elements
+
+
+def _attention(shape: Shape, work: Work, *, active: bool) -> int:
+    """Queries, keys, values, the result, and either a number per row of scores or the scores themselves."""
+    tokens, element = work.tokens, work.element
+    scores = work.batch * shape.heads * work.length**2
+    if work.attention == "sdpa":
+        keys, mask = (shape.queries, scores // shape.heads) if work.padded else (shape.keys, 0)
+        total = tokens * (element * 2 * (shape.queries + keys) + max(element, _FLOAT) * shape.heads) + element * mask
+    else:  # keys and values are repeated for every query head; the result is kept as the next map's input only
+        softmax = element if shape.norm == "layer" or element == _FLOAT else element + _FLOAT
+        total = tokens * element * (3 + active) * shape.queries + softmax * scores
+    if shape.qk_norm:
+        wide = tokens * (shape.queries + shape.keys)
+        total += _FLOAT * (wide + tokens * (shape.heads + shape.kv_heads)) + active * element * wide
+    return total
+
+
+def _ffn(shape: Shape, work: Work, *, active: bool) -> int:
+    """The operands of the activation function and of the product with the gate."""
+    count = 3 if shape.gated else 4 if shape.split_activation else 1
+    return (count + active) * work.tokens * shape.ffn * work.element
+
+
+def _inputs(shape: Shape, work: Work, trained: Trained, *, active: bool) -> int:
+    """Inputs of trained linear maps that nothing else keeps: the two normed streams, or what adapters keep."""
+    tokens, element, lora = work.tokens, work.element, trained.lora
+    if lora is None:
+        return active * 2 * tokens * shape.width * element
+    inner = len(shape.linears) * lora.rank * (_FLOAT if lora.float_adapters else element)
+    copies = sum(inputs for inputs, _ in shape.linears)
+    if lora.dropout:  # the masked copy in the adapter's type, and the mask of one byte
+        return tokens * (inner + copies * (1 + (_FLOAT if lora.float_adapters else element)))
+    if lora.float_adapters and element != _FLOAT:
+        return tokens * (inner + copies * _FLOAT)
+    return tokens * (inner + (2 * shape.width + shape.ffn) * element)
+
+
+def _positions(shape: Shape, work: Work, trained: Trained) -> int:
+    """Indices of learned positions, or one table of cosines and sines for all blocks and sequences."""
+    used = trained.lowest(shape.layers) < shape.layers
+    if shape.positions:
+        return trained.embed * _INDEX * work.length
+    return used * 2 * work.length * shape.head_dim * work.element

@@ -1,0 +1,209 @@
+"""What layer sampling refuses, each with the reason, before anything is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from sparing.blocks import Block, submodule, tied
+from sparing.errors import UserError
+from sparing.layersample.config import LayerSampling
+
+_WRAPPERS = {
+    "DistributedDataParallel": (
+        "its buckets hold the gradient of every parameter, and it does not reduce those frozen when it was built",
+        "train without it: call Sampler.all_reduce_gradients() before the optimizer's step, or use fully_shard",
+    ),
+    "DataParallel": ("its replicas copy the frozen blocks each step", "use one process per device"),
+    "FullyShardedDataParallel": ("it fuses parameters that must be frozen apart", "use fully_shard on each block"),
+    "DeepSpeedEngine": (
+        "it flattens parameters and fixes which of them train when it is built",
+        "train without DeepSpeed, or use fully_shard on each block",
+    ),
+}
+
+_OPTIMIZERS = {
+    "DeepSpeed": "it fixes which parameters train when it is built",
+    "LayerWise": "it steps in hooks of its own, without regard to accumulation",
+    "Lomo": "it steps inside the backward pass",
+    "AdaLomo": "it steps inside the backward pass",
+}
+
+
+def check_wrapper(model: nn.Module) -> None:
+    """Refuse wrappers that cannot have blocks frozen and thawed under them.
+
+    Args:
+        model: The model as given.
+
+    Raises:
+        UserError: If the model or one of its modules is such a wrapper.
+    """
+    for module in model.modules():
+        kind = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
+        if kind is not None:
+            why, do = _WRAPPERS[kind]
+            raise UserError("model", got=kind, why=why, do=do)
+
+
+def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Take an optimizer out of wrappers such as accelerate's, and refuse those that cannot skip frozen parameters.
+
+    Args:
+        optimizer: An optimizer, or something that holds one as ``.optimizer``.
+
+    Returns:
+        The inner optimizer.
+
+    Raises:
+        UserError: If it is of a kind that would go on training, or holding memory for, frozen blocks.
+    """
+    while True:
+        name = type(optimizer).__name__
+        why = next((why for kind, why in _OPTIMIZERS.items() if name.startswith(kind)), None)
+        if getattr(optimizer, "is_paged", False):
+            why = "its paged buffers are held for the whole process and never freed"
+        if why is not None:
+            raise UserError("optimizer", got=name, why=why, do="use an ordinary optimizer such as torch.optim.AdamW")
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        optimizer = inner
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError("optimizer", got=type(optimizer).__name__, why="it has no state", do="pass a torch optimizer")
+    return optimizer
+
+
+def check_blocks(model: nn.Module, blocks: Sequence[Block], settings: LayerSampling) -> None:
+    """Hold the settings against the blocks of the model.
+
+    Args:
+        model: The model.
+        blocks: Its blocks.
+        settings: What to train.
+
+    Raises:
+        UserError: If more blocks shall be active than there are, weights are quantised, or tied weights would have to
+            be frozen and trained at once.
+    """
+    body = [b for b in blocks if b.role == "body"]
+    settings.validate_for(len(body))
+    _check_quantised(model, blocks)
+    if settings.embed != settings.head:
+        _check_tied(model, blocks)
+    if settings.active and not any(p.requires_grad for b in body for p in b.params.values()):
+        raise UserError(
+            "model",
+            got="body blocks that are all frozen",
+            why="there is nothing to thaw",
+            do="make the parameters require gradients before sampling",
+        )
+
+
+def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
+    if hasattr(model, "peft_config"):
+        return  # adapters in full precision train, and what they adapt may be stored as it likes
+    odd = [n for b in blocks for n, p in b.params.items() if not (p.is_floating_point() or p.is_complex())]
+    quantiser = getattr(model, "hf_quantizer", None)
+    if odd or quantiser is not None:
+        raise UserError(
+            "model",
+            got=f"quantised parameters ({odd[0]} and {len(odd) - 1} more)" if odd else type(quantiser).__name__,
+            why="a quantised weight has no gradient",
+            do="load the model in bfloat16, or train adapters",
+        )
+
+
+def _check_tied(model: nn.Module, blocks: Sequence[Block]) -> None:
+    embedding = next((b.params for b in blocks if b.role == "embed"), {})
+    for alias, owner in tied(model).items():
+        pair = {alias, owner}
+        modules = [submodule(model, name.rpartition(".")[0]) for name in pair]
+        if owner in embedding and not all(isinstance(m, nn.Embedding) for m in modules):
+            raise UserError(
+                "LayerSampling",
+                got="embed and head set differently",
+                why=f"{alias} and {owner} are one tied weight",
+                do="pass the same value for both",
+            )
+
+
+def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that lacks parameters which may become active: they would get gradients and never move.
+
+    Args:
+        params: Canonical name -> parameter, of all that may train.
+        optimizer: The optimizer.
+
+    Raises:
+        UserError: If any is missing.
+
+    Source: LMFlow issue 726, where the freezing came before the optimizer was built.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in params.items() if id(p) not in held]
+    if missing:
+        raise UserError(
+            "optimizer",
+            got=f"{len(missing)} parameters missing, such as {missing[0]}",
+            why="a block thawed later would get gradients and never move",
+            do="build the optimizer from all parameters while they require gradients, then the Sampler",
+        )
+
+
+def check_gradients(params: Iterable[nn.Parameter]) -> None:
+    """Refuse to change blocks while gradients are held; gradients that are zero throughout are let go.
+
+    Args:
+        params: All parameters that may train.
+
+    Raises:
+        UserError: If a gradient holds anything.
+    """
+    for p in params:
+        if p.grad is None:
+            continue
+        if bool(p.grad.count_nonzero()):
+            raise UserError(
+                "gradients",
+                got="some at the first step of an interval",
+                why="blocks must not change inside an accumulation window",
+                do="call optimizer.zero_grad() after each step, and begin_step before the first backward pass",
+            )
+        p.grad = None
+
+
+def check_open(closed: bool) -> None:
+    """Refuse to go on after ``close``.
+
+    Args:
+        closed: Whether the sampler was closed.
+
+    Raises:
+        UserError: If it was.
+    """
+    if closed:
+        raise UserError("Sampler", got="a closed one", why="its blocks are unfrozen again", do="make a new one")
+
+
+def check_step(step: int) -> None:
+    """Refuse what is no optimizer step.
+
+    Args:
+        step: Index of the step.
+
+    Raises:
+        UserError: If it is negative or no integer.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UserError("begin_step", got=step, why="it counts optimizer steps from 0", do="pass an integer >= 0")
+
+
+def sharded_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules that ``fully_shard`` was applied to; none where nobody imported it."""
+    machinery = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(machinery, "FSDPModule", None)
+    return [m for m in model.modules() if kind is not None and isinstance(m, kind)]

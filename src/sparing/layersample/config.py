@@ -1,0 +1,144 @@
+"""Settings of layer sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args
+
+from sparing.errors import UserError
+from sparing.layersample.draws import Bernoulli, CostAware, Draw, Uniform
+
+StatePolicy = Literal["reset", "keep", "offload", "reset_all"]
+"""What happens to optimizer state when blocks change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSampling:
+    """Which blocks train, and for how long.
+
+    Example:
+        >>> LayerSampling(active=2, period=20).describe()["sampler"]
+        {'name': 'Uniform'}
+
+    Source: Pan et al. 2024, Algorithm 1 (arXiv:2403.17919), where γ is ``active`` and K is ``period``.
+    """
+
+    active: int = 2
+    """Body blocks trained at once (count), γ; 0 trains only the roles that are always on."""
+
+    period: int = 20
+    """Optimizer steps between draws (count), K; gradient accumulation does not count."""
+
+    embed: bool = True
+    """Train the embedding always (E); False lets the backward pass stop at the lowest active block."""
+
+    head: bool = True
+    """Train the output head always (H)."""
+
+    tail: bool = True
+    """Train what stands between body and head always: the final norm."""
+
+    state: StatePolicy = "reset"
+    """Optimizer state of a block that leaves: drop it ("reset"), leave it on the device ("keep"), move it to pinned
+    host memory ("offload"), or drop all state, also that of the always-on roles, at every draw ("reset_all", the
+    paper's runs)."""
+
+    sampler: Draw = field(default_factory=Uniform)
+    """Rule that picks the blocks of an interval."""
+
+    warmup: int = 0
+    """Steps of linear learning-rate warm-up at the start of each interval (count), at most ``period``; 0 is none."""
+
+    masters: bool = False
+    """Keep fp32 masters of the active half-precision parameters; steps below half a unit in the last place then
+    count."""
+
+    body: str | tuple[str, ...] | None = None
+    """Path of the list of body blocks, or paths of the blocks themselves; None finds them."""
+
+    no_grad_prefix: bool = True
+    """Run what lies below the lowest trained block without recording a graph, when the embedding is frozen."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range, unknown choices, and settings under which nothing would train."""
+        _check_numbers(self)
+        _check_choices(self)
+
+    def validate_for(self, count: int) -> None:
+        """Hold the settings against a model of ``count`` body blocks.
+
+        Args:
+            count: Body blocks of the model, N.
+
+        Raises:
+            UserError: If more blocks shall be active than there are, or the sampler does not fit the model.
+        """
+        if self.active > count:
+            raise UserError(
+                "active",
+                got=self.active,
+                why=f"the model has only {count} body blocks",
+                do=f"pass active <= {count}",
+            )
+        if count:
+            self.sampler.inclusion(count, self.active)
+
+    def describe(self) -> dict[str, Any]:
+        """Give the settings as plain JSON values; two settings train alike exactly if their descriptions are equal."""
+        plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "sampler"}
+        return plain | {"sampler": _describe_sampler(self.sampler)}
+
+
+def _describe_sampler(sampler: Draw) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": type(sampler).__name__}
+    if is_dataclass(sampler):
+        described |= {f.name: _plain(getattr(sampler, f.name)) for f in fields(sampler)}
+    return described
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _check_numbers(settings: LayerSampling) -> None:
+    for name, least in (("active", 0), ("period", 1), ("warmup", 0)):
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"LayerSampling.{name}", got=value, why="it is a count", do=f"pass an integer >= {least}")
+    if settings.warmup > settings.period:
+        raise UserError(
+            "LayerSampling.warmup",
+            got=settings.warmup,
+            why=f"an interval has {settings.period} steps",
+            do=f"pass warmup <= {settings.period}",
+        )
+
+
+def _check_choices(settings: LayerSampling) -> None:
+    policies = get_args(StatePolicy)
+    if settings.state not in policies:
+        raise UserError(
+            "LayerSampling.state", got=settings.state, why="no such policy", do=f"pass one of {', '.join(policies)}"
+        )
+    if not isinstance(settings.sampler, Draw):
+        raise UserError(
+            "LayerSampling.sampler",
+            got=settings.sampler,
+            why="it has no draw and inclusion",
+            do="pass a value such as Uniform() or Reshuffle()",
+        )
+    always = settings.embed or settings.head or settings.tail
+    if not always and (settings.active == 0 or isinstance(settings.sampler, Bernoulli)):
+        raise UserError(
+            "LayerSampling",
+            got="embed, head and tail all False",
+            why="an interval could train nothing",
+            do="keep one of them, or draw exactly active >= 1 blocks",
+        )
+    if settings.embed and isinstance(settings.sampler, CostAware):
+        raise UserError(
+            "LayerSampling.sampler",
+            got="CostAware with embed=True",
+            why="a trained embedding makes every block cost the same",
+            do="pass embed=False, or sampler=Adaptive()",
+        )

@@ -1,0 +1,139 @@
+"""What several processes need: proof that all drew the same blocks, and gradients of the active blocks only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from sparing.errors import UserError
+from sparing.layersample.state import is_sharded
+
+
+def several(group: Any = None) -> bool:
+    """Tell whether more than one process belongs to a group.
+
+    Args:
+        group: Process group; None is all processes.
+    """
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def assert_agreed(fact: object, group: Any = None) -> None:
+    """Compare a fact on all processes by its hash, in one reduction of two numbers.
+
+    Args:
+        fact: Anything whose ``repr`` is the same in every process that agrees.
+        group: Processes that must agree; None is all.
+
+    Raises:
+        UserError: On every process, if any differs.
+    """
+    if not several(group):
+        return
+    digest = hashlib.sha256(repr(fact).encode()).digest()
+    number = int.from_bytes(digest[:7], "big")
+    bounds = torch.tensor([number, -number], device=_device(group))
+    dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=group)
+    low, minus_high = bounds.tolist()
+    if low != -minus_high:
+        raise UserError(
+            "drawn blocks",
+            got=f"{fact} here and others elsewhere",
+            why="every process must train the same blocks",
+            do="pass the same settings, seed and step on every rank",
+        )
+
+
+def mean_over_ranks(values: Tensor, group: Any = None) -> Tensor:
+    """Average a small tensor over processes, leaving NaN entries of single processes out.
+
+    Args:
+        values: Any shape, float64.
+        group: Processes to average over; None is all.
+
+    Returns:
+        The same numbers on every process; NaN where every process had NaN.
+    """
+    if not several(group):
+        return values
+    seen = ~values.isnan()
+    both = torch.stack([values.nan_to_num(0.0), seen.to(values.dtype)]).to(_device(group))
+    dist.all_reduce(both, group=group)
+    total, count = both.cpu()
+    return total / count
+
+
+def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) -> None:
+    """Average gradients over processes, one flat buffer per dtype and device: frozen blocks send nothing.
+
+    Call between the last backward pass and the optimizer's step, on every process. A parameter that got a gradient on
+    some processes only counts as zero on the others; one that got none anywhere stays without.
+
+    Args:
+        params: Canonical name -> parameter, in the same order everywhere, such as ``Sampler.trainable``.
+        group: Processes to average over; None is all.
+
+    Raises:
+        UserError: If a parameter is sharded: ``fully_shard`` reduces its gradients itself.
+    """
+    if not several(group):
+        return
+    if any(is_sharded(p) for p in params.values()):
+        raise UserError(
+            "all_reduce_gradients",
+            got="sharded parameters",
+            why="fully_shard has reduced their gradients in the backward pass",
+            do="leave the call out",
+        )
+    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    for p in _with_gradient_anywhere(list(params.values()), group):
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        buckets[p.grad.dtype, p.grad.device].append(p.grad)
+    for grads in buckets.values():
+        _average_(grads, group)
+
+
+def _with_gradient_anywhere(params: list[nn.Parameter], group: Any) -> list[nn.Parameter]:
+    present = torch.tensor([p.grad is not None for p in params], dtype=torch.int32, device=_device(group))
+    dist.all_reduce(present, group=group)
+    return [p for p, count in zip(params, present.tolist(), strict=True) if count]
+
+
+def _average_(grads: list[Tensor], group: Any) -> None:
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    parts = flat.split([g.numel() for g in grads])
+    for grad, part in zip(grads, parts, strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:
+    """Let sharded blocks that were frozen in their first forward pass learn their gradient dtype.
+
+    ``fully_shard`` resolves the dtypes of a group once, from the parameters that train at that moment; a group with
+    none keeps "no dtype" and its first gradient, in ``param_dtype``, then cannot be assigned to its parameter.
+
+    Args:
+        modules: Modules whose blocks may have been thawed.
+
+    Source: pytorch issue 186998.
+    """
+    for module in modules:
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        for sharded in getattr(state, "_fsdp_param_groups", None) or ():
+            if sharded._orig_dtype is None:
+                sharded._init_mp_dtypes()
+
+
+def _device(group: Any) -> torch.device:
+    backend = str(dist.get_backend(group))
+    on_device = "nccl" in backend and "gloo" not in backend
+    return torch.device("cuda", torch.cuda.current_device()) if on_device else torch.device("cpu")

@@ -1,0 +1,185 @@
+"""A transformer as a handful of numbers: enough to count its parameters exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self
+
+from sparing.errors import UserError
+
+Norm = Literal["rms", "rms_float", "layer"]
+"""How a norm is computed: root mean square in float32, the same with the weight applied in float32, or torch's layer
+norm."""
+
+_FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "gemma": {"norm": "rms_float"},
+    "gpt2": {"norm": "layer", "gated": False, "packed": True, "qkv_bias": True, "out_bias": True, "ffn_bias": True},
+}
+"""What a model type fixes and its configuration does not say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Sizes of a decoder-only transformer: embedding, equal blocks of attention and feed-forward, norm, head.
+
+    Example:
+        >>> Shape(layers=32, width=4096, ffn=11008, heads=32, kv_heads=32, head_dim=128, vocab=32000).total
+        6738415616
+    """
+
+    layers: int
+    """Blocks (count), N."""
+
+    width: int
+    """Width of the residual stream (elements), d."""
+
+    ffn: int
+    """Inner width of the feed-forward part (elements), d_ff."""
+
+    heads: int
+    """Query heads (count)."""
+
+    kv_heads: int
+    """Key and value heads (count)."""
+
+    head_dim: int
+    """Width of a head (elements)."""
+
+    vocab: int
+    """Rows of the embedding (count), V."""
+
+    tied: bool = False
+    """The head is the embedding."""
+
+    gated: bool = True
+    """The feed-forward part has a gate: three matrices instead of two."""
+
+    packed: bool = False
+    """Queries, keys and values come from one matrix."""
+
+    positions: int = 0
+    """Rows of a learned position table (count); 0 for rotary positions."""
+
+    qkv_bias: bool = False
+    """Query, key and value projections have biases."""
+
+    out_bias: bool = False
+    """The attention's output projection has a bias."""
+
+    ffn_bias: bool = False
+    """The feed-forward matrices have biases."""
+
+    norm: Norm = "rms"
+    """Kind of norm; "layer" has a bias beside its weight."""
+
+    qk_norm: bool = False
+    """Queries and keys are normed per head."""
+
+    split_activation: bool = False
+    """The activation function is made of separate operations, each of which keeps its operands (GPT-2's "gelu_new")."""
+
+    @property
+    def queries(self) -> int:
+        """Elements of all query heads of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of all key heads of a token, d_kv; values have as many."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of each linear map of one block, in order of use."""
+        d, q, k = self.width, self.queries, self.keys
+        inner = [(d, q + 2 * k)] if self.packed else [(d, q), (d, k), (d, k)]
+        return (*inner, (q, d), *[(d, self.ffn)] * (1 + self.gated), (self.ffn, d))
+
+    @property
+    def block_matmul(self) -> int:
+        """Weights of one block that multiply activations (count)."""
+        return sum(inputs * outputs for inputs, outputs in self.linears)
+
+    @property
+    def block(self) -> int:
+        """Parameters of one block (count), P_layer."""
+        biases = self.qkv_bias * (self.queries + 2 * self.keys) + self.out_bias * self.width
+        biases += self.ffn_bias * ((1 + self.gated) * self.ffn + self.width)
+        return self.block_matmul + biases + 2 * self.tail + 2 * self.qk_norm * self.head_dim
+
+    @property
+    def embed(self) -> int:
+        """Parameters of token and position embeddings (count)."""
+        return (self.vocab + self.positions) * self.width
+
+    @property
+    def tail(self) -> int:
+        """Parameters of the final norm (count)."""
+        return self.width * (2 if self.norm == "layer" else 1)
+
+    @property
+    def head(self) -> int:
+        """Parameters of the head that are its own (count): none if it is tied."""
+        return 0 if self.tied else self.vocab * self.width
+
+    @property
+    def total(self) -> int:
+        """All parameters (count), a tied one once."""
+        return self.embed + self.layers * self.block + self.tail + self.head
+
+    @classmethod
+    def from_config(cls, config: object) -> Self:
+        """Read the sizes from a Hugging Face configuration, by attribute names; nothing is built.
+
+        Args:
+            config: A configuration object with ``model_type`` and the usual names, such as ``LlamaConfig``.
+
+        Returns:
+            The shape.
+
+        Raises:
+            UserError: If the model type is not among those whose formulas are known.
+        """
+        kind = str(getattr(config, "model_type", type(config).__name__))
+        if kind not in _FAMILIES:
+            raise UserError(
+                "model type",
+                got=kind,
+                why=f"closed formulas are known for {', '.join(sorted(_FAMILIES))}",
+                do="use sparing.memory.predict, which runs any model on fake tensors, or give a Shape",
+            )
+        return cls(**_sizes(config) | _details(config, kind) | _FAMILIES[kind])
+
+
+def _sizes(config: Any) -> dict[str, int]:
+    """Read the sizes every family has."""
+    width, heads = config.hidden_size, config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
+    return {
+        "layers": config.num_hidden_layers,
+        "width": width,
+        "ffn": inner,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or width // heads,
+        "vocab": config.vocab_size,
+    }
+
+
+def _details(config: Any, kind: str) -> dict[str, Any]:
+    """Read what configurations may switch on or off."""
+    attention_bias = bool(getattr(config, "attention_bias", False))
+    activation = str(getattr(config, "activation_function", None) or getattr(config, "hidden_act", ""))
+    return {
+        "tied": bool(config.tie_word_embeddings),
+        "positions": config.max_position_embeddings if kind == "gpt2" else 0,
+        "qkv_bias": attention_bias,
+        "out_bias": attention_bias,
+        "ffn_bias": bool(getattr(config, "mlp_bias", False)),
+        "split_activation": activation == "gelu_new",
+    }

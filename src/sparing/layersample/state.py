@@ -1,0 +1,264 @@
+"""What becomes of a block's optimizer state when it stops training, and how state travels by parameter name.
+
+``torch`` optimizers keep ``optimizer.state[parameter]`` in a ``defaultdict``: reading the entry of a parameter that has
+none *creates* one, so everything here asks with ``in`` and takes with ``pop``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+from sparing.layersample.config import StatePolicy
+
+Values = dict[str, Any]
+"""State of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``."""
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """Local part of a sharded tensor on the host, with what is needed to make it a sharded tensor again."""
+
+    local: Tensor
+    mesh: Any
+    placements: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def back(self, device: torch.device) -> Tensor:
+        """Rebuild the sharded tensor with its local part on ``device``."""
+        from torch.distributed.tensor import DTensor
+
+        local = self.local.to(device, non_blocking=True)
+        whole: Tensor = DTensor.from_local(
+            local, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
+        )
+        return whole
+
+
+def to_host(value: Any) -> Any:
+    """Copy a tensor to host memory, pinned when it comes from a CUDA device; anything else is returned as it is."""
+    if is_sharded(value):
+        return _Shard(
+            to_host(value.to_local()), value.device_mesh, value.placements, torch.Size(value.shape), value.stride()
+        )
+    if not isinstance(value, Tensor) or value.device.type == "cpu":
+        return value
+    host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
+    return host.copy_(value)
+
+
+def is_sharded(value: object) -> bool:
+    """Tell whether a value is a ``DTensor``, without importing that machinery where nobody did."""
+    machinery = sys.modules.get("torch.distributed.tensor")
+    return machinery is not None and isinstance(value, machinery.DTensor)
+
+
+def _to_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
+    """Put one state value where the optimizer expects it: beside the parameter, a host-side ``step`` on the host."""
+    if isinstance(value, _Shard):
+        return value.back(parameter.device)
+    if not isinstance(value, Tensor) or (key == "step" and not step_on_device):
+        return value
+    return value.to(parameter.device, non_blocking=True)
+
+
+@dataclass(slots=True, eq=False)
+class StateStore:
+    """Applies one state policy to the parameters of an optimizer.
+
+    "reset" drops the state of a parameter that leaves, "offload" moves it to host memory and back, "keep" leaves it
+    where it is, "reset_all" is "reset" and ``clear_`` at every draw.
+
+    Source: the policies of Pan et al. 2024 (separate runs per interval: reset_all), Soup (reset), GRASS (offload) and
+    LMFlow's callback (keep).
+    """
+
+    optimizer: torch.optim.Optimizer
+    """The optimizer whose ``state`` is changed."""
+
+    policy: StatePolicy
+    """What happens to state that leaves."""
+
+    hosted: dict[str, Values] = field(default_factory=dict)
+    """State in host memory, by canonical parameter name."""
+
+    def leave_(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Treat the state of parameters that stop training.
+
+        Args:
+            params: Canonical name -> parameter.
+        """
+        if self.policy == "keep":
+            return
+        for name, parameter in params.items():
+            values = self.optimizer.state.pop(parameter, None)
+            if values and self.policy == "offload":
+                self.hosted[name] = {key: to_host(value) for key, value in values.items()}
+
+    def enter_(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Bring back what ``leave_`` moved away; what it dropped is built anew by the optimizer's next step.
+
+        Args:
+            params: Canonical name -> parameter.
+        """
+        for name, parameter in params.items():
+            values = self.hosted.pop(name, None)
+            if values is not None and not self.optimizer.state.get(parameter):
+                put_(self.optimizer, parameter, values)
+
+    def clear_(self) -> None:
+        """Drop all state, also that of parameters that go on training."""
+        self.optimizer.state.clear()
+        self.hosted.clear()
+
+
+def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]) -> None:
+    """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes.
+
+    Args:
+        optimizer: Owner of the state.
+        parameter: One of its parameters.
+        values: State values; tensors are moved to the parameter's device, not copied if they are there already.
+    """
+    groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    group = next(groups, {})
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    optimizer.state[parameter] = {
+        key: _to_parameter(key, value, parameter, step_on_device=on_device) for key, value in values.items()
+    }
+
+
+def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split state by parameter name into tensors, for safetensors, and plain values, for JSON.
+
+    Args:
+        states: Parameter name -> state values.
+        prefix: First part of every key.
+
+    Returns:
+        Tensors keyed ``prefix/name/value``, and what is not a tensor under the same keys.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for name, values in states.items():
+        for key, value in values.items():
+            path = f"{prefix}/{name}/{key}"
+            if isinstance(value, _Shard):
+                tensors[path] = value.local
+            elif isinstance(value, Tensor):
+                tensors[path] = value.detach()
+            else:
+                plain[path] = _plain(path, value)
+    return tensors, plain
+
+
+def _plain(path: str, value: Any) -> Any:
+    if not isinstance(value, _PLAIN):
+        raise UserError(
+            "optimizer state",
+            got=f"a {type(value).__name__} at {path}",
+            why="only tensors, numbers and strings are saved",
+            do="use an optimizer that keeps tensors per parameter",
+        )
+    return value
+
+
+def unpack(entries: Mapping[str, Any], prefix: str) -> dict[str, Values]:
+    """Undo ``pack``: gather the entries under ``prefix`` by parameter name.
+
+    Args:
+        entries: Tensors and plain values together.
+        prefix: First part of the keys wanted.
+
+    Returns:
+        Parameter name -> state values.
+    """
+    states: dict[str, Values] = {}
+    for path, value in entries.items():
+        head, _, rest = path.partition("/")
+        if head == prefix:
+            name, _, key = rest.rpartition("/")
+            states.setdefault(name, {})[key] = value
+    return states
+
+
+def named_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> dict[str, Values]:
+    """Optimizer state by parameter name, of those parameters that have any.
+
+    Args:
+        optimizer: Any ``torch`` optimizer.
+        params: Canonical name -> parameter.
+
+    Returns:
+        The live values, not copies.
+    """
+    return {name: optimizer.state[p] for name, p in params.items() if p in optimizer.state and optimizer.state[p]}
+
+
+def state_bytes(values: Iterable[Any]) -> int:
+    """Bytes of all tensors in some states, counted by element.
+
+    Args:
+        values: States, as found in ``optimizer.state.values()``.
+
+    Returns:
+        Bytes.
+    """
+    tensors = (v for state in values for v in state.values() if isinstance(v, Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write a ``state_dict`` to one safetensors file whose metadata hold its JSON part; the file appears whole or not.
+
+    Args:
+        path: File to write.
+        state: ``"tensors"`` maps keys to tensors, everything else is plain JSON.
+    """
+    from safetensors.torch import save_file
+
+    plain = {key: value for key, value in state.items() if key != "tensors"}
+    tensors = {key: value.detach().cpu().contiguous() for key, value in state["tensors"].items()}
+    target = Path(path)
+    partial = target.with_name(target.name + f".{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata={"state": json.dumps(plain, sort_keys=True)})
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what ``write_state`` wrote.
+
+    Args:
+        path: File to read.
+
+    Returns:
+        The plain part, and the tensors, on the CPU, under ``"tensors"``.
+
+    Raises:
+        UserError: If the file is missing or holds something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            plain = json.loads((file.metadata() or {})["state"])
+            return dict(plain) | {"tensors": {key: file.get_tensor(key) for key in file.keys()}}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as problem:
+        raise UserError(
+            "layer-sampling state", got=path, why=str(problem) or type(problem).__name__, do="give the whole checkpoint"
+        ) from problem

@@ -1,0 +1,121 @@
+"""Models and batches without memory: fake tensors in the place of real or meta ones."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from sparing.errors import UserError
+from sparing.memory.steps import Batch
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Copy a module's structure with fake CPU tensors for its parameters and buffers.
+
+    Ties, flags and hooks are kept. Nothing is allocated and the module is not changed, so one on the meta device or one
+    whose layers were replaced by peft will do.
+
+    Args:
+        model: On any device.
+        mode: The mode that the fake tensors belong to.
+
+    Returns:
+        The copy.
+    """
+    fakes: dict[int, Any] = {}
+    with mode:
+        for tensor in (*model.parameters(), *model.buffers()):
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            fakes[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
+        return copy.deepcopy(model, fakes)
+
+
+def empty_batch(batch: Batch) -> dict[str, Tensor]:
+    """Make a batch of zeros on the CPU; under a fake mode nothing is allocated.
+
+    Args:
+        batch: Name -> a tensor, of which only shape and type are taken, or (shape, dtype).
+
+    Returns:
+        Name -> zeros.
+
+    Raises:
+        UserError: If an entry is neither.
+    """
+    return {name: _zeros(name, entry) for name, entry in batch.items()}
+
+
+def _zeros(name: str, entry: object) -> Tensor:
+    if isinstance(entry, Tensor):
+        return torch.zeros(entry.shape, dtype=entry.dtype, device="cpu")
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.dtype):
+        return torch.zeros(tuple(entry[0]), dtype=entry[1], device="cpu")
+    raise UserError(
+        f"batch[{name!r}]", got=repr(entry), why="its size is unknown", do="pass a tensor or a pair (shape, torch.dtype)"
+    )
+
+
+@contextmanager
+def one_text_per_row(batch: Batch) -> Iterator[None]:
+    """Let transformers see that rows are not packed, which it would read off the values of the positions.
+
+    It takes a fake tensor for a compiler's trace and then always builds a mask, which in turn keeps attention from its
+    cheapest kernel. Without ``position_ids`` in the batch no row holds several texts and no mask is needed. (With an
+    ``attention_mask`` in the batch the mask is built, as it is for real padding.)
+
+    Args:
+        batch: The batch that the model will see.
+
+    Yields:
+        Once, with transformers' search for packed rows switched off; restored on exit.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    search = getattr(masking, "find_packed_sequence_indices", None)
+    if search is None or "position_ids" in batch:
+        yield
+        return
+    masking.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking.find_packed_sequence_indices = search
+
+
+class CudaKernels(TorchFunctionMode):
+    """Let operations on the CPU keep what their CUDA kernels keep for the backward pass.
+
+    Dropout keeps a mask of one byte per element there instead of one element, and attention can drop weights without
+    leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, or its stand-in."""
+        kwargs = dict(kwargs or {})
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return func(*args[:4], **(kwargs | {"dropout_p": 0.0}), **_rest_of_attention(args))
+        return func(*args, **kwargs)
+
+
+def _rest_of_attention(args: Sequence[Any]) -> dict[str, Any]:
+    """Name the positional arguments of attention that follow ``dropout_p``."""
+    return dict(zip(("is_causal", "scale", "enable_gqa"), args[5:], strict=False))
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Dropout as on CUDA: the mask is boolean and nothing is kept when nothing is dropped."""
+    if not training or p == 0.0:
+        return F.dropout(input, p, training, inplace)
+    dropped: Tensor = torch.native_dropout(input, p, True)[0]
+    return input.copy_(dropped) if inplace else dropped

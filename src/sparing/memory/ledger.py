@@ -1,0 +1,214 @@
+"""A ledger of live tensors: every storage that torch operations bring into being, until the last reference goes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from sparing.memory.book import Book
+from sparing.memory.sizes import PHASES, Bytes, Category, Phase, Profile
+
+_DEVICE_OF_A_FAKE = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add.Tensor
+
+
+class Ledger(TorchDispatchMode):
+    """Count live bytes by category while the block runs, on real and on fake tensors alike.
+
+    A storage is counted once, whatever number of views it has, with the size that was asked for: allocator rounding,
+    workspaces inside kernels and memory that torch operations did not bring are not seen. What counts as what:
+
+    - ``params``: parameters and buffers of the model.
+    - ``grads``: what ``.grad`` of a parameter holds, from its birth as a result of the backward pass.
+    - ``optimizer``: tensors in the state of the optimizers, from their birth inside ``step``.
+    - ``activations``: born outside backward pass and step, or inside a backward pass with gradients enabled
+      (recomputation under activation checkpointing); the inputs given here.
+    - ``transient``: everything else born inside a backward pass or a step.
+
+    Operations run several times slower meanwhile, so watch a step or two, not a training run.
+
+    Args:
+        model: The module whose parameters and buffers are counted; flags may be switched meanwhile.
+        *optimizers: Optimizers whose state is counted.
+        inputs: Tensors that are alive for the whole step, such as the batch; any nesting of containers.
+        device: Count only tensors on this type of device ("cuda"); by default all.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> with Ledger(layer, optimizer) as ledger:
+        ...     layer(torch.ones(5, 3)).sum().backward()
+        ...     optimizer.step()
+        >>> ledger.profile().phases["step"]
+        Bytes(params=32, grads=32, optimizer=0, activations=0, transient=0)
+    """
+
+    def __init__(self, model: nn.Module, *optimizers: Optimizer, inputs: object = (), device: str | None = None) -> None:
+        """Remember what to watch; counting begins on entry."""
+        super().__init__()
+        self._model, self._optimizers, self._inputs, self._device = model, optimizers, inputs, device
+        self._book = Book()
+        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._phases: dict[Phase, Bytes] = {}
+        self._backward = False
+        self._steps_open = 0
+
+    @property
+    def now(self) -> Bytes:
+        """Bytes alive at this moment, or at the end of the block."""
+        return self._book.now
+
+    @property
+    def peak(self) -> Bytes:
+        """Bytes alive at the instant of the largest total."""
+        return self._book.peak
+
+    def profile(self) -> Profile:
+        """Return the peak and the last step's phases.
+
+        The end of the forward pass is the entry into backward, when the gradient of the loss itself exists; a phase that
+        was not seen, such as the step of an optimizer that runs inside backward, has the bytes alive at the end.
+        """
+        peak, now = self.peak, self.now
+        return Profile(
+            peak.params, peak.grads, peak.optimizer, peak.activations, peak.transient,
+            phases={phase: self._phases.get(phase, now) for phase in PHASES},
+        )  # fmt: skip
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far, for example after a first step that has no optimizer state yet."""
+        self._book.reset_peak()
+
+    def __enter__(self) -> Self:
+        self._count_what_exists()
+        self._watch_gradients()
+        for optimizer in self._optimizers:
+            self._handles += [
+                optimizer.register_step_pre_hook(self._open_step),
+                optimizer.register_step_post_hook(self._close_step),
+            ]
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._book.settle()
+        self._deaths.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and enter the storages it brought."""
+        if func is _DEVICE_OF_A_FAKE:
+            return func(*args)
+        self._book.settle()
+        self._notice_backward()
+        out = func(*args, **(kwargs or {}))
+        # Autograd sums two gradients in place of the first, but out of place under any dispatch mode. The result
+        # therefore counts only once the operands are gone: what runs without a ledger never holds all three.
+        settle = not (func is _ADD and self._backward and not torch.is_grad_enabled())
+        category = self._category_of_newborn()
+        for tensor in _tensors(out):
+            self._enter(tensor, category, settle=settle)
+        return out
+
+    def _notice_backward(self) -> None:
+        inside = _inside_backward()
+        if inside and not self._backward:
+            self._phases = {"forward": self._book.now}
+        self._backward = inside
+
+    def _category_of_newborn(self) -> Category:
+        inside = self._steps_open or (self._backward and not torch.is_grad_enabled())
+        return "transient" if inside else "activations"
+
+    def _enter(self, tensor: Tensor, category: Category, *, settle: bool = True) -> None:
+        if self._device is not None and tensor.device.type != self._device:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._book:
+            self._book.resize(key, storage.nbytes())
+            return
+        self._book.allocate(key, storage.nbytes(), category, settle=settle)
+        self._deaths[key] = weakref.ref(storage, lambda _: self._bury(key))
+
+    def _bury(self, key: int) -> None:
+        if self._deaths.pop(key, None) is not None:
+            self._book.free(key)
+
+    def _claim(self, tensor: Tensor | None, category: Category) -> None:
+        for part in _tensors(tensor):
+            self._enter(part, category)
+            key = part.untyped_storage()._cdata
+            if key in self._book:
+                self._book.move(key, category)
+
+    def _count_what_exists(self) -> None:
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            self._claim(tensor.data, "params")
+        for tensor in tree_leaves(self._inputs):
+            self._claim(tensor, "activations")
+        self._claim_gradients()
+        self._claim_state()
+        self._book.reset_peak()
+
+    def _claim_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            self._claim(parameter.grad, "grads")
+
+    def _claim_state(self) -> None:
+        for optimizer in self._optimizers:
+            for leaf in tree_leaves(list(optimizer.state.values())):
+                self._claim(leaf, "optimizer")
+
+    def _watch_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue  # quantized: it cannot have a gradient
+            flag = parameter.requires_grad
+            parameter.requires_grad_(True)  # torch refuses the hook on a frozen one, which may be thawed meanwhile
+            hook = parameter.register_post_accumulate_grad_hook(lambda p: self._claim(p.grad, "grads"))
+            parameter.requires_grad_(flag)
+            self._handles.append(hook)
+
+    def _open_step(self, *_: object) -> None:
+        self._steps_open += 1
+        self._claim_gradients()
+        if not _inside_backward():
+            self._phases.setdefault("backward", self._book.now)
+
+    def _close_step(self, *_: object) -> None:
+        self._steps_open -= 1
+        self._claim_state()
+        if not _inside_backward():
+            self._phases["step"] = self._book.now
+
+
+def _inside_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _tensors(out: object) -> Iterator[Tensor]:
+    """Yield the dense tensors of an operation's result, the parts of a sparse one."""
+    if isinstance(out, Tensor):
+        if out.layout is torch.sparse_coo:
+            yield from (out._indices(), out._values())
+        else:
+            yield out
+    elif isinstance(out, list | tuple):
+        for item in out:
+            yield from _tensors(item)

@@ -1,0 +1,85 @@
+"""The memory of a training step, measured on real tensors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from sparing.errors import UserError
+from sparing.memory.fakes import empty_batch
+from sparing.memory.sizes import Profile
+from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
+from sparing.memory.steps import watch_second_step as watch
+
+
+def measure(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Batch,
+    optimizer: MakeOptimizer,
+    *,
+    trainable: Trainable | None = None,
+    loss: Loss | None = None,
+    step: Step | None = None,
+    checkpointing: bool = False,
+    accumulate: int = 1,
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+) -> Profile:
+    """Measure the bytes of a training step by category; arguments as of ``predict``.
+
+    On the CPU this is the ledger of live tensors over the second of two real steps. On CUDA a third step runs without
+    the ledger and its peak is the allocator's; what that exceeds the ledger by, rounding and workspaces, is transient.
+
+    Args:
+        model: A module, of which a copy is trained, or a function without arguments that makes one.
+        batch: Name -> tensor, or (shape, dtype) for zeros.
+        optimizer: Parameters -> optimizer.
+        trainable: Names that train, or a predicate on the canonical name.
+        loss: Model and batch -> scalar, shape ().
+        step: A whole step in place of ``loss`` and ``accumulate``.
+        checkpointing: Whether blocks recompute their activations (models of transformers).
+        accumulate: Micro-batches per optimizer step (count).
+        dtype: Convert floating-point parameters and buffers first.
+        device: Where to run; by default where the model is.
+
+    Returns:
+        The composition at the peak and at the end of each phase (bytes).
+
+    Raises:
+        UserError: If an argument cannot work.
+    """
+    training = Training(
+        optimizer=optimizer,
+        trainable=trainable,
+        loss=loss,
+        step=step,
+        checkpointing=checkpointing,
+        accumulate=accumulate,
+        dtype=dtype,
+    )
+    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    copied = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    if any(parameter.is_meta for parameter in copied.parameters()):
+        raise UserError("model", got="a model on the meta device", why="it has no data to run on", do="use predict")
+    place = torch.device(device) if device else next((p.device for p in copied.parameters()), torch.device("cpu"))
+    made = prepare_(copied.to(place), training)
+    real = {name: tensor.to(place) for name, tensor in _given(batch).items()}
+    profile = watch(copied, made, real, step_of(training), device=place.type)
+    if place.type != "cuda":
+        return profile
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats(place)
+    step_of(training)(copied, made, real)
+    torch.cuda.synchronize(place)
+    unseen = torch.cuda.max_memory_allocated(place) - before - profile.total
+    return replace(profile, transient=profile.transient + unseen)
+
+
+def _given(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return the batch with zeros where only a shape was given."""
+    return empty_batch(batch) | {name: entry for name, entry in batch.items() if isinstance(entry, torch.Tensor)}

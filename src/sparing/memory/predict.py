@@ -1,0 +1,114 @@
+"""The memory of a training step, found without allocating it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.optim import Optimizer
+
+from sparing.errors import UserError
+from sparing.memory.fakes import CudaKernels, empty_batch, fake_copy, one_text_per_row
+from sparing.memory.sizes import Profile
+from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
+from sparing.memory.steps import watch_second_step as watch
+
+
+def predict(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Batch,
+    optimizer: MakeOptimizer,
+    *,
+    trainable: Trainable | None = None,
+    loss: Loss | None = None,
+    step: Step | None = None,
+    checkpointing: bool = False,
+    accumulate: int = 1,
+    dtype: torch.dtype | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+) -> Profile:
+    """Predict the bytes of a training step by category, without a GPU and without allocating them.
+
+    Two steps run on fake tensors, which have shapes and no data, under a ledger of live tensors; the second is
+    reported. The program that runs is the real one, so frozen parameters, no_grad, checkpointing and custom functions
+    cost what they cost. Not seen: workspaces inside kernels, rounding and fragments of the allocator, the context of
+    the device (together some hundred MiB on a GPU).
+
+    Args:
+        model: A module on any device, of which only the shapes are read (meta will do), or a function without
+            arguments that makes one; it runs under ``torch.device("meta")``.
+        batch: Name -> tensor, of which only shape and type matter, or (shape, dtype).
+        optimizer: Parameters -> optimizer, for example ``partial(torch.optim.AdamW, lr=1e-4)``; called with the
+            parameters that require gradients.
+        trainable: Names of the parameters that train, or a predicate on the canonical name; by default the flags of the
+            model stay.
+        loss: Model and batch -> scalar, shape (); by default ``model(**batch).loss``.
+        step: Model, optimizer and batch -> anything: a whole step of your own loop, in place of ``loss`` and
+            ``accumulate``. It may switch flags but may not look at values.
+        checkpointing: Whether blocks recompute their activations (models of transformers; non-reentrant).
+        accumulate: Micro-batches per optimizer step (count); each has the size of ``batch``.
+        dtype: Convert floating-point parameters and buffers first.
+        device: Whose habits to assume: on "cuda" dropout masks take a byte per element, and an optimizer that was not
+            told otherwise works on all parameters at once (``foreach``), with temporaries as large as they are.
+
+    Returns:
+        The composition at the peak of the second step and at the end of each phase (bytes).
+
+    Raises:
+        UserError: If an argument cannot work, or the step looks at the values of a tensor.
+
+    Example:
+        >>> from functools import partial
+        >>> profile = predict(
+        ...     lambda: nn.Linear(1000, 10, bias=False),
+        ...     {"x": ((4, 1000), torch.float32)},
+        ...     partial(torch.optim.SGD, lr=0.1),
+        ...     loss=lambda model, batch: model(batch["x"]).sum(),
+        ... )
+        >>> profile.params, profile.grads, profile.activations
+        (40000, 40000, 16000)
+    """
+    training = Training(
+        optimizer=optimizer,
+        trainable=trainable,
+        loss=loss,
+        step=step,
+        checkpointing=checkpointing,
+        accumulate=accumulate,
+        dtype=dtype,
+    )
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = fake_copy(_materialise(model), mode)
+    kernels = CudaKernels() if device == "cuda" else contextlib.nullcontext()
+    try:
+        with mode, kernels, one_text_per_row(batch):
+            made = prepare_(fake, training)
+            if device == "cuda":
+                _default_to_foreach_(made)
+            return watch(fake, made, empty_batch(batch), step_of(training))
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UserError(
+            "step",
+            got=f"an operation that reads values ({error.func})",
+            why="a prediction has shapes but no data",
+            do="take the branch on the value out of the step, or use measure",
+        ) from error
+
+
+def _materialise(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """Return the module, made on the meta device if it is still to be made."""
+    if isinstance(model, nn.Module):
+        return model
+    with torch.device("meta"):
+        return model()
+
+
+def _default_to_foreach_(optimizer: Optimizer) -> None:
+    """Choose as torch does for parameters on CUDA: all at once unless told otherwise."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True

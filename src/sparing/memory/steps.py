@@ -1,0 +1,211 @@
+"""One training step as data: what prediction and measurement both run."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparing.blocks import named_parameters
+from sparing.errors import UserError
+from sparing.memory.ledger import Ledger
+from sparing.memory.sizes import Profile
+
+Batch = Mapping[str, Tensor | tuple[Sequence[int], torch.dtype]]
+Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+Step = Callable[[nn.Module, Optimizer, dict[str, Tensor]], object]
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+Trainable = Callable[[str], bool] | Collection[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How a step trains a model."""
+
+    optimizer: MakeOptimizer
+    """Called with the parameters that require gradients."""
+
+    trainable: Trainable | None = None
+    """Names that train, or a predicate on the canonical name; ``None`` leaves the flags as they are."""
+
+    loss: Loss | None = None
+    """Model and batch to a scalar; ``None`` is the convention of transformers, ``model(**batch).loss``."""
+
+    step: Step | None = None
+    """A whole step, in place of ``loss`` and ``accumulate``."""
+
+    checkpointing: bool = False
+    """Recompute the activations of each block in the backward pass."""
+
+    accumulate: int = 1
+    """Micro-batches per optimizer step (count)."""
+
+    dtype: torch.dtype | None = None
+    """Floating-point type of parameters and buffers; ``None`` leaves them."""
+
+    def __post_init__(self) -> None:
+        """Reject what no step can do.
+
+        Raises:
+            UserError: If ``accumulate`` is below one, or a ``step`` is given together with what it replaces.
+        """
+        if self.accumulate < 1:
+            raise UserError("accumulate", got=self.accumulate, why="a step needs a batch", do="pass accumulate >= 1")
+        if self.step is not None and (self.loss is not None or self.accumulate != 1):
+            raise UserError(
+                "step",
+                got="a step together with a loss or accumulate",
+                why="the step decides both",
+                do="pass only the step",
+            )
+
+
+def prepare_(model: nn.Module, training: Training) -> Optimizer:
+    """Make a model ready for its first step: type, flags, checkpointing, training mode, optimizer.
+
+    Args:
+        model: Changed in place.
+        training: What the step does.
+
+    Returns:
+        The optimizer over the parameters that require gradients.
+
+    Raises:
+        UserError: If nothing would train.
+    """
+    if training.dtype is not None:
+        model.to(training.dtype)
+    if training.trainable is not None:
+        freeze_(model, training.trainable)
+    if training.checkpointing:
+        checkpoint_(model)
+    model.train()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError("model", got="no parameter that requires a gradient", why="nothing would train", do="unfreeze")
+    return training.optimizer(parameters)
+
+
+def freeze_(model: nn.Module, trainable: Trainable) -> None:
+    """Let exactly the chosen parameters require gradients.
+
+    Args:
+        model: Changed in place.
+        trainable: Predicate on the canonical name, or the names.
+
+    Raises:
+        UserError: If a name is not in the model.
+    """
+    parameters = named_parameters(model)
+    chosen = {name for name in parameters if trainable(name)} if callable(trainable) else set(trainable)
+    if unknown := sorted(chosen - parameters.keys()):
+        raise UserError(
+            "trainable",
+            got=f"{unknown[0]!r}",
+            why=f"the model has no such parameter (it has {len(parameters)}, such as {next(iter(parameters), None)!r})",
+            do="take names from sparing.blocks.named_parameters",
+        )
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in chosen)
+
+
+def checkpoint_(model: nn.Module) -> None:
+    """Switch on non-reentrant activation checkpointing of a transformers model, so that a frozen prefix stays cheap.
+
+    transformers also makes the output of the embedding require gradients, which only reentrant checkpointing needs and
+    which would drag the backward pass through frozen blocks; that hook is removed.
+
+    Args:
+        model: A transformers model, bare or wrapped by peft; changed in place.
+
+    Raises:
+        UserError: If the model has no such switch.
+    """
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # transformers >= 5, and before
+    enable = next((switch for name in names if callable(switch := getattr(model, name, None))), None)
+    if enable is None:
+        raise UserError(
+            "checkpointing",
+            got=type(model).__name__,
+            why="only models of transformers have a switch for it",
+            do="call torch.utils.checkpoint inside the model's forward",
+        )
+    enable({"use_reentrant": False})
+    disable: Any = getattr(model, "disable_input_require_grads", None)
+    if callable(disable):
+        disable()
+
+
+def output_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return ``model(**batch).loss``, the convention of transformers.
+
+    Args:
+        model: A model that computes its own loss.
+        batch: Its arguments, labels included.
+
+    Returns:
+        The loss, shape ().
+
+    Raises:
+        UserError: If the output has no loss.
+    """
+    loss: Tensor | None = getattr(model(**batch), "loss", None)
+    if loss is None:
+        raise UserError(
+            "loss",
+            got=f"an output of {type(model).__name__} without a loss",
+            why="the step needs a scalar to differentiate",
+            do="put labels into the batch or pass loss=",
+        )
+    return loss
+
+
+def step_of(training: Training) -> Step:
+    """Return the step that the settings describe.
+
+    Args:
+        training: What the step does.
+
+    Returns:
+        Its ``step``, or the usual one: gradients of the mean loss over ``accumulate`` times the batch, the optimizer's
+        step, gradients to ``None``.
+    """
+    if training.step is not None:
+        return training.step
+    loss_of = training.loss or output_loss
+
+    def step(model: nn.Module, optimizer: Optimizer, batch: dict[str, Tensor]) -> None:
+        for _ in range(training.accumulate):
+            (loss_of(model, batch) / training.accumulate).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def watch_second_step(
+    model: nn.Module, optimizer: Optimizer, batch: dict[str, Tensor], step: Step, *, device: str | None = None
+) -> Profile:
+    """Run two steps, so that the second finds the optimizer's state, and return the profile of the second.
+
+    Args:
+        model: Trained for two steps.
+        optimizer: Its optimizer.
+        batch: The batch of both steps, counted with the activations.
+        step: One training step.
+        device: Count only tensors on this type of device.
+
+    Returns:
+        Peak and phases of the second step.
+    """
+    with Ledger(model, optimizer, inputs=batch, device=device) as ledger:
+        step(model, optimizer, batch)
+        gc.collect()  # cycles of the first step must not live on into the second by chance
+        ledger.reset_peak()
+        step(model, optimizer, batch)
+    return ledger.profile()

@@ -1,0 +1,105 @@
+"""Colour, marker and dash by the role of a method: the same on every plot, page and terminal.
+
+Colours are Okabe & Ito's, which colour-blind readers tell apart; a marker or dash always repeats what a colour says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Role = Literal["ours", "extension", "reference", "rival", "second_rival", "baseline", "good", "warning"]
+"""ours: the paper's method · extension: our extension of it · reference: full or exact · rivals · baseline · verdicts."""
+
+Theme = Literal["light", "dark"]
+
+Dash = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a role is drawn."""
+
+    colour: str
+    """On a light ground, #rrggbb."""
+
+    dark: str
+    """On a dark ground, #rrggbb."""
+
+    marker: str
+    """Marker in matplotlib's letters."""
+
+    sign: str
+    """The same marker as a character, for tables."""
+
+    dash: Dash
+    """Lengths of strokes and gaps in line widths; empty for a solid line."""
+
+    def on(self, theme: Theme) -> str:
+        """Colour on that ground."""
+        return self.dark if theme == "dark" else self.colour
+
+
+_STYLES: dict[Role, Style] = {
+    "ours": Style("#0072B2", "#0072B2", "o", "●", ()),
+    "extension": Style("#56B4E9", "#56B4E9", "D", "◆", (5, 1.5)),
+    "reference": Style("#000000", "#FFFFFF", "s", "■", ()),
+    "rival": Style("#D55E00", "#D55E00", "^", "▲", (6, 1.5, 1.5, 1.5)),
+    "second_rival": Style("#E69F00", "#E69F00", "v", "▼", (1.5, 1.5)),
+    "baseline": Style("#8A8A8A", "#8A8A8A", "X", "✕", (3, 2)),
+    "good": Style("#009E73", "#009E73", "P", "✚", ()),
+    "warning": Style("#F0E442", "#F0E442", "*", "★", (2, 1)),
+}
+
+
+def style(role: Role) -> Style:
+    """Colour, marker and dash of a role.
+
+    Example:
+        >>> style("ours").colour, style("reference").on("dark")
+        ('#0072B2', '#FFFFFF')
+    """
+    return _STYLES[role]
+
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Colours of a page or picture apart from the methods: at least 4.5 to 1 for all that is read."""
+
+    paper: str
+    ink: str
+    quiet: str
+    rule: str
+    panel: str
+    link: str
+
+
+LIGHT = Ground(paper="#ffffff", ink="#1b1f24", quiet="#57606a", rule="#d5dae0", panel="#f5f7f9", link="#005f95")
+DARK = Ground(paper="#15181c", ink="#e8eaed", quiet="#a3abb5", rule="#3a4149", panel="#1e2328", link="#7cc4f0")
+
+
+def ground(theme: Theme) -> Ground:
+    """Colours of that ground."""
+    return DARK if theme == "dark" else LIGHT
+
+
+def contrast(one: str, other: str) -> float:
+    """Ratio of luminances of two colours, 1 to 21.
+
+    Source: Web Content Accessibility Guidelines 2.1, "contrast ratio" and "relative luminance".
+
+    Example:
+        >>> round(contrast("#ffffff", "#000000"), 1)
+        21.0
+    """
+    darker, lighter = sorted(_luminance(colour) for colour in (one, other))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

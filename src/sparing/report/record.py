@@ -1,0 +1,273 @@
+"""The record of a run: one JSON-lines file that the terminal table, the page and a benchmark read alike.
+
+The first line is the header (question, settings, seed, environment, units and how many rows follow); each further line
+is a row with the name of its table. Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from os import PathLike
+from pathlib import Path, PurePath
+from typing import Any
+
+from sparing.errors import UserError
+from sparing.report.atomic import write_whole
+from sparing.report.cells import Cell
+from sparing.report.environment import environment, without_folders
+
+_FORMAT, _VERSION = "sparing.record", 1
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_HEADER: dict[str, type | tuple[type, ...]] = {
+    "question": str,
+    "settings": dict,
+    "seed": (int, list),
+    "environment": dict,
+    "units": dict,
+    "rows": int,
+}
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What was asked, with which settings, seed and machine, and the rows that were measured.
+
+    Example:
+        >>> record = Record(question="Which method holds less memory?", settings={}, seed=0, units={"peak": "B"})
+        >>> record.add("methods", method="lisa", peak=2_400_000_000)
+        >>> record.table("methods")
+        [{'method': 'lisa', 'peak': 2400000000}]
+    """
+
+    question: str
+    """The question that the run answers, in one sentence."""
+
+    settings: Any
+    """Settings of the run: a dataclass or a mapping; kept as plain JSON (see ``plain``)."""
+
+    seed: int | list[int]
+    """Seed or seeds of the run."""
+
+    environment: Mapping[str, Any] = field(default_factory=environment)
+    """Machine, versions, commit and command; filled in when not given."""
+
+    units: dict[str, str] = field(default_factory=dict)
+    """Unit by column name ("B" bytes, "s" seconds, "×" ratios, or any other in words)."""
+
+    rows: list[dict[str, Cell]] = field(default_factory=list)
+    """Rows of all tables, in order; ``row["table"]`` names the table."""
+
+    def __post_init__(self) -> None:
+        """Turn settings, seeds and environment into plain JSON, so that what is written is what is read."""
+        self.settings = plain(self.settings, top=True)
+        self.environment = plain(self.environment, top=True)
+        self.seed = self.seed if isinstance(self.seed, int) else [int(seed) for seed in self.seed]
+
+    def add(self, table: str, **cells: Any) -> None:
+        """Append a row.
+
+        Args:
+            table: Table that the row belongs to.
+            **cells: Values by column: numbers (also numpy's and one-element tensors), texts, truth values, None.
+
+        Raises:
+            UserError: If a value is none of these.
+        """
+        self.rows.append({"table": table} | {name: _cell(name, value) for name, value in cells.items()})
+
+    def table(self, name: str) -> list[dict[str, Cell]]:
+        """Rows of one table, without its name; empty where there are none."""
+        return [{key: cell for key, cell in row.items() if key != "table"} for row in self.rows if row["table"] == name]
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables, in order of first use."""
+        return list(dict.fromkeys(str(row["table"]) for row in self.rows))
+
+    def write(self, path: str | PathLike[str]) -> Path:
+        """Write the record whole or not at all.
+
+        Args:
+            path: Target, usually ``OUT/record.jsonl``.
+
+        Returns:
+            The target.
+        """
+        header = {"format": _FORMAT, "version": _VERSION, **{name: getattr(self, name) for name in _HEADER}}
+        lines = [header | {"rows": len(self.rows)}, *({key: _strict(cell) for key, cell in row.items()} for row in self.rows)]
+        return write_whole(path, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines))
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> Record:
+        """Read a record that ``write`` wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            A record equal to the one written.
+
+        Raises:
+            UserError: If the file is missing, torn, damaged or not a record.
+        """
+        refuse = _Refusal(str(path))
+        header, rows = _lines(Path(path), refuse)
+        seed, units, settings = header["seed"], header["units"], header["settings"]
+        if not all(isinstance(unit, str) for unit in units.values()):
+            raise refuse("a unit is not a text")
+        read = [_row(line, row, refuse) for line, row in enumerate(rows, start=2)]
+        return cls(
+            question=header["question"], settings=settings, seed=seed, environment=header["environment"], units=units, rows=read
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Makes the error for one file."""
+
+    path: str
+
+    def __call__(self, why: str) -> UserError:
+        return UserError("record", got=self.path, why=why, do="give a record.jsonl that a finished job wrote")
+
+
+def _lines(path: Path, refuse: _Refusal) -> tuple[dict[str, Any], list[Any]]:
+    """Split a file into its header and rows and check that it is whole."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise refuse(f"it cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise refuse("it is not UTF-8 text") from None
+    first, *rest = text.split("\n")
+    header = _json(first, 1, refuse)
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise refuse("its first line is not the header of a record")
+    if header.get("version") != _VERSION:
+        raise refuse(f"its version is {header.get('version')}, this program reads version {_VERSION}")
+    for name, kind in _HEADER.items():
+        if not isinstance(header.get(name), kind):
+            raise refuse(f"its header lacks {name!r}")
+    if len(rest) != header["rows"] + 1 or rest[-1]:
+        raise refuse(f"it is torn: {header['rows']} whole rows are announced and {max(0, len(rest) - 1)} found")
+    return header, [_json(line, number, refuse) for number, line in enumerate(rest[:-1], start=2)]
+
+
+def _json(line: str, number: int, refuse: _Refusal) -> Any:
+    try:
+        return json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise refuse(f"line {number} is not strict JSON") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _row(number: int, row: Any, refuse: _Refusal) -> dict[str, Cell]:
+    if not isinstance(row, dict) or not isinstance(row.get("table"), str):
+        raise refuse(f"line {number} is not a row with the name of its table")
+    if not all(cell is None or isinstance(cell, str | int | float) for cell in row.values()):
+        raise refuse(f"line {number} holds a value that is not a number, text or truth value")
+    return {key: _SPECIAL.get(cell, cell) if isinstance(cell, str) and key != "table" else cell for key, cell in row.items()}
+
+
+def _strict(cell: Cell) -> Cell:
+    return _name_of(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def _name_of(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _cell(name: str, value: Any) -> Cell:
+    """Turn a value into a cell: numpy's and torch's scalars become Python's."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, PurePath):
+        value = without_folders(str(value))
+    if hasattr(value, "item") and getattr(value, "size", None) is not None and _count(value) == 1:
+        value = value.item()
+    if name == "table" or (isinstance(value, str) and value in _SPECIAL):
+        raise UserError(f"cell {name!r}", got=value, why="the record uses this word itself", do="choose another")
+    if isinstance(value, str):
+        return _utf8(value)
+    if value is None or isinstance(value, bool | int | float):
+        return float(value) if isinstance(value, float) else value
+    raise UserError(
+        f"cell {name!r}", got=type(value).__name__, why="a row holds numbers, texts and truth values", do="convert it first"
+    )
+
+
+def _count(value: Any) -> int:
+    return int(value.numel()) if hasattr(value, "numel") else int(value.size)
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def plain(value: Any, *, top: bool = False) -> Any:
+    """Turn settings into plain JSON.
+
+    Dataclasses become mappings (inside another they carry their class name as ``kind``; one without fields becomes its
+    class name), enumerations their values, absolute paths their last name, functions their qualified name.
+
+    Args:
+        value: Settings or any part of them.
+        top: Whether this is the outermost value, which needs no ``kind``.
+
+    Returns:
+        Mappings, lists, texts, finite numbers, truth values and None.
+
+    Example:
+        >>> plain({"data": Path("/some/where/texts.jsonl"), "clip": float("inf"), "betas": (0.9, 0.999)})
+        {'data': 'texts.jsonl', 'clip': 'Infinity', 'betas': [0.9, 0.999]}
+    """
+    if value is None or isinstance(value, bool) or type(value) is int:
+        return value
+    for kinds, rule in _RULES:
+        if isinstance(value, kinds):
+            return rule(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain_dataclass(value, top=top)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return _utf8(getattr(value, "__qualname__", None) or _described(value))
+
+
+def _plain_dataclass(value: Any, *, top: bool) -> Any:
+    cells = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+    if top:
+        return cells
+    name = type(value).__name__
+    return {"kind": name, **cells} if cells else name
+
+
+def _plain_float(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else _name_of(value)
+
+
+def _plain_set(value: Iterable[Any]) -> list[Any]:
+    return sorted((plain(entry) for entry in value), key=str)
+
+
+def _described(value: object) -> str:
+    """Name an object without its address: its text where its class wrote one, its class otherwise."""
+    return str(value) if type(value).__str__ is not object.__str__ or " at 0x" not in repr(value) else type(value).__name__
+
+
+_RULES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (enum.Enum, lambda value: plain(value.value)),
+    (int, int),
+    (float, _plain_float),
+    (str, lambda value: _utf8(without_folders(value))),
+    (PurePath, lambda value: _utf8(without_folders(str(value)))),
+    (Mapping, lambda value: {str(key): plain(entry) for key, entry in value.items()}),
+    ((set, frozenset), _plain_set),
+    (Sequence, lambda value: [plain(entry) for entry in value]),
+)

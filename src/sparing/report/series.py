@@ -1,0 +1,119 @@
+"""What a plot shows, as plain data: axes, and series of points taken from the rows of a record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparing.report.cells import Cell, Scale, is_number, scale_of, words
+from sparing.report.palette import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A quantity along an edge of a plot."""
+
+    label: str
+    """The quantity, in words."""
+
+    unit: str = ""
+    """Its unit; "B" and "s" are shown with a prefix chosen from the data."""
+
+    log: bool | int = False
+    """Logarithmic: True for powers of ten, 2 for powers of two."""
+
+    low: float | None = None
+    """First value shown, in ``unit``; by default chosen from the data."""
+
+    high: float | None = None
+    """Last value shown, in ``unit``."""
+
+    def scaled(self, values: Iterable[object]) -> Scale:
+        """The unit to show these values in."""
+        return scale_of(values, self.unit)
+
+    def text(self, scale: Scale) -> str:
+        """Label with its unit."""
+        return f"{words(self.label)} ({scale.unit})" if scale.unit else words(self.label)
+
+
+def as_axis(axis: Axis | str) -> Axis:
+    """Accept a plain text for an axis without unit."""
+    return Axis(axis) if isinstance(axis, str) else axis
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points that belong together."""
+
+    label: str
+    """Name, written at the end of the line."""
+
+    x: Sequence[float]
+    """Positions, in the unit of the axis."""
+
+    y: Sequence[float]
+    """Values; a gap is NaN."""
+
+    role: Role = "ours"
+    """Role of the method: its colour, marker and dash."""
+
+    low: Sequence[float] | None = None
+    """Lower edge of the spread, one per point."""
+
+    high: Sequence[float] | None = None
+    """Upper edge of the spread, one per point."""
+
+    n: int | None = None
+    """Runs behind each point (count); None or 1 draws a thin line."""
+
+    source: str = ""
+    """Where published points come from: they are drawn as open markers."""
+
+    @property
+    def name(self) -> str:
+        """Label with its source."""
+        return f"{self.label} ({self.source})" if self.source else self.label
+
+
+def series(
+    rows: Sequence[Mapping[str, Cell]], *, x: str, y: str, by: str = "method", roles: Mapping[str, Role] | None = None
+) -> list[Series]:
+    """Group the rows of a table into one series per name.
+
+    Rows with the same name and x are repetitions (seeds): their mean is the point, their lowest and highest the spread,
+    their number n. A row with ``{y}_low`` and ``{y}_high`` brings its own spread (and ``n``). Rows without a value at x
+    or y are left out.
+
+    Args:
+        rows: Rows of a table.
+        x: Column of positions.
+        y: Column of values.
+        by: Column that names the series.
+        roles: Role by name; "baseline" where a name is missing.
+
+    Returns:
+        Series in order of first use, points by rising x.
+    """
+    groups: dict[str, dict[float, list[Mapping[str, Cell]]]] = {}
+    for row in rows:
+        if is_number(row.get(x)) and is_number(row.get(y)):
+            groups.setdefault(str(row.get(by, "")), {}).setdefault(float(row[x] or 0), []).append(row)
+    return [_grouped(name, points, y, (roles or {}).get(name, "baseline")) for name, points in groups.items()]
+
+
+def _grouped(name: str, points: Mapping[float, Sequence[Mapping[str, Cell]]], y: str, role: Role) -> Series:
+    xs = sorted(points)
+    runs = [[float(row[y] or 0) for row in points[at]] for at in xs]
+    means = [math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan for values in runs]
+    count = max(map(len, runs))
+    if count > 1:
+        return Series(name, xs, means, role, [min(v) for v in runs], [max(v) for v in runs], count)
+    only = [points[at][0] for at in xs]
+    ends = [[row.get(f"{y}_{end}") for row in only] for end in ("low", "high")]
+    n = next((int(row["n"] or 0) for row in only if is_number(row.get("n"))), None)
+    if not all(is_number(end) for side in ends for end in side):
+        return Series(name, xs, means, role, n=n)
+    low, high = ([float(end or 0) for end in side] for side in ends)
+    return Series(name, xs, means, role, low, high, n)

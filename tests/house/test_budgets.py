@@ -1,0 +1,133 @@
+"""The budgets of the house: how long a file, a function, a public surface and an import may be."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+ALL = SOURCES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FORBIDDEN = {"utils", "common", "core", "helpers", "base", "trainer", "misc"}
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from ``def`` to the end, without decorators and docstring."""
+    end = function.end_lineno or function.lineno
+    length = end - function.lineno + 1
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        length -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return length
+
+
+def functions(path: Path) -> list[tuple[str, int]]:
+    """Every function of a file with its number of code lines."""
+    tree = ast.parse(path.read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [(node.name, code_lines(node)) for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def test_counting_leaves_out_the_docstring():
+    tree = ast.parse('def f(x):\n    """One.\n\n    Two.\n    """\n    y = x\n    return y\n')
+    assert code_lines(tree.body[0]) == 3
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
+def test_file_is_at_most_400_lines(path: Path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_is_at_most_80_lines(path: Path):
+    assert len(path.read_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_function_is_at_most_40_lines(path: Path):
+    assert [(name, lines) for name, lines in functions(path) if lines > 40] == []
+
+
+def test_functions_are_short_as_a_whole():
+    """Median at most 10 lines, 95th percentile at most 40 (STYLE of the project)."""
+    lengths = sorted(lines for path in SOURCES for _, lines in functions(path))
+    assert statistics.median(lengths) <= 10
+    assert lengths[int(0.95 * (len(lengths) - 1))] <= 40
+
+
+def test_no_drawer_modules():
+    assert [path for path in SOURCES if path.stem in FORBIDDEN or path.parent.name in FORBIDDEN] == []
+
+
+def public_names() -> dict[str, list[str]]:
+    """``__all__`` of the package and of each room a user imports from."""
+    import sparing
+
+    rooms = {"sparing": list(sparing.__all__)}
+    for info in pkgutil.iter_modules(sparing.__path__):
+        if info.ispkg and info.name != "jobs":
+            rooms[info.name] = list(importlib.import_module(f"sparing.{info.name}").__all__)
+    return rooms
+
+
+def test_public_names_stay_few():
+    """At most 12 a room; the five techniques and the top level together at most 60."""
+    rooms = public_names()
+    assert {room: len(names) for room, names in rooms.items() if len(names) > 12} == {}
+    techniques = {"sparing", "hypergrad", "scaling", "layersample", "sharding", "valley", "federated"}
+    assert sum(len(names) for room, names in rooms.items() if room in techniques) <= 60
+
+
+def test_public_names_exist_and_are_documented():
+    for room, names in public_names().items():
+        module = importlib.import_module("sparing" if room == "sparing" else f"sparing.{room}")
+        for name in names:
+            thing = getattr(module, name)
+            if callable(thing):
+                assert (thing.__doc__ or "").strip(), f"{room}.{name} has no docstring"
+
+
+HEAVY = ("transformers", "peft", "datasets", "matplotlib", "jinja2", "tyro", "accelerate", "gguf")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["sparing", "sparing.layersample", "sparing.memory"])
+def test_import_pulls_in_nothing_heavy(module: str):
+    code = f"import sys, {module}; print(' '.join(name for name in {HEAVY!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def import_cost() -> float:
+    """Milliseconds that ``import sparing`` spends outside torch (interpreter's own import clock)."""
+    command = [sys.executable, "-X", "importtime", "-c", "import torch, sparing"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    pattern = re.compile(r"import time:\s+\d+ \|\s+(\d+) \| (sparing)$", re.MULTILINE)
+    return int(pattern.findall(report)[-1][0]) / 1000
+
+
+@pytest.mark.processes
+def test_import_costs_at_most_100_ms_beyond_torch():
+    """The least of three: a busy machine only ever adds time."""
+    assert min(import_cost() for _ in range(3)) <= 100
+
+
+def test_nothing_unsafe_is_loaded():
+    """Files of users never pass through pickle, ``eval`` or ``exec``."""
+    unsafe = re.compile(r"(?<![\w.])(eval|exec)\(|\bpickle\b|torch\.load\((?!.*weights_only=True)")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if unsafe.search(line)
+    ]
+    assert found == []
