@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from sparing.report import Record
@@ -162,8 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, MisuseError) as mistake:
         sys.stderr.write(f"sparing: {mistake}\n")
         return 2
+    except RunError as failure:
+        sys.stderr.write(f"sparing: {failure}\n")
+        return 1
     except SystemExit as stop:
         return int(stop.code or 0)
-    except KeyboardInterrupt:
-        sys.stderr.write("sparing: interrupted\n")
+    except KeyboardInterrupt as stop:
+        sys.stderr.write(f"sparing: {stop or 'interrupted'}\n")
         return 130

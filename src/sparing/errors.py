@@ -1,4 +1,4 @@
-"""The one error a person sees: what is wrong, what was got, why that cannot work, what to do."""
+"""The two errors a person sees: a mistake in what was given, and a run that failed; each is one line."""
 
 from __future__ import annotations
 
@@ -25,3 +25,7 @@ class UserError(ValueError):
         """
         self.what, self.got, self.why, self.do = what, got, why, do
         super().__init__(f"{what}: got {got}; {why}; {do}".replace("\n", " "))
+
+
+class RunError(RuntimeError):
+    """A run that began well and failed, such as a loss that is not a number; the command line exits with status 1."""

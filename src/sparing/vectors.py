@@ -92,8 +92,8 @@ def sign_agreement(a: Vector, b: Vector) -> Tensor:
         0.5
     """
     pairs = list(_pairs(a, b))
-    agree = _total([(x.sign() == y.sign()).logical_and(x != 0).sum().double() for x, y in pairs])
-    votes = _total([(x != 0).logical_and(y != 0).sum().double() for x, y in pairs])
+    agree = _total([((x > 0) & (y > 0) | (x < 0) & (y < 0)).sum().double() for x, y in pairs])
+    votes = _total([((x != 0) & (y != 0)).sum().double() for x, y in pairs])
     return agree / votes
 
 

@@ -60,14 +60,15 @@ def declared(model: nn.Module) -> Declared | None:
     base = paths.get(id(unwrap(getattr(place.module, "base_model", place.module))), place)
     own: Any = place.module.config
     text = own.get_text_config(decoder=True)
-    scopes = [scope for scope in (decoder, base, place) if scope is not None]
+    scopes = [decoder] if decoder and getattr(own, "is_encoder_decoder", False) else [decoder, base, place]
     return Declared(
         model=place,
         backbone=place.path if head else base.path,
         embed=embed.path if embed else None,
         head=head.path if head else None,
         tower=decoder.path if decoder and text is not own else None,
-        blocks=_layers(scopes, getattr(text, "num_hidden_layers", None)) or _staged(base, getattr(own, "depths", None)),
+        blocks=_layers([scope for scope in scopes if scope], getattr(text, "num_hidden_layers", None))
+        or _staged(base, getattr(own, "depths", None)),
     )
 
 
@@ -80,15 +81,24 @@ def _pretrained(place: Place) -> list[Place]:
 
 
 def _layers(scopes: list[Place], count: int | None) -> tuple[Place, ...]:
-    """Return the items of the one outermost list with the declared number of layers, in the narrowest scope."""
-    for scope in scopes:
-        lists = [items for items in map(parts, _lists(scope)) if len(items) == count]
-        lists = [items for items in lists if all(is_composite(item.module) for item in items)]
-        checkpointing = [items for items in lists if _checkpoints(items[0].module)]
-        for narrowed in (lists, checkpointing):
+    """Return the items of the one outermost list with the declared number of layers, in the narrowest scope.
+
+    Where no list has that number, as in models that share or split their layers, the only list will do.
+    """
+    if count is None:
+        return ()
+    layered = [[items for items in map(parts, _lists(scope)) if items and _composite(items)] for scope in scopes]
+    for lists in layered:
+        matching = [items for items in lists if len(items) == count]
+        for narrowed in (matching, [items for items in matching if _checkpoints(items[0].module)]):
             if len(narrowed) == 1:
                 return tuple(narrowed[0])
-    return ()
+    return next((tuple(lists[0]) for lists in layered if len(lists) == 1), ())
+
+
+def _composite(items: list[Place]) -> bool:
+    """Say whether every item of a list is made of other modules."""
+    return all(is_composite(item.module) for item in items)
 
 
 def _lists(place: Place) -> list[Place]:

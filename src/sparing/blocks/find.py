@@ -9,7 +9,7 @@ from torch import nn
 
 from sparing.blocks.declared import Declared, declared
 from sparing.blocks.names import named_parameters, unwrap
-from sparing.blocks.order import Order, example_for, observe, observe_or_raise
+from sparing.blocks.order import Order, example_for, observe, require
 from sparing.blocks.repeated import chosen, describe, repeated, sequence
 from sparing.blocks.roles import Plan, Role, body_order, clock_of, last_matrix, role_of, tree_of
 from sparing.errors import UserError
@@ -45,7 +45,7 @@ def find_blocks(
     ends, else ``tail`` or ``head``. The head is the output embedding of a Hugging Face language model, everything
     behind the backbone of another Hugging Face model, and elsewhere the last module used if it holds a matrix.
 
-    The order of use is seen in a forward of a weightless copy on the meta device, where an input is known: from
+    The order of use is seen in a forward of a copy on fake tensors, where an input is known: from
     ``example``, or from the configuration of a Hugging Face model. What was not seen (no input known, or a model
     that needs data to choose its path) goes by registration: before the body's first block or after. Other towers
     of a multimodal model and their projectors, which text alone does not pass, come before the decoder: ``embed``.
@@ -72,7 +72,7 @@ def find_blocks(
     facts = declared(model)
     plan, guess = _plan(model, body, facts)
     tree = tree_of(model, plan.blocks)
-    clock = clock_of(tree, plan, _order(model, facts, example))
+    clock = clock_of(tree, plan, _order(model, facts, example, [block.module for block in plan.blocks]))
     roles = {key: role_of(key, tree, plan, clock) for key in tree.params}
     if guess:
         roles |= dict.fromkeys(last_matrix(roles, tree, clock), "head")
@@ -87,12 +87,16 @@ def find_blocks(
     return embed + body_blocks + tail + head
 
 
-def _order(model: nn.Module, facts: Declared | None, example: object | None) -> Order:
+def _order(model: nn.Module, facts: Declared | None, example: object | None, blocks: Sequence[nn.Module]) -> Order:
     """Watch a forward where an input is known."""
     if example is not None:
-        return observe_or_raise(model, example)
+        return require(observe(model, example, blocks))
     known = example_for(facts.model.module) if facts else None
-    return observe(facts.model.module, known) if facts and known else Order()
+    if facts is None or known is None:
+        return Order()
+    order = observe(model, known, blocks)
+    inner = facts.model.module
+    return order if order.complete or inner is unwrap(model) else observe(inner, known, blocks)
 
 
 def _plan(model: nn.Module, body: str | Sequence[str] | None, facts: Declared | None) -> tuple[Plan, bool]:

@@ -1,22 +1,25 @@
-"""The order in which a model uses its parameters, seen by running a weightless copy on the meta device."""
+"""The order in which a model uses its parameters, seen by running a copy of it on fake tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError
 
-# What a forward that asks for a tensor's value, an odd input or a missing kernel raises on the meta device.
+# What a forward raises that asks for a tensor's value, gets an odd input or lacks a kernel.
 _FAILURES = (
     RuntimeError,
     TypeError,
@@ -39,48 +42,64 @@ class Order:
     last: dict[int, int] = field(default_factory=dict)
     """``id(parameter)`` -> its last use."""
 
+    error: Exception | None = None
+    """What stopped the forward before its end, if anything did."""
+
     complete: bool = False
     """Whether the forward came to its end."""
 
 
-def observe(model: nn.Module, example: object) -> Order:
-    """Run a forward in which nothing is computed or allocated, and note which parameter each operation reads.
+def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ()) -> Order:
+    """Run a forward in which nothing is computed or allocated, and note which parameters each operation reads.
 
-    The model itself is not run: a copy that shares its classes and settings, with meta tensors for parameters, no
-    hooks, no wrappers and in evaluation mode, is.
+    The model itself is not run: a copy that shares its classes and settings is, with fake tensors for weights, no
+    hooks, no wrappers and in evaluation mode. Of blocks that look alike one runs, and its output stands for theirs.
 
     Args:
         model: Any module.
         example: A tensor, a tuple of positional or a mapping of keyword arguments; only shapes and dtypes matter.
+        blocks: Modules that need no look inside: all their parameters are used when they are called.
 
     Returns:
-        The order of use, up to the first operation that the meta device cannot do.
+        The order of use, up to the first operation that cannot do without data.
     """
-    order, _ = _observe(model, example)
-    return order
+    seen: dict[int, Any] = {}
+    recorder = _Recorder()
+    error: Exception | None = None
+    try:
+        with _apart(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+            ghost = _ghost(unwrap(model), seen)
+            _abridge_([seen[id(block)] for block in blocks if id(block) in seen], recorder)
+            inputs = tree_map(lambda leaf: _weightless(leaf, {}) if isinstance(leaf, Tensor) else leaf, example)
+            with recorder:
+                _call(ghost, inputs)
+    except _FAILURES as caught:
+        error = caught.with_traceback(None)
+    back = {id(ghost): original for original, ghost in seen.items()}
+    first = {back[key]: time for key, time in recorder.first.items() if key in back}
+    last = {back[key]: time for key, time in recorder.last.items() if key in back}
+    return Order(first, last, error, error is None)
 
 
-def observe_or_raise(model: nn.Module, example: object) -> Order:
-    """Observe as ``observe`` does, for an example that the user gave.
+def require(order: Order) -> Order:
+    """Insist that a forward on the user's own example came to its end.
 
     Args:
-        model: Any module.
-        example: As for ``observe``.
+        order: What was observed.
 
     Returns:
-        The complete order of use.
+        The same.
 
     Raises:
-        UserError: If the model does not accept the example, or needs the values of tensors to decide what to run.
+        UserError: If the model did not accept the example, or needs the values of tensors to decide what to run.
     """
-    order, error = _observe(model, example)
-    if error is not None:
+    if order.error is not None:
         raise UserError(
             "example",
-            got=f"{type(error).__name__}: {str(error)[:200]}",
-            why="the model could not run on it without data",
+            got=f"{type(order.error).__name__}: {str(order.error)[:200]}",
+            why="the model could not run on its shapes alone",
             do="pass what the model's forward accepts, or leave example out to go by the order of registration",
-        ) from error
+        ) from order.error
     return order
 
 
@@ -106,6 +125,19 @@ def example_for(model: nn.Module) -> dict[str, Tensor] | None:
     return None
 
 
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Hide a trial that may fail: no warnings, no log of what cannot be faked, no ledger or fake mode that sees it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings(), _disable_current_modes():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations and notes which tensors each one reads."""
 
@@ -115,35 +147,47 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
+    def note(self, leaves: Iterable[object]) -> None:
+        """Note one use of every parameter among the leaves, all at one time."""
+        for leaf in leaves:
             if isinstance(leaf, nn.Parameter):
                 self.first.setdefault(id(leaf), self.clock)
                 self.last[id(leaf)] = self.clock
         self.clock += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.note(tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
 
-def _observe(model: nn.Module, example: object) -> tuple[Order, Exception | None]:
-    """Run the copy and translate its parameters back; the error that stopped it is the second answer."""
-    seen: dict[int, Any] = {}
-    error: Exception | None = None
-    recorder = _Recorder()
-    try:
-        ghost = _ghost(unwrap(model), seen)
-        inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, example)
-        with warnings.catch_warnings(), torch.no_grad(), recorder:
-            warnings.simplefilter("ignore")
-            if isinstance(inputs, Mapping):
-                ghost(**inputs)
-            else:
-                ghost(*(inputs if isinstance(inputs, tuple) else (inputs,)))
-    except _FAILURES as caught:
-        error = caught
-    back = {id(ghost): original for original, ghost in seen.items()}
-    first = {back[key]: time for key, time in recorder.first.items() if key in back}
-    last = {back[key]: time for key, time in recorder.last.items() if key in back}
-    return Order(first, last, error is None), error
+def _call(ghost: nn.Module, inputs: Any) -> None:
+    """Call a module with a tensor, a tuple of arguments or a mapping."""
+    if isinstance(inputs, Mapping):
+        ghost(**inputs)
+    else:
+        ghost(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+
+def _abridge_(ghosts: list[nn.Module], recorder: _Recorder) -> None:
+    """Let blocks of one class, with weights and inputs of the same shapes, run once in all."""
+    outputs: dict[Any, Any] = {}
+
+    def abridged(ghost: nn.Module) -> Callable[..., Any]:
+        whole, held = ghost.forward, list(ghost.parameters())
+        weights = tuple(parameter.shape for parameter in held)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            recorder.note(held)
+            inputs = tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            key = (type(ghost), weights, inputs)
+            if key not in outputs:
+                outputs[key] = whole(*args, **kwargs)
+            return outputs[key]
+
+        return forward
+
+    for ghost in ghosts:
+        ghost.__dict__["forward"] = abridged(ghost)
 
 
 def _ghost(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
@@ -165,15 +209,15 @@ def _ghost(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
     ghost.__dict__.pop("forward", None)  # one that was patched in is bound to the original
     ghost._parameters = {name: _weightless(value, seen) for name, value in module._parameters.items()}
     ghost._buffers = {name: _weightless(value, seen) for name, value in module._buffers.items()}
-    ghost._modules = {name: child and _ghost(child, seen) for name, child in module._modules.items()}
+    ghost._modules = {name: None if child is None else _ghost(child, seen) for name, child in module._modules.items()}
     return ghost
 
 
 def _weightless(value: Any, seen: dict[int, Any]) -> Any:
-    """Return the meta twin of a parameter, buffer or tensor; ``None`` for ``None``."""
+    """Return the fake twin of a parameter, buffer or tensor; ``None`` for ``None``."""
     if value is None:
         return None
     if id(value) not in seen:
-        twin = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        twin = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         seen[id(value)] = nn.Parameter(twin, requires_grad=False) if isinstance(value, nn.Parameter) else twin
     return seen[id(value)]

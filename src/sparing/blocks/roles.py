@@ -113,7 +113,7 @@ def clock_of(tree: Tree, plan: Plan, order: Order) -> Clock:
     first: dict[int, float] = {}
     side = -1.0
     for key, names in tree.names.items():
-        side = math.inf if key in tree.body else side
+        side = math.inf if key in tree.body and not names else side
         other = plan.tower is not None and not any(inside(name, plan.tower) for name in names)
         first[key] = order.first.get(key, -1.0 if other else side)
     if order.complete:
@@ -139,10 +139,11 @@ def role_of(key: int, tree: Tree, plan: Plan, clock: Clock) -> Role:
         return "embed"
     if key in tree.body:
         return "embed" if names and clock.first[key] < clock.start else "body"
-    if any(inside(name, plan.head) for name in names):
-        return "head"
-    if clock.first[key] <= clock.end:
+    at_head = [inside(name, plan.head) for name in names]
+    if clock.first[key] <= clock.end and not all(at_head):
         return "embed"
+    if any(at_head):
+        return "head"
     return "tail" if plan.backbone is None or any(inside(name, plan.backbone) for name in names) else "head"
 
 

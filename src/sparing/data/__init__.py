@@ -13,8 +13,8 @@ Example:
 
 from sparing.data.assets import ASSETS, Asset, asset
 from sparing.data.cache import cache_directory
-from sparing.data.fetch import available, catalogue, fetch
 from sparing.data.loaders import load_images, load_text
+from sparing.data.sources import available, catalogue, fetch
 from sparing.data.text import bundled_text, wiki_articles
 
 __all__ = [

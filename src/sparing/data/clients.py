@@ -26,8 +26,23 @@ if TYPE_CHECKING:
 TIMEOUT = 1800.0
 """Longest time a client may take (seconds): 140 MB over a slow line."""
 
+STALL = 30.0
+"""Longest time a client may spend without writing a byte (seconds): a network that swallows requests never answers."""
+
 POLL = 0.2
 """Time between two looks at a running client (seconds)."""
+
+
+NPM_SETTINGS = {
+    "npm_config_update_notifier": "false",
+    "npm_config_fetch_retries": "1",
+    "npm_config_fetch_retry_mintimeout": "1000",
+}
+"""Without a network npm gives up after a second instead of a minute."""
+
+
+FAILURES = ("failed", "no matching", "not found", "could not", "unable", "denied", "mismatch", "do not match")
+"""Words by which clients name a cause."""
 
 
 class ClientError(Exception):
@@ -70,9 +85,8 @@ class Npm:
         Returns:
             The one archive that the client left.
         """
-        command = ["npm", "pack", "--silent", "--ignore-scripts", f"{self.name}@{self.version}"]
-        settings = {"npm_config_cache": str(folder / "tmp"), "npm_config_update_notifier": "false"}
-        run(command, folder, settings=settings, watch=watch)
+        command = ["npm", "pack", "--loglevel=error", "--ignore-scripts", f"{self.name}@{self.version}"]
+        run(command, folder, settings={**NPM_SETTINGS, "npm_config_cache": str(folder / "tmp")}, watch=watch)
         return only_file(folder, ".tgz")
 
 
@@ -118,7 +132,16 @@ class Pypi:
         pinned = folder / "requirement.txt"
         pinned.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-        command += ["--no-deps", "--no-cache-dir", "--require-hashes", *self._kind().split(), "-r", pinned.name]
+        command += [
+            "--no-deps",
+            "--no-cache-dir",
+            "--retries",
+            "1",
+            "--require-hashes",
+            *self._kind().split(),
+            "-r",
+            pinned.name,
+        ]
         run(command, folder, watch=watch)
         return only_file(folder, ".tar.gz" if self.sdist else ".whl")
 
@@ -192,6 +215,7 @@ def run(
     output: Path | None = None,
     watch: Watch | None = None,
     timeout: float = TIMEOUT,
+    stall: float = STALL,
 ) -> None:
     """Run a client in a folder of its own; whatever it starts dies with it when it is stopped.
 
@@ -202,12 +226,14 @@ def run(
         output: File for the standard output; none keeps it only for the error message.
         watch: Told the bytes under ``folder`` now and then.
         timeout: Longest time (seconds).
+        stall: Longest time in which no byte arrives (seconds).
 
     Raises:
-        ClientError: If the program is not installed, fails or takes longer than ``timeout``.
+        ClientError: If the program is not installed, fails, takes longer than ``timeout`` or stalls.
     """
+    name = "pip" if list(command[1:3]) == ["-m", "pip"] else command[0]
     if shutil.which(command[0]) is None:
-        raise ClientError(f"{command[0]} is not installed")
+        raise ClientError(f"{name} is not installed")
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **(settings or {})}
     said = folder / "tmp" / "said.txt"
@@ -219,9 +245,12 @@ def run(
             start_new_session=True,
         ) as process,
     ):  # fmt: skip
-        _wait(process, folder, watch, timeout)
+        if fault := _fault(process, folder, watch, timeout, stall):
+            raise ClientError(f"{name} {fault}")
     if process.returncode != 0:
-        raise ClientError(f"{command[0]} failed with status {process.returncode}: {_last_words(said)}")
+        raise ClientError(
+            f"{name} failed with status {process.returncode}: {telling_line(said.read_text('utf-8', 'replace'))}"
+        )
 
 
 def only_file(folder: Path, suffix: str) -> Path:
@@ -252,24 +281,44 @@ def bytes_under(folder: Path) -> int:
     return total
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, watch: Watch | None, timeout: float) -> None:
-    end = time.monotonic() + timeout
+def _fault(process: subprocess.Popen[bytes], folder: Path, watch: Watch | None, timeout: float, stall: float) -> str:
+    """Wait for a client; kill it and its children if it takes too long or the wait is interrupted, and say which."""
+    start = moved = time.monotonic()
+    seen = 0
     try:
         while process.poll() is None:
-            if time.monotonic() > end:
-                raise ClientError(f"{process.args[0]!s} took longer than {timeout:.0f} s")  # type: ignore[index]
+            now, size = time.monotonic(), bytes_under(folder)
+            if size != seen:
+                seen, moved = size, now
+            if now > start + timeout:
+                return f"took longer than {timeout:.0f} s"
+            if now > moved + stall:
+                return f"received nothing for {stall:.0f} s"
             if watch is not None:
-                watch(bytes_under(folder))
+                watch(size)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL)
+        return ""
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _last_words(said: Path) -> str:
-    """Return the last telling line of a client's error output."""
-    lines = [line.strip() for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm err", "npm error"))]
-    return (errors or lines or ["it said nothing"])[-1][:200]
+def telling_line(said: str) -> str:
+    r"""Return the line of a client's error output that says most about the cause.
+
+    Args:
+        said: Everything the client wrote.
+
+    Returns:
+        The first line that names a failure, else the first that is marked as an error, else the last one.
+
+    Example:
+        >>> telling_line("npm error code E404\nnpm error 404 Not Found: tiny\nnpm error A complete log is in /x")
+        'npm error 404 Not Found: tiny'
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm err"))]
+    named = [line for line in errors if any(word in line.lower() for word in FAILURES)]
+    return [*named, *errors, *lines[-1:], "it said nothing"][0][:200]

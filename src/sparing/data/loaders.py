@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import TYPE_CHECKING
 
 from sparing.data.assets import ASSETS, Kind, asset
-from sparing.data.fetch import fetch
 from sparing.data.images import read_split
+from sparing.data.sources import fetch
 from sparing.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,24 +18,30 @@ if TYPE_CHECKING:
     from sparing.data.images import Split
 
 
-def load_text(name: str, *, path: str | os.PathLike[str] | None = None, progress: bool = True) -> str:
-    """Return a text asset whole.
+def load_text(
+    name: str, *, first: int | None = None, path: str | os.PathLike[str] | None = None, progress: bool = True
+) -> str:
+    """Return a text asset, or its beginning.
 
     Args:
         name: As in ``ASSETS``, of kind ``text``.
+        first: Length of the beginning to read (bytes; a character cut in two at the end is left out); default: all.
+            A few of ``enwik8``'s characters are rare, so that Python holds all of it in 400 MB.
         path: The user's own copy; see ``fetch``.
         progress: Whether to show a progress bar while fetching.
 
     Returns:
-        The text (``enwik8``: 100 MB of wiki XML; see ``wiki_articles``).
+        The text (``enwik8`` is wiki XML; see ``wiki_articles``).
 
     Raises:
         UserError: If the asset is no text, cannot be had, or is not UTF-8.
     """
     _require(name, "text")
     file = fetch(name, path=path, progress=progress)
+    with file.open("rb") as opened:
+        data = opened.read(first)
     try:
-        return file.read_text(encoding="utf-8")
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=first is None)
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
         raise UserError(f"text {name}", got=file, why=why, do="save the file as UTF-8") from error

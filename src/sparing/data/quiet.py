@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,22 @@ if TYPE_CHECKING:
 
 @contextmanager
 def quiet_bars() -> Iterator[None]:
-    """Switch transformers' bars for loading and saving off, and back to what they were on exit.
+    """Switch transformers' bars for loading, saving and reading GGUF off, and back to what they were on exit.
 
     Yields:
         Nothing.
     """
+    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, bar = logging.is_progress_bar_enabled(), getattr(gguf, "tqdm", None)
     logging.disable_progress_bar()
+    if bar is not None:  # this one bar does not obey the switch
+        gguf.tqdm = functools.partial(bar, disable=True)
     try:
         yield
     finally:
+        if bar is not None:
+            gguf.tqdm = bar
         if shown:
             logging.enable_progress_bar()

@@ -246,7 +246,7 @@ def build_tokenizer(vocabulary: list[tuple[str, float]], *, context: int) -> Any
     from transformers import PreTrainedTokenizerFast
 
     ids = {piece: index for index, (piece, _) in enumerate(vocabulary)}
-    bpe = models.BPE(vocab=ids, merges=merges(vocabulary), unk_token="<unk>", byte_fallback=True)  # noqa: S106 - no password
+    bpe = models.BPE(vocab=ids, merges=merges(vocabulary), unk_token="<unk>", byte_fallback=True)
     tokenizer = Tokenizer(bpe)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     tokenizer.post_processor = processors.TemplateProcessing(

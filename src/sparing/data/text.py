@@ -70,7 +70,8 @@ def bundled_text(name: Literal["alice", "blake"] = "alice") -> str:
 PAGE = re.compile(r"<text xml:space=\"preserve\">(.*?)</text>", re.DOTALL)
 INNERMOST = re.compile(r"\{\{[^{}]*\}\}|\{\|(?:(?!\{\|).)*?\|\}", re.DOTALL)
 MEDIA = re.compile(
-    r"\[\[(?:Image|File|Category|[a-z]{2,3}(?:-[a-z-]+)?):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]"
+    r"\[\[(?:image|file|category|simple|[a-z]{2,3}(?:-[a-z-]+)?):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]",
+    re.IGNORECASE,
 )
 MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"<!--.*?-->", re.DOTALL), ""),

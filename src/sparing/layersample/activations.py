@@ -1,7 +1,8 @@
 """Bytes that autograd keeps for the backward pass of a transformer, counted operation by operation.
 
-A frozen linear map keeps nothing of its input, that is where layer sampling saves activations; norms, products and attention keep
-theirs as long as anything below them trains. Counted are the Hugging Face implementations without dropout and without key-value cache.
+A frozen linear map keeps nothing of its input, that is where layer sampling saves activations; norms, products and
+attention keep theirs as long as anything below them trains. Counted are the Hugging Face implementations without
+dropout and without key-value cache.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class LoRA:
     """Dropout before each adapter; every adapter then keeps its own masked copy of its input."""
 
     float_adapters: bool = False
-    """Adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its input."""
+    """Adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its
+    input."""
 
     def __post_init__(self) -> None:
         """Refuse a rank below one.
@@ -78,6 +80,9 @@ class Work:
     checkpointing: bool = False
     """Keep only the input of each block and compute it again in the backward pass."""
 
+    logits: bool = False
+    """The loop keeps the logits while it goes backward; ``model(**batch).loss`` and the Trainer do not."""
+
     @property
     def tokens(self) -> int:
         """Tokens of the batch (count)."""
@@ -116,11 +121,15 @@ class Trained:
 
     def enters(self, block: int) -> bool:
         """Whether the input of a block carries a gradient."""
-        return self.embed or (self.lora is not None and (self.lora.embed or block > 0)) or any(b < block for b in self.blocks)
+        return (
+            self.embed
+            or (self.lora is not None and (self.lora.embed or block > 0))
+            or any(b < block for b in self.blocks)
+        )
 
 
 def at_forward_end(shape: Shape, work: Work, trained: Trained) -> int:
-    """Bytes alive when the loss is known: what every block keeps, what the head keeps, the logits and the batch."""
+    """Bytes alive when the loss is known: what every block keeps, what the head keeps, and the batch."""
     blocks = sum(kept(shape, work, trained, block) for block in range(shape.layers))
     return blocks + _positions(shape, work, trained) + head(shape, work, trained) + 3 * _INDEX * work.tokens
 
@@ -138,16 +147,21 @@ def inside(shape: Shape, work: Work, trained: Trained, block: int) -> int:
     """Bytes that one block keeps without checkpointing, or holds while it is computed again."""
     active, enters = block in trained.blocks, trained.enters(block)
     norms = _norm(shape, work, entered=enters, active=active) + _norm(shape, work, entered=True, active=active)
-    return norms + _attention(shape, work, active=active) + _ffn(shape, work, active=active) + _inputs(shape, work, trained, active=active)
+    return (
+        norms
+        + _attention(shape, work, active=active)
+        + ffn(shape, work, active=active)
+        + _inputs(shape, work, trained, entered=enters, active=active)
+    )
 
 
 def head(shape: Shape, work: Work, trained: Trained) -> int:
-    """Bytes that final norm, head and loss keep: the logits in ``dtype`` and their log-softmax in float32 among them."""
+    """Bytes that final norm, head and loss keep, the log-softmax of the logits in float32 above all."""
     entered = trained.enters(shape.layers)
     norm = _norm(shape, work, entered=entered, active=trained.tail)
     adapters = _ends(shape, work, trained.lora) if trained.lora else 0
     graph = entered or trained.tail or trained.head or adapters > 0
-    logits = (work.element + _FLOAT * graph) * work.tokens * shape.vocab
+    logits = (work.element * work.logits + _FLOAT * graph) * work.tokens * shape.vocab
     return norm + logits + adapters + trained.head * work.tokens * shape.width * work.element
 
 
@@ -184,21 +198,22 @@ def _attention(shape: Shape, work: Work, *, active: bool) -> int:
     return total
 
 
-def _ffn(shape: Shape, work: Work, *, active: bool) -> int:
+def ffn(shape: Shape, work: Work, *, active: bool) -> int:
     """The operands of the activation function and of the product with the gate."""
     count = 3 if shape.gated else 4 if shape.split_activation else 1
     return (count + active) * work.tokens * shape.ffn * work.element
 
 
-def _inputs(shape: Shape, work: Work, trained: Trained, *, active: bool) -> int:
+def _inputs(shape: Shape, work: Work, trained: Trained, *, entered: bool, active: bool) -> int:
     """Inputs of trained linear maps that nothing else keeps: the two normed streams, or what adapters keep."""
     tokens, element, lora = work.tokens, work.element, trained.lora
     if lora is None:
         return active * 2 * tokens * shape.width * element
     inner = len(shape.linears) * lora.rank * (_FLOAT if lora.float_adapters else element)
     copies = sum(inputs for inputs, _ in shape.linears)
-    if lora.dropout:  # the masked copy in the adapter's type, and the mask of one byte
-        return tokens * (inner + copies * (1 + (_FLOAT if lora.float_adapters else element)))
+    if lora.dropout:  # the masked copy in the adapter's type, and the mask of one byte if a gradient passes
+        masks = copies - (not entered) * sum(inputs for inputs, _ in shape.entrance)
+        return tokens * (inner + masks + copies * (_FLOAT if lora.float_adapters else element))
     if lora.float_adapters and element != _FLOAT:
         return tokens * (inner + copies * _FLOAT)
     return tokens * (inner + (2 * shape.width + shape.ffn) * element)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from sparing.blocks import Block, find_blocks, submodule
-from sparing.errors import UserError
+from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.layersample import checks, ranks
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.masters import Masters
-from sparing.layersample.probes import BoundProbe, GradientProbe, Probe, updated
+from sparing.layersample.probes import Probe, probe_for
 from sparing.layersample.rates import ScaledRate, warmup_factor
+from sparing.layersample.signals import updated
 from sparing.layersample.state import StateStore, named_state, pack, put_, unpack
 from sparing.layersample.truncate import Prefix
 
-_attached: set[int] = set()
-"""``id`` of every model that has a live sampler; a second one would take the first one's frozen blocks for the user's."""
+_live: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictionary()
+"""Live samplers by ``id`` of their model: a new one closes the old one, whose frozen blocks would else look like the
+user's."""
 
 
 class Sampler:
@@ -31,8 +34,7 @@ class Sampler:
     the sampler was built stay frozen throughout; a block frozen whole may still be drawn, it then trains nothing.
     ``close``, or leaving a ``with`` block in any way, gives every parameter its flag back.
 
-    Frozen parameters have no gradient, so AdamW skips them: they get no weight decay either, and a body block decays
-    γ/N as often as the paper's full-time ones.
+    Frozen parameters have no gradient, so optimizers skip them: they get no weight decay either.
 
     Source: Pan et al. 2024, Algorithm 1 (arXiv:2403.17919).
     """
@@ -55,17 +57,17 @@ class Sampler:
             seed: Seed of the draws; the same on every rank.
             group: Processes that must draw the same blocks; None is all.
         """
-        self.settings, self.seed, self._group = settings or LayerSampling(), seed, group
+        self.model, self.settings, self.seed = model, settings or LayerSampling(), seed
         checks.check_wrapper(model)
-        checks.check_attached(model, _attached)
         self.optimizer = checks.plain_optimizer(optimizer)
-        self.model = model
+        if id(model) in _live:
+            _live[id(model)].close()
         blocks = find_blocks(model, body=self.settings.body)
         checks.check_blocks(model, blocks, self.settings)
         self.body: tuple[Block, ...] = tuple(b for b in blocks if b.role == "body")
-        self._always, self._never = _split(blocks, self.settings)
-        self._drawn = [_trainable(b.params) for b in self.body]
-        self._may_train = dict(self._always) | {n: p for params in self._drawn for n, p in params.items()}
+        self._outside = [b for b in blocks if b.role != "body"]
+        self._group = group
+        self._sort_parameters()
         checks.check_optimizer(self._may_train, self.optimizer)
         self.active: tuple[int, ...] = ()
         """Body blocks that train now, sorted indices."""
@@ -80,17 +82,199 @@ class Sampler:
         self.closed = False
         self._attach_()
 
+    def _sort_parameters(self) -> None:
+        on = {"embed": self.settings.embed, "tail": self.settings.tail, "head": self.settings.head}
+        self._always = _trainable(b.params for b in self._outside if on[b.role])
+        self._never = _trainable(b.params for b in self._outside if not on[b.role])
+        self._of_block = [_trainable([b.params]) for b in self.body]
+        joined = _trainable([self._always, *self._of_block])
+        self._may_train = {n: joined[n] for n in named_parameters(self.model) if n in joined}
+
     def _attach_(self) -> None:
-        settings, modules = self.settings, [submodule(self.model, b.name) for b in self.body]
-        _attached.add(id(self.model))
-        self._store = StateStore(self.optimizer, settings.state)
-        self._sharded = checks.sharded_modules(self.model)
+        modules = [submodule(self.model, b.name) for b in self.body]
+        embedding = next((b.params for b in self._outside if b.role == "embed"), {})
+        truncates = self.settings.no_grad_prefix and not self._always.keys() & embedding.keys()
+        self._prefix = Prefix(self.model, modules if truncates else [])
+        flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
+        self._restore = weakref.finalize(self, _restore_, flags, self._prefix)
+        self._restore.atexit = False
+        _live[id(self.model)] = self
         names = {p: name for name, p in self._may_train.items()}
-        self._masters = Masters(self.optimizer, names) if settings.masters else None
-        self._rate = ScaledRate(self.optimizer, self._warmup) if settings.warmup else None
-        self._probe = _probe(settings, self.optimizer, self._drawn, modules)
-        frozen_embedding = not any(b_role == "embed" for b_role in self._always_roles())
-        self._prefix = Prefix(self.model, modules) if settings.no_grad_prefix and frozen_embedding else None
-        self._freeze_(self._never)
-        for params in self._drawn:
-            self._freeze_(params)
+        self._sharded = checks.sharded_modules(self.model)
+        self._store = StateStore(self.optimizer, self.settings.state)
+        self._masters = Masters(self.optimizer, names) if self.settings.masters else None
+        self._rate = ScaledRate(self.optimizer, self._warmup) if self.settings.warmup else None
+        self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._of_block, modules)
+        self._activate_((), evict=False)  # a resumed optimizer's state waits for the first draw
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What trains now, by canonical name, in the model's own order."""
+        drawn = {name for i in self.active for name in self._of_block[i]}
+        return {n: p for n, p in self._may_train.items() if n in drawn or n in self._always}
+
+    def begin_step(self, step: int) -> None:
+        """Tell which optimizer step comes next; call before its first forward pass.
+
+        Blocks change only when the step falls in another interval than the last one, so the call may be repeated for
+        every micro-batch. Any step may come first: the blocks follow from seed and step (and, for samplers that learn,
+        from ``load_state_dict``).
+
+        Args:
+            step: Index of the optimizer step, from 0.
+        """
+        checks.check_open(closed=self.closed)
+        checks.check_step(step)
+        if self._probe is not None and step != self.step:
+            self._probe.end_step()
+        self._prefix.disable_input_gradients_()
+        interval = step // self.settings.period
+        if interval != self.interval:
+            self._switch_(interval, step)
+        self.step = step
+
+    def _switch_(self, interval: int, step: int) -> None:
+        checks.check_gradients(self._may_train.values())
+        if self._probe is not None:
+            seen = ranks.mean_over_ranks(self._probe.mean.take(), self._group)
+            self.scores = updated(self.scores, seen, self.settings.sampler.decay)  # type: ignore[attr-defined]
+        drawn = self._draw(interval)
+        resumed_inside = self.interval is None and step % self.settings.period
+        if self.settings.state == "reset_all" and not resumed_inside:
+            self._store.clear_()
+        self._activate_(drawn)
+        self.interval = interval
+        self.history.append((step, interval, drawn))
+
+    def _draw(self, interval: int) -> tuple[int, ...]:
+        settings, count = self.settings, len(self.body)
+        drawn = settings.sampler.draw(count, settings.active, seed=self.seed, interval=interval, scores=self.scores)
+        assert list(drawn) == sorted(set(drawn)), drawn
+        assert set(drawn) <= set(range(count)), (drawn, count)
+        ranks.assert_agreed((drawn, interval, self.seed, settings.describe()), drawn, self._group)
+        return tuple(drawn)
+
+    def _activate_(self, drawn: tuple[int, ...], *, evict: bool = True) -> None:
+        entering = _trainable((self._of_block[i] for i in drawn), flagged=False)
+        leaving = {n: p for n, p in (self._may_train | self._never).items() if n not in entering | self._always}
+        for p in leaving.values():
+            p.requires_grad_(False)
+            p.grad = None
+        if evict:
+            self._store.leave_(leaving)
+            if self._masters is not None:
+                self._masters.leave_(leaving, self.settings.state)
+        for p in entering.values():
+            p.requires_grad_(True)
+        self._store.enter_(entering)
+        self._prefix.set_(next((i for i in drawn if self._of_block[i]), len(self.body)))
+        ranks.refresh_mixed_precision_(self._sharded)
+        self.active = drawn
+
+    def _warmup(self) -> float:
+        return warmup_factor(self.step % self.settings.period, self.settings.warmup)
+
+    def all_reduce_gradients(self) -> None:
+        """Average the gradients of what trains over the processes; call before each optimizer step, on every rank.
+
+        This is data parallelism without ``DistributedDataParallel``: frozen blocks send nothing and have no buffer.
+        """
+        ranks.all_reduce_gradients(self.trainable, self._group)
+
+    def state_dict(self, *, optimizer: bool = False) -> dict[str, Any]:
+        """Everything a resumed run needs beside the weights and, unless asked for, the optimizer's state.
+
+        Args:
+            optimizer: Add the optimizer's state, by parameter name. The state of parameters that have masters is
+                always there: ``optimizer.load_state_dict`` would round it.
+
+        Returns:
+            Plain JSON values, and under ``"tensors"`` live tensors by ``kind/parameter name/value``, ready for
+            safetensors (``write_state`` puts both in one file).
+        """
+        hosted, plain = pack(self._store.hosted, "hosted")
+        masters = self._masters.weights if self._masters is not None else {}
+        kept = {n: p for n, p in (self._may_train | self._never).items() if optimizer or n in masters}
+        states, more = pack(named_state(self.optimizer, kept), "state")
+        return {
+            "settings": self.settings.describe(),
+            "seed": self.seed,
+            "blocks": len(self.body),
+            "step": self.step,
+            "interval": self.interval,
+            "active": list(self.active),
+            "scores": _to_json(self.scores),
+            "probe": self._probe.mean.state() if self._probe is not None else None,
+            "history": [[step, interval, list(drawn)] for step, interval, drawn in self.history],
+            "values": plain | more,
+            "tensors": hosted | states | {f"master/{name}/weight": weight for name, weight in masters.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        """Go on from ``state_dict``; load model and optimizer as well, before or after.
+
+        Args:
+            state: What ``state_dict`` gave.
+            force: Accept other settings, seed or model: then only state by parameter name is taken over.
+        """
+        checks.check_open(closed=self.closed)
+        same = checks.check_resume(state, self.settings, self.seed, len(self.body), force=force)
+        if same:
+            self.step, self.interval, self.active = state["step"], state["interval"], tuple(state["active"])
+            self.scores = _from_json(state["scores"])
+            self.history = [(step, interval, tuple(drawn)) for step, interval, drawn in state["history"]]
+            if self._probe is not None:
+                self._probe.mean.load(state["probe"])
+            self._activate_(self.active)
+        copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}  # the optimizer writes in place
+        self._load_tensors_({**state["values"], **copies})
+
+    def _load_tensors_(self, entries: Mapping[str, Any]) -> None:
+        known = self._may_train | self._never
+        if self.settings.state == "offload":
+            self._store.hosted = {n: values for n, values in unpack(entries, "hosted").items() if n in known}
+        if self._masters is not None:
+            masters = unpack(entries, "master")
+            self._masters.load_({n: values["weight"] for n, values in masters.items() if n in known})
+        for name, values in unpack(entries, "state").items():
+            if name in known:
+                put_(self.optimizer, known[name], values)
+
+    def close(self) -> None:
+        """Give every parameter its flag back and take all hooks off; optimizer state of frozen blocks stays gone."""
+        if self.closed:
+            return
+        self.closed = True
+        for part in (self._masters, self._rate, self._probe):
+            if part is not None:
+                part.close()
+        self._restore()
+        _live.pop(id(self.model), None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _trainable(sources: Iterable[Mapping[str, nn.Parameter]], *, flagged: bool = True) -> dict[str, nn.Parameter]:
+    """Join named parameters, by default those that require gradients only."""
+    return {n: p for params in sources for n, p in params.items() if p.requires_grad or not flagged}
+
+
+def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], prefix: Prefix) -> None:
+    """Undo what a sampler did to the model; holds no reference to the sampler, so it also runs when that is lost."""
+    for p, flag in flags:
+        p.requires_grad_(flag)
+    prefix.close()
+
+
+def _to_json(scores: Tensor | None) -> list[float | None] | None:
+    return None if scores is None else [None if math.isnan(s) else s for s in scores.tolist()]
+
+
+def _from_json(scores: Sequence[float | None] | None) -> Tensor | None:
+    return None if scores is None else torch.tensor([math.nan if s is None else s for s in scores], dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from sparing.blocks import Block, submodule, tied
 from sparing.errors import UserError
 from sparing.layersample.config import LayerSampling
+from sparing.layersample.state import is_sharded
 
 _WRAPPERS = {
     "DistributedDataParallel": (
@@ -166,7 +168,7 @@ def check_gradients(params: Iterable[nn.Parameter]) -> None:
     for p in params:
         if p.grad is None:
             continue
-        if bool(p.grad.count_nonzero()):
+        if is_sharded(p) or bool(p.grad.count_nonzero()):
             raise UserError(
                 "gradients",
                 got="some at the first step of an interval",
@@ -176,7 +178,7 @@ def check_gradients(params: Iterable[nn.Parameter]) -> None:
         p.grad = None
 
 
-def check_open(closed: bool) -> None:
+def check_open(*, closed: bool) -> None:
     """Refuse to go on after ``close``.
 
     Args:
@@ -187,6 +189,34 @@ def check_open(closed: bool) -> None:
     """
     if closed:
         raise UserError("Sampler", got="a closed one", why="its blocks are unfrozen again", do="make a new one")
+
+
+def check_resume(state: Mapping[str, Any], settings: LayerSampling, seed: int, blocks: int, *, force: bool) -> bool:
+    """Hold a saved state against the run that wants to go on from it.
+
+    Args:
+        state: What ``Sampler.state_dict`` gave.
+        settings: Settings of this run.
+        seed: Seed of this run.
+        blocks: Body blocks of this model (count).
+        force: Accept differences.
+
+    Returns:
+        Whether all three are the same.
+
+    Raises:
+        UserError: If one differs and ``force`` is False.
+    """
+    here = {"settings": settings.describe(), "seed": seed, "blocks": blocks}
+    for key, value in here.items():
+        if state[key] != value and not force:
+            raise UserError(
+                f"resumed {key}",
+                got=value,
+                why=f"the saved run had {state[key]}, its blocks would not come again",
+                do="resume with what was saved, or pass force=True",
+            )
+    return all(state[key] == value for key, value in here.items())
 
 
 def check_step(step: int) -> None:

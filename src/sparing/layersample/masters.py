@@ -31,7 +31,7 @@ class _Swap:
 
 
 class Masters:
-    """Lets an optimizer step in fp32: before ``step`` every half-precision parameter with a gradient becomes its master.
+    """Lets an optimizer step in fp32: during ``step`` a half-precision parameter with a gradient is its master.
 
     Works with any ``torch`` optimizer, which then also keeps its state in fp32. Costs 4 bytes per trained element, and
     during the step 4 more for its gradient. If somebody writes to a weight between steps, the elements that differ are

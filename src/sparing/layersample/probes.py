@@ -9,28 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparing.layersample.masters import HALVES
-from sparing.layersample.state import is_sharded
-
-
-def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
-    """Move running scores towards what an interval showed; a first look counts whole.
-
-    Args:
-        scores: Running scores, float64, shape (count,), NaN where nothing was seen yet; None at the start.
-        seen: What the interval showed, shape (count,), NaN for blocks it did not show.
-        decay: Weight β of the old score, in [0, 1).
-
-    Returns:
-        New scores, shape (count,).
-
-    Example:
-        >>> updated(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([2.0, 5.0, torch.nan]), 0.5)
-        tensor([1.5000, 5.0000, 3.0000])
-    """
-    if scores is None:
-        return seen
-    mixed = torch.where(scores.isnan(), seen, decay * scores + (1 - decay) * seen)
-    return torch.where(seen.isnan(), scores, mixed)
+from sparing.layersample.signals import root_mean_square
+from sparing.layersample.state import whole
 
 
 class _Mean:
@@ -49,7 +29,7 @@ class _Mean:
     def end_step(self) -> None:
         """Close the step."""
         for block, square in self._open.items():
-            _add(self._sums, block, (square.double() / max(self._sizes[block], 1)).sqrt())
+            _add(self._sums, block, root_mean_square(square.double(), torch.tensor(self._sizes[block])))
             self._steps[block] += 1
         self._open.clear()
 
@@ -122,10 +102,12 @@ class GradientProbe:
 
 
 class BoundProbe:
-    """The bound ‖x‖·‖δ‖ on each linear map's weight gradient, for frozen blocks too; costs two norms per map.
+    """The bound Σ ‖x_t‖·‖δ_t‖ on each linear map's weight gradient, for frozen blocks too; costs two norms per map.
 
-    A weight gradient is ``δᵀx`` with x the input and δ the gradient of the output, so its Frobenius norm is at most
-    ``‖x‖·‖δ‖``. δ passes through every block above the lowest active one, or every block when the embedding trains.
+    A weight gradient is ``Σ_t δ_t x_tᵀ`` over tokens t, with x the input and δ the gradient of the output. δ passes
+    through every block above the lowest active one, or every block when the embedding trains. Not for compiled blocks.
+
+    Source: ``signals.token_bound``; here x is gone when δ comes, so the norms of its tokens are kept.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -135,7 +117,7 @@ class BoundProbe:
             blocks: Body blocks in order of use.
         """
         maps = [[m for m in block.modules() if _is_linear(m)] for block in blocks]
-        self.mean = _Mean([sum(m.weight.numel() for m in own) for own in maps])  # type: ignore[union-attr, operator]
+        self.mean = _Mean([sum(p.numel() for m in own for p in [m.get_parameter("weight")]) for own in maps])
         self._products: dict[tuple[int, nn.Module], Tensor] = {}
         self._handles = [m.register_forward_hook(self._watcher(index)) for index, own in enumerate(maps) for m in own]
 
@@ -154,10 +136,36 @@ class BoundProbe:
     def _watcher(self, block: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             if isinstance(output, Tensor) and output.requires_grad and inputs:
-                size = _norm(inputs[0])
-                output.register_hook(lambda delta: _add(self._products, (block, module), size * _norm(delta)))
+                self._expect(output, (block, module), _norm(inputs[0], dim=-1))
 
         return watch
+
+    def _expect(self, output: Tensor, key: tuple[int, nn.Module], sizes: Tensor) -> None:
+        hook: Callable[[Tensor], None] = lambda delta: _add(self._products, key, (sizes * _norm(delta, dim=-1)).sum())  # noqa: E731
+        output.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def probe_for(
+    draw: object,
+    optimizer: torch.optim.Optimizer,
+    params: Sequence[Mapping[str, nn.Parameter]],
+    modules: Sequence[nn.Module],
+) -> Probe | None:
+    """Choose the probe that a sampler asks for by its ``needs_scores`` and ``signal``.
+
+    Args:
+        draw: The sampler.
+        optimizer: The optimizer.
+        params: Parameters of each body block that may train.
+        modules: Body blocks in order of use.
+
+    Returns:
+        A probe, hooked in, or None.
+    """
+    if not getattr(draw, "needs_scores", False):
+        return None
+    bound = getattr(draw, "signal", "gradient") == "bound"
+    return BoundProbe(modules) if bound else GradientProbe(optimizer, params)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -165,7 +173,6 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def _norm(value: Tensor) -> Tensor:
-    half = value.dtype in HALVES
-    norm = torch.linalg.vector_norm(value.detach(), dtype=torch.float32 if half else None)
-    return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[operator, no-any-return]
+def _norm(value: Tensor, dim: int | None = None) -> Tensor:
+    wide = torch.float32 if value.dtype in HALVES else None
+    return whole(torch.linalg.vector_norm(value.detach(), dim=dim, dtype=wide))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,19 @@ def several(group: Any = None) -> bool:
 
     Args:
         group: Process group; None is all processes.
+
+    Returns:
+        False also where ``torch.distributed`` is not initialised.
     """
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def assert_agreed(fact: object, group: Any = None) -> None:
+def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
     """Compare a fact on all processes by its hash, in one reduction of two numbers.
 
     Args:
         fact: Anything whose ``repr`` is the same in every process that agrees.
+        shown: What the message shows of it.
         group: Processes that must agree; None is all.
 
     Raises:
@@ -44,7 +48,7 @@ def assert_agreed(fact: object, group: Any = None) -> None:
     if low != -minus_high:
         raise UserError(
             "drawn blocks",
-            got=f"{fact} here and others elsewhere",
+            got=f"{shown} here and others elsewhere",
             why="every process must train the same blocks",
             do="pass the same settings, seed and step on every rank",
         )
@@ -65,8 +69,8 @@ def mean_over_ranks(values: Tensor, group: Any = None) -> Tensor:
     seen = ~values.isnan()
     both = torch.stack([values.nan_to_num(0.0), seen.to(values.dtype)]).to(_device(group))
     dist.all_reduce(both, group=group)
-    total, count = both.cpu()
-    return total / count
+    means: Tensor = both[0].cpu() / both[1].cpu()
+    return means
 
 
 def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) -> None:
@@ -110,7 +114,7 @@ def _average_(grads: list[Tensor], group: Any) -> None:
     flat = torch.cat([g.reshape(-1) for g in grads])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
-    parts = flat.split([g.numel() for g in grads])
+    parts = torch.split(flat, [g.numel() for g in grads])
     for grad, part in zip(grads, parts, strict=True):
         grad.copy_(part.view_as(grad))
 
@@ -127,9 +131,9 @@ def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:
     Source: pytorch issue 186998.
     """
     for module in modules:
-        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        state = cast("Any", module)._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
         for sharded in getattr(state, "_fsdp_param_groups", None) or ():
-            if sharded._orig_dtype is None:
+            if getattr(sharded, "_orig_dtype", "not asked yet") is None:
                 sharded._init_mp_dtypes()
 
 

@@ -12,7 +12,7 @@ Norm = Literal["rms", "rms_float", "layer"]
 """How a norm is computed: root mean square in float32, the same with the weight applied in float32, or torch's layer
 norm."""
 
-_FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
+_FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "llama": {},
     "mistral": {},
     "qwen2": {"qkv_bias": True},
@@ -99,6 +99,11 @@ class Shape:
         d, q, k = self.width, self.queries, self.keys
         inner = [(d, q + 2 * k)] if self.packed else [(d, q), (d, k), (d, k)]
         return (*inner, (q, d), *[(d, self.ffn)] * (1 + self.gated), (self.ffn, d))
+
+    @property
+    def entrance(self) -> tuple[tuple[int, int], ...]:
+        """Those of the linear maps that read the normed input of the block: queries, keys and values."""
+        return self.linears[: 1 if self.packed else 3]
 
     @property
     def block_matmul(self) -> int:

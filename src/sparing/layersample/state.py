@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,12 @@ def is_sharded(value: object) -> bool:
     """Tell whether a value is a ``DTensor``, without importing that machinery where nobody did."""
     machinery = sys.modules.get("torch.distributed.tensor")
     return machinery is not None and isinstance(value, machinery.DTensor)
+
+
+def whole(value: Tensor) -> Tensor:
+    """Gather a sharded tensor from its processes; a plain one is returned as it is."""
+    full: Tensor = cast("Any", value).full_tensor() if is_sharded(value) else value
+    return full
 
 
 def _to_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
@@ -204,7 +210,7 @@ def named_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parame
     Returns:
         The live values, not copies.
     """
-    return {name: optimizer.state[p] for name, p in params.items() if p in optimizer.state and optimizer.state[p]}
+    return {name: optimizer.state[p] for name, p in params.items() if optimizer.state.get(p)}
 
 
 def state_bytes(values: Iterable[Any]) -> int:
@@ -235,7 +241,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     partial = target.with_name(target.name + f".{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata={"state": json.dumps(plain, sort_keys=True)})
-        os.replace(partial, target)
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
 

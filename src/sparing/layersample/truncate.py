@@ -62,10 +62,11 @@ class Prefix:
 
         Args:
             model: The whole model.
-            blocks: Body blocks in order of use.
+            blocks: Body blocks in order of use; none of them if the whole backward pass is wanted.
         """
         self._blocks = list(blocks)
-        self._hooked = [m for m in model.modules() if hasattr(m, "disable_input_require_grads")]
+        embedders = (m for m in model.modules() if hasattr(m, "disable_input_require_grads"))
+        self._hooked = list(embedders) if self._blocks else []
         self._unhooked: list[nn.Module] = []
         self._forwards: dict[nn.Module, tuple[_Wrapped, Any]] = {}
         self._checkpointed: list[nn.Module] = []

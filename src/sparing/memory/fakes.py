@@ -18,7 +18,7 @@ from sparing.errors import UserError
 from sparing.memory.steps import Batch
 
 
-def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
     """Copy a module's structure with fake CPU tensors for its parameters and buffers.
 
     Ties, flags and hooks are kept. Nothing is allocated and the module is not changed, so one on the meta device or one
@@ -27,6 +27,7 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     Args:
         model: On any device.
         mode: The mode that the fake tensors belong to.
+        dtype: Type of the floating-point tensors of the copy; by default their own.
 
     Returns:
         The copy.
@@ -34,7 +35,8 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     fakes: dict[int, Any] = {}
     with mode:
         for tensor in (*model.parameters(), *model.buffers()):
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
             is_parameter = isinstance(tensor, nn.Parameter)
             fakes[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
         return copy.deepcopy(model, fakes)
@@ -61,7 +63,10 @@ def _zeros(name: str, entry: object) -> Tensor:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.dtype):
         return torch.zeros(tuple(entry[0]), dtype=entry[1], device="cpu")
     raise UserError(
-        f"batch[{name!r}]", got=repr(entry), why="its size is unknown", do="pass a tensor or a pair (shape, torch.dtype)"
+        f"batch[{name!r}]",
+        got=repr(entry),
+        why="its size is unknown",
+        do="pass a tensor or a pair (shape, torch.dtype)",
     )
 
 
@@ -104,13 +109,15 @@ class CudaKernels(TorchFunctionMode):
         if func is F.dropout:
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return func(*args[:4], **(kwargs | {"dropout_p": 0.0}), **_rest_of_attention(args))
+            return _attention(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _rest_of_attention(args: Sequence[Any]) -> dict[str, Any]:
-    """Name the positional arguments of attention that follow ``dropout_p``."""
-    return dict(zip(("is_causal", "scale", "enable_gqa"), args[5:], strict=False))
+def _attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Attention that drops nothing, whether ``dropout_p`` came by place or by name."""
+    if len(args) > 4:
+        return func(*args[:4], 0.0, *args[5:], **kwargs)
+    return func(*args, **(kwargs | {"dropout_p": 0.0}))
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002

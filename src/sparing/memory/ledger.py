@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from sparing.memory.book import Book
@@ -21,7 +21,7 @@ _DEVICE_OF_A_FAKE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count live bytes by category while the block runs, on real and on fake tensors alike.
 
     A storage is counted once, whatever number of views it has, with the size that was asked for: allocator rounding,
@@ -52,9 +52,11 @@ class Ledger(TorchDispatchMode):
         Bytes(params=32, grads=32, optimizer=0, activations=0, transient=0)
     """
 
-    def __init__(self, model: nn.Module, *optimizers: Optimizer, inputs: object = (), device: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, *optimizers: Optimizer, inputs: object = (), device: str | None = None
+    ) -> None:
         """Remember what to watch; counting begins on entry."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._optimizers, self._inputs, self._device = model, optimizers, inputs, device
         self._book = Book()
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -76,8 +78,8 @@ class Ledger(TorchDispatchMode):
     def profile(self) -> Profile:
         """Return the peak and the last step's phases.
 
-        The end of the forward pass is the entry into backward, when the gradient of the loss itself exists; a phase that
-        was not seen, such as the step of an optimizer that runs inside backward, has the bytes alive at the end.
+        The end of the forward pass is the entry into backward, when the gradient of the loss itself exists; a phase
+        that was not seen, such as the step of an optimizer that runs inside backward, has the bytes alive at the end.
         """
         peak, now = self.peak, self.now
         return Profile(
@@ -97,13 +99,13 @@ class Ledger(TorchDispatchMode):
                 optimizer.register_step_pre_hook(self._open_step),
                 optimizer.register_step_post_hook(self._close_step),
             ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._book.settle()
         self._deaths.clear()
         for handle in self._handles:
@@ -181,9 +183,9 @@ class Ledger(TorchDispatchMode):
                 continue  # quantized: it cannot have a gradient
             flag = parameter.requires_grad
             parameter.requires_grad_(True)  # torch refuses the hook on a frozen one, which may be thawed meanwhile
-            hook = parameter.register_post_accumulate_grad_hook(lambda p: self._claim(p.grad, "grads"))
+            register: Any = parameter.register_post_accumulate_grad_hook
+            self._handles.append(register(lambda grown: self._claim(grown.grad, "grads")))
             parameter.requires_grad_(flag)
-            self._handles.append(hook)
 
     def _open_step(self, *_: object) -> None:
         self._steps_open += 1

@@ -60,14 +60,13 @@ def measure(
         step=step,
         checkpointing=checkpointing,
         accumulate=accumulate,
-        dtype=dtype,
     )
     before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     copied = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     if any(parameter.is_meta for parameter in copied.parameters()):
         raise UserError("model", got="a model on the meta device", why="it has no data to run on", do="use predict")
     place = torch.device(device) if device else next((p.device for p in copied.parameters()), torch.device("cpu"))
-    made = prepare_(copied.to(place), training)
+    made = prepare_(copied.to(place, dtype), training)
     real = {name: tensor.to(place) for name, tensor in _given(batch).items()}
     profile = watch(copied, made, real, step_of(training), device=place.type)
     if place.type != "cuda":

@@ -79,10 +79,9 @@ def predict(
         step=step,
         checkpointing=checkpointing,
         accumulate=accumulate,
-        dtype=dtype,
     )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake = fake_copy(_materialise(model), mode)
+    fake = fake_copy(_materialise(model), mode, dtype)
     kernels = CudaKernels() if device == "cuda" else contextlib.nullcontext()
     try:
         with mode, kernels, one_text_per_row(batch):

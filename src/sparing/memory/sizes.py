@@ -92,8 +92,8 @@ def parse_bytes(written: str | int) -> int:
             "memory", got=repr(written), why="it is not an amount with a known unit", do='write "24GB" or "24GiB"'
         )
     whole, _, decimals = match[1].partition(".")
-    scale = 10 ** len(decimals)
-    return (int(whole + decimals) * factor * 2 + scale) // (2 * scale)
+    scale = int("1" + "0" * len(decimals))
+    return (2 * int(whole + decimals) * factor + scale) // (2 * scale)
 
 
 def format_bytes(count: int) -> str:

@@ -45,9 +45,6 @@ class Training:
     accumulate: int = 1
     """Micro-batches per optimizer step (count)."""
 
-    dtype: torch.dtype | None = None
-    """Floating-point type of parameters and buffers; ``None`` leaves them."""
-
     def __post_init__(self) -> None:
         """Reject what no step can do.
 
@@ -66,7 +63,7 @@ class Training:
 
 
 def prepare_(model: nn.Module, training: Training) -> Optimizer:
-    """Make a model ready for its first step: type, flags, checkpointing, training mode, optimizer.
+    """Make a model ready for its first step: flags, checkpointing, training mode, optimizer.
 
     Args:
         model: Changed in place.
@@ -78,8 +75,6 @@ def prepare_(model: nn.Module, training: Training) -> Optimizer:
     Raises:
         UserError: If nothing would train.
     """
-    if training.dtype is not None:
-        model.to(training.dtype)
     if training.trainable is not None:
         freeze_(model, training.trainable)
     if training.checkpointing:

@@ -1,7 +1,7 @@
 """How a value reads: the one place where numbers, units, intervals and gaps become words, for terminal, page and plots.
 
-Column names are words; ``units`` gives a column its unit. ``x_low`` and ``x_high`` beside ``x`` are its interval and are
-folded into it. Bytes ("B") and seconds ("s") are shown in one prefix per column, chosen by the largest value.
+Column names are words; ``units`` gives a column its unit. ``x_low`` and ``x_high`` beside ``x`` are its interval and
+are folded into it. Bytes ("B") and seconds ("s") are shown in one prefix per column, chosen by the largest value.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 Cell = int | float | str | bool | None
 """What a row may hold."""
@@ -64,10 +65,16 @@ def words(name: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Make a text safe for one line of a terminal: no control characters, no line breaks.
+    r"""Make a text safe for one line of a terminal: no control characters, no line breaks.
+
+    Args:
+        text: Any text, such as what a model wrote.
+
+    Returns:
+        One line; each control character is "�".
 
     Example:
-        >>> tidy("two\\nlines\\x1b[31m")
+        >>> tidy("two\nlines\x1b[31m")
         'two lines�[31m'
     """
     flat = " ".join(text.split())
@@ -97,13 +104,19 @@ def _unit_rung(ladder: tuple[tuple[float, float, str], ...]) -> tuple[float, flo
     return next(rung for rung in ladder if rung[1] == 1)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a cell is a number (a truth value is not)."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def digits(value: float) -> str:
     """Write a number with three significant digits; an integer below a million is written exactly.
+
+    Args:
+        value: The number.
+
+    Returns:
+        Its text, without unit.
 
     Example:
         >>> [digits(x) for x in (3.2149, 12345.6, 1200, 24_407_040, 3e-4, 1.5e-7, float("nan"))]

@@ -45,6 +45,12 @@ def environment() -> dict[str, Any]:
 def without_folders(text: str) -> str:
     """Reduce a text that is one absolute path to its last name; other texts are kept.
 
+    Args:
+        text: A path or any other text.
+
+    Returns:
+        The last name of an absolute path, or the text.
+
     Example:
         >>> without_folders("/data/models/stories"), without_folders("models/stories"), without_folders("and / or")
         ('stories', 'models/stories', 'and / or')

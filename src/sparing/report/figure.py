@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparing.report.atomic import write_whole
 from sparing.report.palette import Ground, Role, Theme, ground, style
@@ -47,6 +47,12 @@ class Canvas:
     def width(self) -> float:
         """Width in px."""
         return _NARROW if self.narrow else _WIDE
+
+    def fix_layout_(self) -> None:
+        """Arrange axes and labels now and for good, so that places in px can be read and kept."""
+        if self.drawing.get_layout_engine() is not None:
+            self.drawing.draw_without_rendering()
+            self.drawing.set_layout_engine("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +155,14 @@ def _headline(canvas: Canvas, title: str) -> None:
     canvas.drawing.suptitle(text, x=0.012, ha="left", fontsize=13, fontweight="bold", color=canvas.ground.ink)
 
 
-def _colours(shade: Ground) -> dict[str, str]:
+def _colours(shade: Ground) -> dict[Any, Any]:
     quiet = ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "axes.titlecolor")
     rules = ("axes.edgecolor", "grid.color", "xtick.color", "ytick.color")
     papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     return {"text.color": shade.ink} | {
-        name: colour for names, colour in ((quiet, shade.quiet), (rules, shade.rule), (papers, shade.paper)) for name in names
+        name: colour
+        for names, colour in ((quiet, shade.quiet), (rules, shade.rule), (papers, shade.paper))
+        for name in names
     }
 
 
@@ -175,6 +183,13 @@ def _svg_element(saved: bytes) -> str:
 
 def scoped(svg: str, prefix: str) -> str:
     """Put a prefix before every id of an SVG and every reference to one, so that many fit one page.
+
+    Args:
+        svg: An SVG element.
+        prefix: Letters and digits.
+
+    Returns:
+        The element with its own names.
 
     Example:
         >>> scoped('<g id="a"/><use href="#a" clip-path="url(#b)"/>', "p1")

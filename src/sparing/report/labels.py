@@ -54,7 +54,14 @@ def _monotone(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in blocks for _ in range(count)]
 
 
-def place(anchors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], *, room: Box, gap: float) -> list[Box]:
+def place(
+    anchors: Sequence[tuple[float, float]],
+    sizes: Sequence[tuple[float, float]],
+    *,
+    room: Box,
+    gap: float,
+    obstacles: Sequence[Box] = (),
+) -> list[Box]:
     """Choose a place beside each point so that labels cover neither points nor each other, as far as there is room.
 
     Args:
@@ -62,15 +69,17 @@ def place(anchors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, f
         sizes: Width and height of each point's label.
         room: Where labels may lie.
         gap: Distance between a point and its label, also the half-width of a point.
+        obstacles: What else labels should not cover.
 
     Returns:
         One box per label: the first of right, left, above, below and the corners that costs least.
     """
-    points = [(x - gap, y - gap, x + gap, y + gap) for x, y in anchors]
+    points = [*obstacles, *((x - gap, y - gap, x + gap, y + gap) for x, y in anchors)]
     taken: list[Box] = []
     for (x, y), size in zip(anchors, sizes, strict=True):
-        options = _around(x, y, size, gap * 1.3)
-        taken.append(min(options, key=lambda box: _cost(box, [*points, *taken], room)))
+        near = [(box, 0.0) for box in _around(x, y, size, gap * 1.3)]
+        far = [(box, size[0] * size[1] / 50) for box in _around(x, y, size, gap * 2.6)]
+        taken.append(min(near + far, key=lambda option: option[1] + _cost(option[0], [*points, *taken], room))[0])
     return taken
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Role = Literal["ours", "extension", "reference", "rival", "second_rival", "baseline", "good", "warning"]
-"""ours: the paper's method · extension: our extension of it · reference: full or exact · rivals · baseline · verdicts."""
+"""ours: the paper's method · extension: ours of it · reference: full or exact · rivals · baseline · verdicts."""
 
 Theme = Literal["light", "dark"]
 
@@ -55,6 +55,12 @@ _STYLES: dict[Role, Style] = {
 def style(role: Role) -> Style:
     """Colour, marker and dash of a role.
 
+    Args:
+        role: What a method is in the comparison.
+
+    Returns:
+        How it is drawn everywhere.
+
     Example:
         >>> style("ours").colour, style("reference").on("dark")
         ('#0072B2', '#FFFFFF')
@@ -86,8 +92,36 @@ def ground(theme: Theme) -> Ground:
     return DARK if theme == "dark" else LIGHT
 
 
+def mixed(colour: str, paper: str, share: float) -> str:
+    """Blend a colour into the paper; opaque, because matplotlib's SVG fades a hatch together with its ground.
+
+    Args:
+        colour: #rrggbb.
+        paper: #rrggbb.
+        share: Part of the colour, 0 to 1.
+
+    Returns:
+        #rrggbb.
+
+    Example:
+        >>> mixed("#000000", "#ffffff", 0.2)
+        '#cccccc'
+    """
+    parts = [(int(one[start : start + 2], 16)) for start in (1, 3, 5) for one in (colour, paper)]
+    return "#" + "".join(
+        f"{round(share * top + (1 - share) * below):02x}" for top, below in zip(parts[::2], parts[1::2], strict=True)
+    )
+
+
 def contrast(one: str, other: str) -> float:
     """Ratio of luminances of two colours, 1 to 21.
+
+    Args:
+        one: #rrggbb.
+        other: #rrggbb.
+
+    Returns:
+        The ratio; 4.5 is asked for text, 3 for lines and shapes.
 
     Source: Web Content Accessibility Guidelines 2.1, "contrast ratio" and "relative luminance".
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Self, TextIO
 from sparing.report.cells import digits, format_number, grouped, tidy, words
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress, ProgressColumn, TaskID
+    from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn, TaskID
 
 _REDRAW = 0.1  # s: a bar is not told more often, so that fast loops stay fast
 _WINDOW = 60  # points of (time, done), half a second apart or more: the rate is that of the last half minute
@@ -159,6 +160,12 @@ def _plural(unit: str) -> str:
 def duration(seconds: float) -> str:
     """Write a span of time as people say it.
 
+    Args:
+        seconds: Its length.
+
+    Returns:
+        Text with units.
+
     Example:
         >>> [duration(seconds) for seconds in (0.25, 74.2, 750, 7500)]
         ['250 ms', '74 s', '12 min 30 s', '2 h 05 min']
@@ -219,7 +226,8 @@ _TERMINAL = _Terminal()  # a terminal is one thing per process, so this is too
 
 def _display(stream: TextIO) -> RichProgress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as RichProgress, TextColumn
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as RichProgress
     from rich.table import Column
 
     whole = Column(no_wrap=True)

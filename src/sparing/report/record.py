@@ -77,7 +77,8 @@ class Record:
         Raises:
             UserError: If a value is none of these.
         """
-        self.rows.append({"table": table} | {name: _cell(name, value) for name, value in cells.items()})
+        row: dict[str, Cell] = {"table": table}
+        self.rows.append(row | {name: _cell(name, value) for name, value in cells.items()})
 
     def table(self, name: str) -> list[dict[str, Cell]]:
         """Rows of one table, without its name; empty where there are none."""
@@ -98,8 +99,13 @@ class Record:
             The target.
         """
         header = {"format": _FORMAT, "version": _VERSION, **{name: getattr(self, name) for name in _HEADER}}
-        lines = [header | {"rows": len(self.rows)}, *({key: _strict(cell) for key, cell in row.items()} for row in self.rows)]
-        return write_whole(path, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines))
+        lines = [
+            header | {"rows": len(self.rows)},
+            *({key: _strict(cell) for key, cell in row.items()} for row in self.rows),
+        ]
+        return write_whole(
+            path, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+        )
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Record:
@@ -121,7 +127,12 @@ class Record:
             raise refuse("a unit is not a text")
         read = [_row(line, row, refuse) for line, row in enumerate(rows, start=2)]
         return cls(
-            question=header["question"], settings=settings, seed=seed, environment=header["environment"], units=units, rows=read
+            question=header["question"],
+            settings=settings,
+            seed=seed,
+            environment=header["environment"],
+            units=units,
+            rows=read,
         )
 
 
@@ -173,7 +184,9 @@ def _row(number: int, row: Any, refuse: _Refusal) -> dict[str, Cell]:
         raise refuse(f"line {number} is not a row with the name of its table")
     if not all(cell is None or isinstance(cell, str | int | float) for cell in row.values()):
         raise refuse(f"line {number} holds a value that is not a number, text or truth value")
-    return {key: _SPECIAL.get(cell, cell) if isinstance(cell, str) and key != "table" else cell for key, cell in row.items()}
+    return {
+        key: _SPECIAL.get(cell, cell) if isinstance(cell, str) and key != "table" else cell for key, cell in row.items()
+    }
 
 
 def _strict(cell: Cell) -> Cell:
@@ -199,7 +212,10 @@ def _cell(name: str, value: Any) -> Cell:
     if value is None or isinstance(value, bool | int | float):
         return float(value) if isinstance(value, float) else value
     raise UserError(
-        f"cell {name!r}", got=type(value).__name__, why="a row holds numbers, texts and truth values", do="convert it first"
+        f"cell {name!r}",
+        got=type(value).__name__,
+        why="a row holds numbers, texts and truth values",
+        do="convert it first",
     )
 
 
@@ -258,7 +274,9 @@ def _plain_set(value: Iterable[Any]) -> list[Any]:
 
 def _described(value: object) -> str:
     """Name an object without its address: its text where its class wrote one, its class otherwise."""
-    return str(value) if type(value).__str__ is not object.__str__ or " at 0x" not in repr(value) else type(value).__name__
+    return (
+        str(value) if type(value).__str__ is not object.__str__ or " at 0x" not in repr(value) else type(value).__name__
+    )
 
 
 _RULES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (

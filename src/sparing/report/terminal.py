@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from sparing.report.cells import Cell, Column, columns as to_columns, tidy
+from sparing.report.cells import Cell, Column, tidy
+from sparing.report.cells import columns as to_columns
 from sparing.report.palette import Role, style
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from sparing.blocks import tied
 from sparing.jobs.demo.materials import Materials
 from sparing.jobs.finetune.evaluate import continuations, held_out_loss
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.prices import step_profiles
+from sparing.jobs.finetune.prices import PARTS
 from sparing.jobs.finetune.settings import Full, Lora, Method, Training
+from sparing.jobs.finetune.step import DivergedError
 from sparing.layersample import LayerSampling
 from sparing.report import Progress, Record
 
@@ -73,12 +74,10 @@ def try_rate(arm: Arm, lr: float) -> float:
     Returns:
         Loss on the development rows (nat/token); infinite if it diverged.
     """
-    from sparing.jobs.finetune import Diverged
-
     model, _ = arm.materials.load()
     try:
-        fit(model, arm.materials.train, arm.training(model, lr, trial=True), progress=False)
-    except Diverged:
+        fit(model, arm.materials.train, arm.training(model, lr, trial=True), label="")
+    except DivergedError:
         return float("inf")
     return held_out_loss(model, arm.materials.dev, batch=4)[0]
 
@@ -113,32 +112,32 @@ def whole_run(arm: Arm, lr: float, record: Record) -> None:
     made = arm.materials
     model, tokenizer = made.load()
     training = arm.training(model, lr, trial=False)
-    predicted, measured = step_profiles(model, training, rows=made.batch, length=made.train.length)
     before = continuations(model, tokenizer, made.prompts, max_new_tokens=48) if arm.name == "full" else ()
-    run = fit(model, made.train, training, held_out=made.test, label=arm.name)
+    run = fit(model, made.train, training, held_out=made.test, label=arm.name, memory=True)
     after = continuations(model, tokenizer, made.prompts, max_new_tokens=48)
     for row in run.table("held_out"):
         record.add("curve", method=arm.name, **{key: row[key] for key in ("step", "loss", "perplexity", "seconds")})
     for row in run.table("switches") if "switches" in run.tables else ():
         record.add("switches", method=arm.name, **row)
-    for kind, profile in (("predicted", predicted), ("measured", measured)):
-        parts = {part: getattr(profile, part) for part in ("params", "grads", "optimizer", "activations", "transient")}
-        record.add("memory", method=arm.name, kind=kind, **parts, peak=profile.total)
+    held = {str(row["category"]): row for row in run.table("memory")}
+    for kind in ("predicted", "measured"):
+        record.add("memory", method=arm.name, kind=kind, **{part: held[part][kind] for part in PARTS})
     for number, text in enumerate(before):
         record.add("samples", prompt=made.prompts[number], when="before", text=text)
     for number, text in enumerate(after):
         record.add("samples", prompt=made.prompts[number], when=f"after {arm.name}", text=text)
-    record.add("arms", **_summary(arm, lr, run, predicted.total, measured.total))
+    record.add("arms", **_summary(arm, lr, run))
 
 
-def _summary(arm: Arm, lr: float, run: Record, predicted: int, measured: int) -> dict[str, Any]:
+def _summary(arm: Arm, lr: float, run: Record) -> dict[str, Any]:
     """The row of an arm: losses, seconds a step, bytes."""
-    curve = run.table("held_out")
+    curve: list[dict[str, Any]] = run.table("held_out")
+    peak = next(row for row in run.table("memory") if row["category"] == "total")
     first, last = curve[0], curve[-1]
     return {
         "method": arm.name, "lr": lr, "loss_before": first["loss"], "loss_after": last["loss"],
         "perplexity_after": last["perplexity"], "seconds_per_step": last["seconds"] / last["step"],
-        "peak_predicted": predicted, "peak_measured": measured,
+        "peak_predicted": peak["predicted"], "peak_measured": peak["measured"],
     }  # fmt: skip
 
 

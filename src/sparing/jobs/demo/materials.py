@@ -11,14 +11,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from sparing.data import asset, available, bundled_text, fetch, load_text, wiki_articles
 from sparing.errors import UserError
+from sparing.jobs.finetune.models import load_model, load_tokenizer
 from sparing.jobs.finetune.packing import Packed, pack_stream
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Source = Literal["auto", "stories", "smollm", "bundled"]
 
@@ -52,13 +53,9 @@ class Materials:
     rates: dict[str, tuple[float, ...]]
     """Learning rates to try for each arm."""
 
-    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def load(self) -> tuple[nn.Module, Any]:
         """A fresh fp32 copy of the model, and its tokenizer."""
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        model = AutoModelForCausalLM.from_pretrained(self.model, local_files_only=True, dtype=torch.float32)
-        return model, AutoTokenizer.from_pretrained(self.model, local_files_only=True)
+        return load_model(self.model, dtype=torch.float32), load_tokenizer(self.model)
 
 
 RATES = {
@@ -105,9 +102,7 @@ def _made(
     model: Path, text: str, *, title: str, licence: str, length: int, batch: int, steps: int, trial: int
 ) -> Materials:
     """Tokenise and cut a text for a model on disk."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = load_tokenizer(model)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     train, dev, test = split(ids, length, rows=(batch * steps, 12, 12))
     return Materials(
@@ -128,7 +123,7 @@ def stories(out: Path) -> Materials:
     model, text = fetch("stories15m"), load_text("bryant-stories")
     licence = f"{asset('stories15m').licence}; {asset('bryant-stories').licence}"
     title = "stories15M (15 M parameters) on Bryant's Stories to Tell to Children"
-    return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=40, trial=8)
+    return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=32, trial=6)
 
 
 def smollm(out: Path) -> Materials:
@@ -162,7 +157,7 @@ def bundled(out: Path) -> Materials:
     model = make_tiny_model(out / "tiny-model", text[:half])
     title = "a tiny Llama trained here, on the second half of the text that ships with the package"
     return _made(
-        model, text[half:], title=title, licence="public domain", length=128, batch=4, steps=40, trial=8
+        model, text[half:], title=title, licence="public domain", length=128, batch=4, steps=32, trial=6
     )  # fmt: skip
 
 

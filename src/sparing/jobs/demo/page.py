@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ def show(record: Record) -> None:
     print_table(
         arms(record), title=record.table("run")[0]["materials"], units=units, columns=list(COLUMNS), roles=ROLES
     )
-    print_table([{"page": str(record.table("run")[0]["page"])}])
+    sys.stdout.write(f"report: {record.table('run')[0]['page']}\n")
 
 
 def answer(record: Record) -> str:
@@ -125,9 +126,9 @@ def write_page(record: Record, path: Path) -> None:
         text=(
             f"The model and the text: {run['materials']}. Every method starts from the same weights, sees the same "
             "rows in the same order and takes the same number of steps; its learning rate is the best of three, tried "
-            "for a few steps and judged on development rows.\n\nLISA (Pan et al., NeurIPS 2024) trains embedding, head and "
-            "a few layers drawn anew every few steps; what is frozen has no gradient and no optimizer state. With the "
-            "embedding frozen as well, the backward pass stops at the lowest drawn layer."
+            "for a few steps and judged on development rows.\n\nLISA (Pan et al., NeurIPS 2024) trains embedding, head "
+            "and a few layers drawn anew every few steps; what is frozen has no gradient and no optimizer state. With "
+            "the embedding frozen as well, the backward pass stops at the lowest drawn layer."
         ),
         figures=[loss_figure(record), memory_figure(record), layers_figure(record)],
         tables=[table, sweep],

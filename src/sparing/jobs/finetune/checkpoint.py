@@ -6,15 +6,17 @@ written under a temporary name and renamed, so that a full disk or a killed proc
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -106,36 +108,59 @@ def _flush(folder: Path) -> None:
             os.close(handle)
 
 
+def _is_full(error: Exception) -> bool:
+    """Whether a disk or quota is full; safetensors tells it in words only."""
+    full = {errno.ENOSPC, errno.EDQUOT}
+    return getattr(error, "errno", None) in full or any(f"os error {number}" in str(error) for number in full)
+
+
+@contextlib.contextmanager
+def refusing_to_write(what: str, target: Path) -> Iterator[None]:
+    """Turn the errors of a disk into one line.
+
+    Args:
+        what: What is being done.
+        target: What is being written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UserError: If the disk is full or the place cannot be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why, do = f"it cannot be written ({str(error).splitlines()[0]})", "pass a writable --out"
+        if _is_full(error):
+            why, do = "the disk is full; what was saved before is whole", "free space and run again with --resume"
+        raise UserError(what, got=target, why=why, do=do) from error
+
+
 def write_whole(target: Path, fill: Callable[[Path], object]) -> None:
     """Write a directory whole or not at all; one of the same name is replaced.
 
     Args:
         target: The directory to appear.
         fill: Writes its files into the temporary directory it is given.
-
-    Raises:
-        UserError: If the disk is full or the place cannot be written.
     """
     draft, old = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old"))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in (draft, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        draft.mkdir()
-        fill(draft)
-        _flush(draft)
-        if target.exists():
-            target.rename(old)
-        draft.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if old.exists() and not target.exists():
-            old.rename(target)
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        why = "the disk is full; what was saved before is whole" if full else f"it cannot be written ({error.strerror})"
-        do = "free space, then run again with --resume" if full else "pass a writable --out"
-        raise UserError("saving", got=target, why=why, do=do) from error
+    with refusing_to_write("saving", target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for leftover in (draft, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            draft.mkdir()
+            fill(draft)
+            _flush(draft)
+            if target.exists():
+                target.rename(old)
+            draft.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            if old.exists() and not target.exists():
+                old.rename(target)
 
 
 def _tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

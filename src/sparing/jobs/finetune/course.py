@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,7 +119,9 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     try:
-        with seeded(seed, "adapters", device=device_of(model)):
+        with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():
+            # peft asks transformers by a name that transformers is about to drop; nobody here can change that.
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
             adapted: nn.Module = get_peft_model(model, config)
     except ValueError as error:
         why = str(error).splitlines()[0][:160]
@@ -214,20 +217,21 @@ def state_of(course: Course) -> dict[str, Any]:
     Returns:
         A tree of tensors and plain values. Weights that never trained are left out: they are in the model directory.
     """
-    parameters = named_parameters(course.model)
-    moments = {name: dict(course.optimizer.state[p]) for name, p in parameters.items() if p in course.optimizer.state}
+    parameters, sampler, state = named_parameters(course.model), course.sampler, course.optimizer.state
+    moments = {name: dict(state[p]) for name, p in parameters.items() if state.get(p)} if sampler is None else {}
     return {
         "step": course.step,
         "seconds": course.seconds,
         "seen": course.seen,
         "weights": {name: parameters[name].detach() for name in sorted(course.touched)},
         "optimizer": moments,
-        "sampler": None if course.sampler is None else course.sampler.state_dict(),
+        "sampler": None if sampler is None else sampler.state_dict(optimizer=True),
     }
 
 
-def _place(key: str, value: Any, parameter: nn.Parameter) -> Any:
-    return value.to(parameter.device) if isinstance(value, Tensor) else value
+def _beside(parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State on the device of its parameter, the step count too, as the fused AdamW wants it."""
+    return {key: value.to(parameter.device) for key, value in state.items()}
 
 
 def restore_(course: Course, tree: Mapping[str, Any]) -> None:
@@ -242,8 +246,7 @@ def restore_(course: Course, tree: Mapping[str, Any]) -> None:
         for name, value in tree["weights"].items():
             parameters[name].copy_(value)
     for name, state in tree["optimizer"].items():
-        parameter = parameters[name]
-        course.optimizer.state[parameter] = {k: _place(k, v, parameter) for k, v in state.items()}
+        course.optimizer.state[parameters[name]] = _beside(parameters[name], state)
     if course.sampler is not None:
         course.sampler.load_state_dict(tree["sampler"])
     course.step, course.seconds, course.seen = tree["step"], tree["seconds"], tree["seen"]

@@ -99,7 +99,8 @@ def held_out_loss(model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[fl
         (loss in nats per label, labels).
     """
     with measuring(model):
-        total = sum(loss_sum(model, data, rows).item() for rows in torch.arange(data.rows).split(batch))
+        parts: Sequence[Tensor] = torch.split(torch.arange(data.rows), batch)
+        total = math.fsum(loss_sum(model, data, rows).item() for rows in parts)
     return total / data.tokens, data.tokens
 
 
@@ -115,7 +116,9 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 709 else math.inf
 
 
-def continuations(model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
+def continuations(
+    model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int, special: bool = True
+) -> list[str]:
     """Continue each prompt greedily, so that before and after differ by training alone.
 
     Args:
@@ -123,6 +126,7 @@ def continuations(model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new
         tokenizer: Its tokenizer.
         prompts: Texts, or renderings of chats.
         max_new_tokens: Length of each continuation (tokens); the prompt keeps only its end if both do not fit.
+        special: Whether the tokenizer adds its special tokens; not for a rendered conversation, which has them.
 
     Returns:
         The new text of each.
@@ -130,16 +134,14 @@ def continuations(model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new
     from transformers import GenerationConfig
 
     end = tokenizer.eos_token_id
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end if end is not None else 0)
+    pad = next((i for i in (tokenizer.pad_token_id, end) if i is not None), 0)
     plan = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=end, pad_token_id=pad)
-    limit = getattr(model.config, "max_position_embeddings", None) or 2**30
+    room = max(1, (getattr(model.config, "max_position_embeddings", None) or 2**30) - max_new_tokens)
     found = []
     with measuring(model):
         for prompt in prompts:
-            ids = tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"][
-                :, -max(1, limit - max_new_tokens) :
-            ]
-            ids = ids.to(model.device)
+            ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=special, verbose=False)["input_ids"]
+            ids = ids[:, -room:].to(model.device)
             new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=plan)
             found.append(tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True))
     return found

@@ -88,6 +88,8 @@ def render(tokenizer: Any, messages: Sequence[tuple[str, str]], *, opened: bool 
     """
     if not getattr(tokenizer, "chat_template", None):
         return plain_chat(messages, tokenizer.eos_token or "") + ("assistant: " if opened else "")
+    if not messages:
+        return ""  # transformers renders no empty conversation
     rows = [{"role": role, "content": content} for role, content in messages]
     text: str = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=opened)
     return text
@@ -105,7 +107,7 @@ def _turns(tokenizer: Any, example: Chat) -> tuple[str, list[tuple[str, str]]]:
     except (TemplateError, ValueError, IndexError, TypeError) as error:
         why = f"the chat template refuses it ({str(error)[:80]})"
         got = ", ".join(role for role, _ in messages)
-        raise UserError(f"data line {example.line}", got=got, why=why, do="follow its order of roles") from None
+        raise UserError(f"line {example.line}", got=got, why=why, do="follow its order of roles") from None
 
 
 def _of_chat(tokenizer: Any, example: Chat) -> Tokens:
@@ -117,7 +119,7 @@ def _of_chat(tokenizer: Any, example: Chat) -> Tokens:
         if not (text.startswith(after) and after.startswith(before)):
             why = "the chat template rewrites earlier turns, so the answer's place is not known"
             do = "give one assistant message per line, the last"
-            raise UserError(f"data line {example.line}", got="a conversation", why=why, do=do)
+            raise UserError(f"line {example.line}", got="a conversation", why=why, do=do)
         start = _shared(_encode(tokenizer, before, special=special), whole)
         stop = len(whole) if after == text else _shared(_encode(tokenizer, after, special=special), whole)
         spans.append((start, stop))
@@ -149,5 +151,5 @@ def tokens_of(tokenizer: Any, example: Example) -> Tokens:
         found = _of_chat(tokenizer, example)
     if all(label == IGNORED for label in found.labels[1:]):
         why = "a record with no tokens to learn teaches nothing"
-        raise UserError(f"data line {example.line}", got=f"{len(found.ids)} tokens", why=why, do="drop the line")
+        raise UserError(f"line {example.line}", got=f"{len(found.ids)} tokens", why=why, do="drop the line")
     return found

@@ -21,6 +21,8 @@ from sparing.report import Progress, Record
 UNITS = {
     "loss": "nat/token",
     "seconds": "s",
+    "predicted": "B",
+    "measured": "B",
     "tokens_per_second": "tokens/s",
     "step_seconds": "s",
 }

@@ -57,7 +57,7 @@ Example = Text | Pair | Chat
 
 
 def _refuse(line: int, got: str, why: str, do: str) -> NoReturn:
-    raise UserError(f"data line {line}", got=got, why=why, do=do) from None
+    raise UserError(f"line {line}", got=got, why=why, do=do) from None
 
 
 def _string(row: Mapping[str, Any], name: str, line: int) -> str:
@@ -89,6 +89,12 @@ def _instruction(row: Mapping[str, Any], line: int) -> Pair:
     return Pair(line, "".join(f"{part}\n\n" for part in parts if part), _string(row, "output", line))
 
 
+def _worth(found: Example, learnt: str) -> Example:
+    if not learnt.strip():
+        _refuse(found.line, "an empty text", "a record with no tokens teaches nothing", "drop the line")
+    return found
+
+
 def example(row: object, line: int) -> Example:
     """One parsed line as a text, a pair or a chat.
 
@@ -107,22 +113,18 @@ def example(row: object, line: int) -> Example:
     if not isinstance(row, dict):
         _refuse(line, type(row).__name__, "each line must be a JSON object", f"write {FORMS}")
     names = set(row)
-    if names == {"text"}:
-        found: Example = Text(line, _string(row, "text", line))
-        learnt = found.text
-    elif names == {"messages"}:
+    if names == {"messages"}:
         return _chat(row, line)
-    elif names == {"prompt", "response"}:
-        found = Pair(line, _string(row, "prompt", line), _string(row, "response", line))
-        learnt = found.response
-    elif names in ({"instruction", "output"}, {"instruction", "input", "output"}):
-        found = _instruction(row, line)
-        learnt = found.response
-    else:
-        _refuse(line, f"fields {', '.join(sorted(names)) or 'none'}", "no known kind of record", f"write {FORMS}")
-    if not learnt.strip():
-        _refuse(line, "an empty text", "a record with no tokens teaches nothing", "drop the line")
-    return found
+    if names == {"text"}:
+        text = Text(line, _string(row, "text", line))
+        return _worth(text, text.text)
+    if names == {"prompt", "response"}:
+        pair = Pair(line, _string(row, "prompt", line), _string(row, "response", line))
+        return _worth(pair, pair.response)
+    if names in ({"instruction", "output"}, {"instruction", "input", "output"}):
+        pair = _instruction(row, line)
+        return _worth(pair, pair.response)
+    _refuse(line, f"fields {', '.join(sorted(names)) or 'none'}", "no known kind of record", f"write {FORMS}")
 
 
 def _parse(text: str, line: int) -> Example:
@@ -138,16 +140,23 @@ def _parse(text: str, line: int) -> Example:
 
 def _contents(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
-        _refuse(
-            line, got, f"{path.name} is not UTF-8", "convert it: iconv -t UTF-8 -f LATIN1 OLD > NEW"
-        ) from None
+        raw = path.read_bytes()
     except OSError as error:
         got = f"{path} ({error.strerror})"
         raise UserError("data", got=got, why="the file cannot be read", do="pass an existing JSONL file") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, got = raw[: error.start].count(b"\n") + 1, f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        _refuse(line, got, "it is not UTF-8", "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
+
+
+def _one_kind(found: Sequence[Example]) -> None:
+    first = found[0]
+    for other in found:
+        if type(other) is not type(first):
+            kinds = f"a {type(other).__name__.lower()} after a {type(first).__name__.lower()} on line {first.line}"
+            _refuse(other.line, kinds, "one file holds one kind of record", "split the file by kind")
 
 
 def read_examples(path: Path) -> list[Example]:
@@ -162,15 +171,14 @@ def read_examples(path: Path) -> list[Example]:
     Raises:
         UserError: If the file is missing, empty, not UTF-8, has a broken line, or mixes kinds.
     """
-    lines = _contents(path).split("\n")
-    found = [_parse(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
-    if not found:
-        raise UserError("data", got=f"{path} (empty)", why="there is nothing to learn", do=f"write lines of {FORMS}")
-    first = found[0]
-    for other in found:
-        if type(other) is not type(first):
-            kinds = f"a {type(other).__name__.lower()} after a {type(first).__name__.lower()} on line {first.line}"
-            _refuse(other.line, kinds, "one file holds one kind of record", "split the file by kind")
+    try:
+        lines = _contents(path).split("\n")
+        found = [_parse(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
+        if not found:
+            raise UserError("data", got="an empty file", why="there is nothing to learn", do=f"write lines of {FORMS}")
+        _one_kind(found)
+    except UserError as error:
+        raise UserError(f"{path.name}, {error.what}", got=error.got, why=error.why, do=error.do) from None
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -119,16 +120,16 @@ class Lisa:
         """
         fits = not self.blocks or self.sampler == "fixed"
         require(fits, "lisa.blocks", self.blocks, f"the sampler {self.sampler} draws its own", "use the sampler fixed")
-        draw = {
+        draws: dict[str, Callable[[], Any]] = {
             "uniform": Uniform,
             "reshuffle": Reshuffle,
             "bernoulli": Bernoulli,
             "adaptive": Adaptive,
             "cost-aware": CostAware,
             "fixed": lambda: Fixed(blocks=self.blocks or None),
-        }[self.sampler]()
+        }
         same = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"sampler", "blocks", "active"}}
-        return LayerSampling(active=len(self.blocks) or self.active, sampler=draw, **same)
+        return LayerSampling(active=len(self.blocks) or self.active, sampler=draws[self.sampler](), **same)
 
 
 Method = Full | LayerSampling | Lora
@@ -323,5 +324,5 @@ class Finetune(Pace):
         Returns:
             The pace, with the method as a value.
         """
-        method: Method = {"full": Full, "lisa": self.lisa.sampling, "lora": lambda: self.lora}[self.method]()
-        return Training(method=method, **{f.name: getattr(self, f.name) for f in fields(Pace)})
+        methods: dict[str, Callable[[], Method]] = {"full": Full, "lisa": self.lisa.sampling, "lora": lambda: self.lora}
+        return Training(method=methods[self.method](), **{f.name: getattr(self, f.name) for f in fields(Pace)})

@@ -24,7 +24,7 @@ from sparing.data.text import TEXT
 from sparing.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     Tell = Callable[[int, str], None]
 
@@ -77,7 +77,7 @@ def fetch(
             return found
     kept = _cached(wanted, verify=verify)
     if kept is None:
-        kept = _make(wanted, None, progress=progress, tried=tried)
+        kept = _make(wanted, None, progress=progress, verify=verify, tried=tried)
     say_terms(wanted.name, terms(wanted))
     return kept
 
@@ -125,10 +125,7 @@ def _cached(wanted: Asset, *, verify: bool = False) -> Path | None:
     manifest = read_manifest(folder)
     if manifest is None or (manifest.build, manifest.archive) != (wanted.version, wanted.package.sha256):
         return None
-    if not is_whole(folder, manifest, verify=verify):
-        log.warning("%s: the files in the cache are damaged and will be made again", wanted.name)
-        return None
-    return _finished(wanted, folder)
+    return _finished(wanted, folder) if is_whole(folder, manifest, verify=verify) else None
 
 
 def _given(wanted: Asset, path: Path, *, progress: bool) -> Path:
@@ -139,7 +136,7 @@ def _given(wanted: Asset, path: Path, *, progress: bool) -> Path:
             what, got=path, why="there is no such file or folder", do="give an existing one, or none to fetch"
         )
     if path.is_file() and path.name.endswith(ARCHIVES):
-        made = _make(wanted, path, progress=progress, tried=[])
+        made = _make(wanted, path, progress=progress)
         say_terms(wanted.name, terms(wanted))
         return made
     asked = {
@@ -154,7 +151,9 @@ def _given(wanted: Asset, path: Path, *, progress: bool) -> Path:
     return path
 
 
-def _make(wanted: Asset, archive: Path | None, *, progress: bool, tried: list[str]) -> Path:
+def _make(
+    wanted: Asset, archive: Path | None, *, progress: bool, verify: bool = False, tried: Sequence[str] = ()
+) -> Path:
     """Fetch (unless an archive is given), check, unpack, build, and put in place, while holding the asset's lock."""
     missing = [module for module in wanted.needs if importlib.util.find_spec(module) is None]
     if missing:
@@ -165,8 +164,12 @@ def _make(wanted: Asset, archive: Path | None, *, progress: bool, tried: list[st
     root = cache_directory()
     try:
         with locked(root, wanted.name):
-            if archive is None and (kept := _cached(wanted)) is not None:
+            if archive is None and (kept := _cached(wanted, verify=verify)) is not None:
                 return kept  # another process made it while we waited
+            if (root / wanted.name).exists():
+                log.warning(
+                    "%s: the files in the cache are damaged or of an older kind; they are made again", wanted.name
+                )
             sweep(root, wanted.name)
             with staging(root, wanted.name) as work, _telling(wanted, shown=progress) as tell:
                 _build(wanted, archive, work, tell)
@@ -220,12 +223,12 @@ def _telling(wanted: Asset, *, shown: bool) -> Iterator[Tell]:
     from sparing.report import Progress
 
     moved = 0
-    total = max(1, wanted.download // 1_000_000)
-    with Progress(f"fetch {wanted.name}", total=total, unit="MB") as bar:
+    total = wanted.download
+    with Progress(f"fetch {wanted.name}", total=total, unit="B") as bar:
 
         def tell(done: int, doing: str) -> None:
             nonlocal moved
-            now = max(moved, min(total, done // 1_000_000))
+            now = max(moved, min(total, done))
             bar.advance(now - moved, doing=doing)
             moved = now
 

@@ -1,0 +1,190 @@
+"""The whole job: read, train, save, measure, report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparing.jobs.finetune import checkpoint, outputs
+from sparing.jobs.finetune.checkpoint import refusing_to_write
+from sparing.jobs.finetune.course import Course, begun, restore_, state_of
+from sparing.jobs.finetune.evaluate import continuations, movement, takes_positions
+from sparing.jobs.finetune.loop import UNITS, advance_
+from sparing.jobs.finetune.material import Material, gather
+from sparing.jobs.finetune.models import load_model, save_pretrained
+from sparing.jobs.finetune.page import write_page
+from sparing.jobs.finetune.settings import Finetune, Lora
+from sparing.jobs.finetune.step import DivergedError
+from sparing.report import Record, print_table
+
+
+class StoppedError(KeyboardInterrupt):
+    """The run was interrupted by a signal, after its step was finished and saved; says how to go on."""
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM instead of dying of them; a second one of a kind acts as usual.
+
+    Yields:
+        A list that receives the signals' numbers. Outside the main thread signals stay as they are.
+    """
+    noted: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _save(settings: Finetune, course: Course, record: Record) -> Path:
+    tree = {**state_of(course), "rows": record.rows}
+    return checkpoint.save(settings.out / outputs.CHECKPOINTS, course.step, tree)
+
+
+def _save_model(settings: Finetune, model: Any, tokenizer: Any) -> nn.Module:
+    """Write model/, and before it adapter/ for LoRA; returns the model without additions."""
+    if isinstance(settings.training().method, Lora):
+        adapter = partial(model.save_pretrained, save_embedding_layers=False)
+        checkpoint.write_whole(settings.out / outputs.ADAPTER, adapter)
+        model = model.merge_and_unload()
+    checkpoint.write_whole(settings.out / outputs.MODEL, lambda draft: save_pretrained(model, tokenizer, draft))
+    return model  # type: ignore[no-any-return]
+
+
+def _generate(material: Material, model: nn.Module, settings: Finetune) -> list[str]:
+    return continuations(
+        model, material.tokenizer, material.prompts, max_new_tokens=settings.max_new_tokens, special=not material.chat
+    )
+
+
+def _command(settings: Finetune, model: Path, out: Path) -> str:
+    return f"sparing finetune {model} {settings.data} --out {out}"
+
+
+def _give_up(settings: Finetune, course: Course, material: Material, record: Record, error: DivergedError) -> str:
+    """Save the last good state; returns the line that says where it is and how to go on."""
+    path = _save(settings, course, record)
+    with refusing_to_write("saving", settings.out):
+        record.write(settings.out / outputs.RECORD)
+    _save_model(settings, course.model, material.tokenizer)
+    again = _command(settings, settings.out / outputs.MODEL, settings.out.with_name(settings.out.name + "-2"))
+    return (
+        f"{error}; the step was not applied and the state before it is in {path} and, as a model, in "
+        f"{settings.out / outputs.MODEL}; go on from there with a lower rate: {again} --lr {course.training.peak / 4:g}"
+    )
+
+
+def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, record: Record) -> nn.Module:
+    """Train to the end and leave model and checkpoint on the disk; returns the model without additions."""
+    with begun(material.model, settings.training(), rows=material.data.rows) as course, patient() as signals:
+        if tree is not None:
+            restore_(course, tree)
+            record.rows[:] = tree["rows"]
+
+        def after(course: Course) -> None:
+            due = settings.save_every and course.step % settings.save_every == 0
+            if course.step < course.steps and (due or signals):
+                path = _save(settings, course, record)
+                if signals:
+                    how = "run the same command with --resume to go on"
+                    raise StoppedError(f"interrupted; step {course.step} of {course.steps} is saved in {path}; {how}")
+
+        if tree is None:
+            outputs.claim_(settings, outputs.identity(settings))
+            for prompt, text in zip(material.prompts, _generate(material, course.model, settings), strict=True):
+                record.add("samples", prompt=prompt, before=text, after=None)
+        try:
+            advance_(
+                course, material.data, record, held_out=material.held_out, label="fine-tune", memory=True, after=after
+            )
+        except DivergedError as error:
+            raise DivergedError(_give_up(settings, course, material, record, error)) from None
+        _save(settings, course, record)
+        texts = iter(_generate(material, course.model, settings))
+        for row in record.rows:
+            if row["table"] == "samples":
+                row["after"] = next(texts)
+        trained = course.model
+        course.optimizer.state.clear()
+    return _save_model(settings, trained, material.tokenizer)
+
+
+def _caveats(settings: Finetune, material: Material) -> list[str]:
+    """What a reader should know before leaning on the numbers."""
+    data, held = material.data, material.held_out
+    notes = ["One run with one seed: no spread is known."]
+    if held is None:
+        notes.append("Nothing was held out, so nothing says how well the model does on text that it has not seen.")
+    if data.dropped:
+        notes.append(f"{data.dropped} records or ends of records were left out: no token to learn fitted into a row.")
+    if data.cut:
+        notes.append(f"{data.cut} tokens were cut off at the end of rows of {settings.length}.")
+    if data.positions is not None and not takes_positions(material.model):
+        notes.append("This model cannot be told where documents begin: those packed into one row see each other.")
+    if settings.dtype == "bfloat16" and not (settings.method == "lisa" and settings.lisa.masters):
+        notes.append("Weights are bfloat16 without 32-bit copies: updates below 1/256 of a weight may be rounded away.")
+    return notes
+
+
+def run(settings: Finetune) -> Record:
+    """Fine-tune a model as the command line does.
+
+    Args:
+        settings: All of them; nothing is written before all of them are known to work.
+
+    Returns:
+        The record, also in OUT/record.jsonl, with tables "train", "held_out", "switches", "memory", "movement",
+        "samples" and "speed".
+
+    Raises:
+        UserError: If a setting or file is at fault, or the disk is full.
+        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
+        DivergedError: If loss or gradient are not finite; the state before that step is saved.
+    """
+    outputs.check_out(settings)
+    material = gather(settings)
+    tree = outputs.latest(settings, outputs.identity(settings)) if settings.resume else None
+    question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
+    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+    record.settings["out"] = os.path.relpath(settings.out)
+    caveats = _caveats(settings, material)
+    trained = _train(settings, material, tree, record)
+    original = load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu")
+    for row in movement(trained, original):
+        record.add("movement", **row)
+    with refusing_to_write("saving", settings.out):
+        record.write(settings.out / outputs.RECORD)
+        write_page(record, settings.out / outputs.PAGE, caveats)
+    return record
+
+
+def show(record: Record) -> None:
+    """Print the tables of a run on standard output; the last line says where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    for name, title in (("held_out", "Held-out loss"), ("memory", "Memory at the peak of a step"), ("speed", "Speed")):
+        if rows := record.table(name):
+            print_table(rows, title=title, units=record.units)
+    sys.stdout.write(f"report: {Path(record.settings['out']) / outputs.PAGE}\n")

@@ -1,0 +1,145 @@
+"""Everything a run reads, opened and checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparing.errors import UserError
+from sparing.jobs.finetune import models
+from sparing.jobs.finetune.labels import render, tokens_of
+from sparing.jobs.finetune.packing import Packed, pack
+from sparing.jobs.finetune.records import Chat, Example, Pair, Text, read_examples, split
+from sparing.jobs.finetune.settings import Finetune, require
+
+WORDS = 12
+"""Words of a text that serve as a prompt."""
+
+
+@dataclass(slots=True)
+class Material:
+    """A model, its tokenizer, and the rows to train and measure on."""
+
+    model: nn.Module
+    """On its device, in its number format, as it lies on the disk."""
+
+    tokenizer: Any
+    """The tokenizer beside it."""
+
+    data: Packed
+    """Rows to train on."""
+
+    held_out: Packed | None
+    """Rows to measure on."""
+
+    prompts: tuple[str, ...]
+    """Texts to continue before and after."""
+
+    chat: bool
+    """Whether the prompts are renderings of conversations, special tokens included."""
+
+
+def device_for(choice: str) -> torch.device:
+    """The device that a setting means.
+
+    Args:
+        choice: ``auto``, ``cpu`` or ``cuda``.
+
+    Returns:
+        The device.
+
+    Raises:
+        UserError: If CUDA was asked for and there is none.
+    """
+    there = torch.cuda.is_available()
+    require(there or choice != "cuda", "device", "cuda", "no CUDA device is visible", "pass --device cpu")
+    return torch.device("cuda" if there and choice != "cpu" else "cpu")
+
+
+def opening(tokenizer: Any, example: Example) -> str:
+    """The part of an example that can be given as a prompt.
+
+    Args:
+        tokenizer: For rendering a conversation.
+        example: One line of the file.
+
+    Returns:
+        The prompt of a pair, the first words of a text, a chat up to its last answer.
+    """
+    if isinstance(example, Pair):
+        return example.prompt
+    if isinstance(example, Text):
+        return " ".join(example.text.split()[:WORDS])
+    last = max(index for index, (role, _) in enumerate(example.messages) if role == "assistant")
+    return render(tokenizer, example.messages[:last], opened=True)
+
+
+def prompts_for(tokenizer: Any, settings: Finetune, examples: Sequence[Example]) -> tuple[str, ...]:
+    """The prompts of a run: those given, or the openings of two examples.
+
+    Args:
+        tokenizer: For rendering a conversation.
+        settings: ``prompts`` and ``max_new_tokens``.
+        examples: Where to take openings from.
+
+    Returns:
+        Prompts, as the model reads them; none if nothing is to be generated.
+    """
+    if not settings.max_new_tokens:
+        return ()
+    if not settings.prompts:
+        return tuple(filter(None, (opening(tokenizer, example) for example in examples[:2])))
+    if isinstance(examples[0], Chat):
+        return tuple(render(tokenizer, [("user", prompt)], opened=True) for prompt in settings.prompts)
+    return settings.prompts
+
+
+def _rows(tokenizer: Any, examples: Sequence[Example], settings: Finetune, path: Path) -> Packed:
+    try:
+        found = [tokens_of(tokenizer, example) for example in examples]
+    except UserError as error:
+        raise UserError(f"{path.name}, {error.what}", got=error.got, why=error.why, do=error.do) from None
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    return pack(found, length=settings.length, pad=pad, packing=settings.packing)
+
+
+def _check_fit(model: nn.Module, settings: Finetune, data: Packed) -> None:
+    limit = models.most_positions(model)
+    fits = limit is None or settings.length <= limit
+    require(fits, "length", settings.length, f"the model has {limit} positions", f"pass --length {limit} or less")
+    known, highest = models.vocabulary(model), int(data.ids.max())
+    why = f"the model knows {known} tokens, the tokenizer gives token {highest}"
+    require(highest < known, "model", settings.model, why, "use the tokenizer that belongs to the model")
+
+
+def gather(settings: Finetune) -> Material:
+    """Read and check everything; nothing is written.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        What it needs.
+
+    Raises:
+        UserError: If a file is missing or broken, or the parts do not fit each other.
+    """
+    device = device_for(settings.device)
+    examples = read_examples(settings.data)
+    train, held = split(examples, 0.0 if settings.held_out_data else settings.held_out, settings.seed)
+    measured = settings.held_out_data or settings.data
+    if settings.held_out_data is not None:
+        held = read_examples(settings.held_out_data)
+    models.config_of(settings.model)
+    tokenizer = models.load_tokenizer(settings.model)
+    data = _rows(tokenizer, train, settings, settings.data)
+    held_out = _rows(tokenizer, held, settings, measured) if held else None
+    model = models.load_model(settings.model, dtype=getattr(torch, settings.dtype), device=device)
+    _check_fit(model, settings, data)
+    prompts = prompts_for(tokenizer, settings, held or train)
+    return Material(model, tokenizer, data, held_out, prompts, chat=isinstance(examples[0], Chat))

@@ -1,0 +1,81 @@
+"""A plan for people: the table in the terminal, the page with its picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from sparing.jobs.plan.pick import RULE
+from sparing.report import Figure, Page, Record, Section, Table, format_number, plots, print_table
+
+PARTS: Final = ("params", "grads", "optimizer", "activations", "transient")
+COLUMNS: Final = ("method", "checkpointing", "trainable", "peak", "speed", "coverage", "verdict")
+
+
+def show(record: Record) -> None:
+    """Print the table, the pick and where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    (about,) = record.table("about")
+    print_table(record.table("plan"), title=title(record), units=record.units, columns=list(COLUMNS))
+    notes = [f"note: {row['note']}" for row in record.table("advice")]
+    sys.stdout.write("\n".join([f"pick: {about['pick']}", *notes, f"report: {about['page']}"]) + "\n")
+
+
+def title(record: Record) -> str:
+    """Model, parameters and memory in a line."""
+    (about,) = record.table("about")
+    return (
+        f"{about['model']} ({format_number(about['parameters'])} parameters), "
+        f"batch {about['batch']} × {about['length']} tokens, {format_number(about['memory'], 'B')}"
+    )
+
+
+def answer(record: Record) -> str:
+    """One sentence with its number."""
+    (about,) = record.table("about")
+    chosen = next((row for row in record.table("plan") if row["picked"]), None)
+    if chosen is None:
+        least = min(record.table("plan"), key=lambda row: float(row["peak"] or 0))
+        held = format_number(least["peak"], "B")
+        return f"Nothing fits {format_number(about['memory'], 'B')}; the least is {least['method']} at **{held}**."
+    return (
+        f"**{chosen['method']}**{' with checkpointing' if chosen['checkpointing'] else ''}: "
+        f"**{format_number(chosen['peak'], 'B')}** of {format_number(about['memory'], 'B')}."
+    )
+
+
+def figure(record: Record) -> Figure:
+    """Bytes at the peak by category, without checkpointing, against the memory."""
+    (about,) = record.table("about")
+    rows: list[dict[str, Any]] = [row for row in record.table("plan") if not row["checkpointing"]]
+    stacks = [plots.Stack(row["method"], {part: row[part] for part in PARTS}) for row in rows]
+    fitting = sum(bool(row["fits"]) for row in rows)
+    memory: Any = about["memory"]
+    return plots.stacked_bars(
+        stacks, value=plots.Axis("peak of a step", unit="B"),
+        title=f"{fitting} of {len(rows)} fit without checkpointing",
+        mark=(memory, f"{format_number(memory, 'B')} device"),
+        caption="Predicted from shapes; allocator rounding, kernel workspaces and the device's context come on top.",
+    )  # fmt: skip
+
+
+def write_page(record: Record, path: Path) -> None:
+    """Write the page.
+
+    Args:
+        record: A finished plan.
+        path: File of the page.
+    """
+    columns = [*COLUMNS[:3], *PARTS, *COLUMNS[3:]]
+    table = Table(record.table("plan"), title=title(record), units=record.units, columns=columns, note=RULE)
+    notes = [str(row["note"]) for row in record.table("advice")]
+    page = Page(
+        title="What fits", question=record.question, answer=answer(record), record=record,
+        sections=[Section("By method", figures=[figure(record)], tables=[table])],
+        caveats=[*notes, "LISA is priced at its dearest draw: with a frozen embedding, the lowest blocks."],
+    )  # fmt: skip
+    page.write(path)

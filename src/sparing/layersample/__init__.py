@@ -1,0 +1,46 @@
+"""Fine-tune a language model a few blocks at a time, in the memory of those blocks: layerwise importance sampled AdamW.
+
+Embedding, head and final norm always train; of the body, ``active`` blocks drawn anew every ``period`` optimizer steps.
+Frozen blocks hold no gradient and no optimizer state. ``predict`` tells the bytes beforehand, ``Sampler`` works in any
+training loop, and ``LayerSamplingCallback`` in Hugging Face's Trainer.
+
+Pan et al., "LISA: Layerwise Importance Sampling for Memory-Efficient Large Language Model Fine-Tuning", NeurIPS 2024
+(arXiv:2403.17919).
+
+    sampler = Sampler(model, optimizer, LayerSampling(active=2, period=20), seed=0)
+    for step, batch in enumerate(batches):
+        sampler.begin_step(step); loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sparing.layersample.apply import Sampler
+from sparing.layersample.backward_step import StepInBackward
+from sparing.layersample.config import LayerSampling
+from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Reshuffle, Uniform, Weighted
+
+if TYPE_CHECKING:
+    from sparing.layersample.callback import LayerSamplingCallback
+
+__all__ = [
+    "Adaptive",
+    "Bernoulli",
+    "CostAware",
+    "Fixed",
+    "LayerSampling",
+    "LayerSamplingCallback",
+    "Reshuffle",
+    "Sampler",
+    "StepInBackward",
+    "Uniform",
+    "Weighted",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the callback, and with it transformers, only when somebody asks for it."""
+    if name == "LayerSamplingCallback":
+        from sparing.layersample.callback import LayerSamplingCallback
+
+        return LayerSamplingCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

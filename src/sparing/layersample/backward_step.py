@@ -1,0 +1,223 @@
+"""The optimizer's step inside the backward pass: a gradient is used the moment it is complete, then dropped."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sparing.errors import UserError
+from sparing.layersample import ranks
+from sparing.layersample.apply import Sampler
+from sparing.layersample.state import is_sharded
+
+_EPSILON = 1e-6
+"""Added to the norm by ``torch.nn.utils.clip_grad_norm_``, whose result this must equal."""
+
+
+class StepInBackward:
+    """Steps each active parameter as soon as backward has its gradient, so gradients never exist side by side.
+
+    Replaces ``loss.backward(); clip_grad_norm_(...); optimizer.step(); optimizer.zero_grad()``. Updates are those of
+    that loop: of the last micro-batch of an accumulation window only, and with the same global-norm clipping.
+
+    Clipping by the norm of *all* gradients needs them all before the first step. "exact" walks backward twice: the
+    first walk adds up norms and drops each gradient, the second steps; it costs one more backward pass. "delayed"
+    clips by the norm of the step before, and walks twice only where there is none: the first step of an interval.
+
+    With accumulation the earlier micro-batches' gradients must wait for the last, so only the last gradient's share of
+    the memory is saved. Not for ``GradScaler``, reentrant checkpointing of shared weights, or several processes.
+
+    Source: LOMO (arXiv:2306.09782) for the fusion and the two walks; stepping on every micro-batch instead of every
+    window is the known defect of layer-wise hooks (GaLore issue 78).
+
+    Example:
+        >>> from torch import nn
+        >>> from sparing.layersample import LayerSampling, Sampler, StepInBackward
+        >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        >>> sampler = Sampler(model, torch.optim.SGD(model.parameters(), lr=0.1), LayerSampling(active=1, period=2))
+        >>> step_in = StepInBackward(sampler, max_norm=1.0)
+        >>> for step in range(3):
+        ...     sampler.begin_step(step)
+        ...     norm = step_in.backward(model(torch.ones(1, 4)).square().sum())
+        >>> any(p.grad is not None for p in model.parameters())
+        False
+    """
+
+    def __init__(
+        self, sampler: Sampler, *, max_norm: float | None = None, clip: Literal["exact", "delayed"] = "exact"
+    ) -> None:
+        """Check; hooks come with the first ``backward``.
+
+        Args:
+            sampler: Says what is active and holds the optimizer.
+            max_norm: Largest 2-norm of all gradients together; None does not clip.
+            clip: Which norm is compared with it.
+
+        Raises:
+            UserError: If parameters are sharded, there are several processes, or the settings mean nothing.
+        """
+        if ranks.several() or any(is_sharded(p) for p in sampler.trainable.values()):
+            raise UserError(
+                "StepInBackward",
+                got="several processes",
+                why="gradients must be averaged before the step",
+                do="call optimizer.step() after the backward pass",
+            )
+        if clip not in {"exact", "delayed"} or (max_norm is not None and not max_norm > 0):
+            raise UserError(
+                "StepInBackward",
+                got=f"max_norm={max_norm}, clip={clip}",
+                why="a gradient is clipped by a positive norm",
+                do="pass max_norm > 0 and clip='exact' or 'delayed'",
+            )
+        self.sampler, self.max_norm, self.clip = sampler, max_norm, clip
+        self.last_norm: float | None = None
+        """Norm of all gradients of the step before, None where the next step has to measure."""
+        self._interval: int | None = None
+        self._handles: list[RemovableHandle] = []
+        self._walk: Literal["off", "measure", "step"] = "off"
+        self._norms: dict[nn.Parameter, Tensor] = {}
+        self._waiting: dict[nn.Parameter, Tensor] = {}
+        self._factor: Tensor | float = 1.0
+
+    def backward(self, loss: Tensor, *, last: bool = True) -> float | None:
+        """Walk backward from a loss, and step if it is the last one of its accumulation window.
+
+        Args:
+            loss: Scalar; scaled by the caller if several micro-batches shall average.
+            last: False for the micro-batches before the last.
+
+        Returns:
+            The norm of all gradients of this step before clipping; None without clipping, or before the last
+            micro-batch.
+
+        Raises:
+            UserError: If the norm is not finite; nothing has been stepped then and no gradient is left.
+        """
+        self._follow_()
+        if not last:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return None
+        if self.max_norm is None:
+            self._step_walk(loss, 1.0)
+            return None
+        if self.clip == "exact" or self.last_norm is None:
+            self._measure_walk(loss)
+            used = self._total()
+            self._refuse_not_finite(used)
+        else:
+            used = torch.tensor(self.last_norm)
+        self._step_walk(loss, (self.max_norm / (used + _EPSILON)).clamp(max=1.0))
+        self.last_norm = float(self._total())
+        return self.last_norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what "delayed" remembers, as JSON."""
+        return {"last_norm": self.last_norm, "interval": self._interval}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict``.
+
+        Args:
+            state: What it gave.
+        """
+        self._follow_()
+        if state["interval"] == self.sampler.interval:
+            self.last_norm = state["last_norm"]
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._interval = None
+
+    def _follow_(self) -> None:
+        """Hook what is active now, once per interval."""
+        if self._interval is not None and self._interval == self.sampler.interval:
+            return
+        self.close()
+        self._interval, self.last_norm = self.sampler.interval, None
+        for p in self.sampler.trainable.values():
+            handle = p.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
+        groups = self.sampler.optimizer.param_groups
+        self._group = {p: group for group in groups for p in group["params"]}
+
+    def _measure_walk(self, loss: Tensor) -> None:
+        """Find every gradient's norm; gradients of earlier micro-batches wait aside, bit for bit as they were."""
+        params = self.sampler.trainable.values()
+        self._waiting = {p: p.grad for p in params if p.grad is not None}
+        for p in self._waiting:
+            p.grad = None
+        self._norms, self._walk = {}, "measure"
+        try:
+            loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        finally:
+            self._walk = "off"
+            for p, grad in self._waiting.items():
+                self._norms.setdefault(p, torch.linalg.vector_norm(grad))
+                p.grad = grad
+            self._waiting = {}
+
+    def _step_walk(self, loss: Tensor, factor: Tensor | float) -> None:
+        self._factor, self._norms, self._walk = factor, {}, "step"
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+            for p in self.sampler.trainable.values():  # those that only earlier micro-batches reached
+                if p.grad is not None:
+                    self._arrived(p)
+        finally:
+            self._walk = "off"
+
+    def _arrived(self, p: Tensor) -> None:
+        assert isinstance(p, nn.Parameter)
+        if self._walk == "off":
+            return
+        if p in self._norms:
+            raise UserError(
+                "StepInBackward",
+                got="a weight whose gradient arrived twice",
+                why="reentrant checkpointing walks backward several times",
+                do="use use_reentrant=False",
+            )
+        assert p.grad is not None
+        whole = p.grad if p not in self._waiting else p.grad + self._waiting[p]
+        self._norms[p] = torch.linalg.vector_norm(whole)
+        if self._walk == "step":
+            self._step_one_(p)
+        p.grad = None
+
+    def _step_one_(self, p: nn.Parameter) -> None:
+        """Let the optimizer see this parameter only; its state, options and hooks are the usual ones."""
+        assert p.grad is not None
+        if self.max_norm is not None:
+            p.grad.mul_(self._factor)
+        optimizer = self.sampler.optimizer
+        groups = optimizer.param_groups
+        optimizer.param_groups = [{**self._group[p], "params": [p]}]
+        try:
+            optimizer.step()
+        finally:
+            optimizer.param_groups = groups
+
+    def _total(self) -> Tensor:
+        """Join the norms in the order, and by the operations, of ``clip_grad_norm_``."""
+        norms = [self._norms[p] for p in self.sampler.trainable.values() if p in self._norms]
+        total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+        return total
+
+    def _refuse_not_finite(self, norm: Tensor) -> None:
+        if bool(norm.isfinite()):
+            return
+        for p in self.sampler.trainable.values():
+            p.grad = None
+        raise UserError(
+            "gradients",
+            got=f"norm {float(norm)}",
+            why="a step would spoil the weights, which are as before",
+            do="lower the learning rate, or look at the batch",
+        )

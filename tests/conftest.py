@@ -1,0 +1,13 @@
+"""What every test runs under: one thread a process (two processes share two cores), no network, no screen."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+torch.set_num_threads(1)

@@ -1,0 +1,137 @@
+"""A run under way: set up for each method, given back as found, saved and restored by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zoo
+from sparing.blocks import named_parameters
+from sparing.errors import UserError
+from sparing.jobs.finetune.course import begun, optimizer_for, restore_, seeded, state_of, with_adapters_
+from sparing.jobs.finetune.packing import Packed
+from sparing.jobs.finetune.settings import Full, Lora, Training
+from sparing.jobs.finetune.step import take_step_
+from sparing.layersample import LayerSampling
+
+
+def rows(count: int = 6) -> Packed:
+    ids = zoo.tokens(count, 8)["input_ids"]
+    return Packed(ids, ids.clone())
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    model = zoo.llama(layers=2)
+    model.model.embed_tokens.weight.requires_grad_(False)
+    optimizer = optimizer_for(model, Training(method=Full(), lr=0.5, weight_decay=0.25))
+    found = {name: g["weight_decay"] for g in optimizer.param_groups for name in g["param_names"]}
+    assert set(found) == set(named_parameters(model)) - {"model.embed_tokens.weight"}
+    assert {name for name, decay in found.items() if not decay} == {n for n in found if "norm" in n}
+    assert set(found.values()) == {0.0, 0.25}
+    assert {g["lr"] for g in optimizer.param_groups} == {0.5}
+
+
+def test_the_global_generators_come_back() -> None:
+    before = torch.get_rng_state()
+    with seeded(3, "dropout", 7, device=torch.device("cpu")):
+        first = torch.rand(4)
+    with seeded(3, "dropout", 8, device=torch.device("cpu")):
+        other = torch.rand(4)
+    with seeded(3, "dropout", 7, device=torch.device("cpu")):
+        again = torch.rand(4)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_adapters_begin_the_same_whatever_the_global_generator_is_at() -> None:
+    found = []
+    for noise in (1, 2):
+        torch.rand(noise)
+        adapted = with_adapters_(zoo.llama(layers=2), Lora(rank=2), seed=5)
+        found.append({n: p.detach() for n, p in adapted.named_parameters() if "lora_A" in n})
+    assert len(found[0]) == 2 * 7  # seven linear maps a block, none on the head
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_gpt2_gets_adapters_too() -> None:
+    adapted = with_adapters_(zoo.gpt2(layers=2), Lora(rank=2, targets="c_attn, c_fc"), seed=0)
+    assert sum("lora_A" in name for name, _ in adapted.named_parameters()) == 4
+
+
+def test_targets_that_no_layer_has() -> None:
+    with pytest.raises(UserError, match=r"lora\.targets: got nothing_like_it; .*not found"):
+        with_adapters_(zoo.llama(layers=2), Lora(targets="nothing_like_it"), seed=0)
+
+
+@pytest.mark.parametrize("method", [Full(), LayerSampling(active=1, period=1, embed=False)], ids=["full", "lisa"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_flags_and_modes_come_back(method, fails: bool) -> None:
+    model = zoo.llama(layers=3).eval()
+    model.model.norm.weight.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    try:
+        with begun(model, Training(method=method, steps=3), rows=6) as course:
+            assert model.training
+            take_step_(course, rows())
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    assert not any(module.training for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [(LayerSampling(active=9), "active: got 9"), (LayerSampling(active=1, embed=False), "tied")],
+    ids=["too many", "tied"],
+)
+def test_a_method_that_does_not_fit_the_model(method, what: str) -> None:
+    model = zoo.llama(layers=3, tied=True)
+    with pytest.raises(UserError, match=what), begun(model, Training(method=method), rows=6):
+        pass
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_warm_up_longer_than_the_run() -> None:
+    with (
+        pytest.raises(UserError, match="the run has 2 steps"),
+        begun(zoo.llama(layers=2), Training(method=Full(), warmup=2, accumulate=1), rows=2),
+    ):
+        pass
+
+
+def test_epochs_give_the_steps() -> None:
+    with begun(zoo.llama(layers=2), Training(method=Full(), epochs=2.0, batch=2, accumulate=2), rows=6) as course:
+        assert course.steps == 3
+
+
+def test_only_what_trained_is_saved() -> None:
+    """The rest is in the model directory; a checkpoint of LISA is as small as what it touched."""
+    model, method = zoo.llama(layers=6), LayerSampling(active=1, period=1, embed=False)
+    with begun(model, Training(method=method, steps=9), rows=6) as course:
+        assert state_of(course)["weights"] == {}
+        for _ in range(2):
+            take_step_(course, rows())
+        drawn = {block for _, _, blocks in course.sampler.history for block in blocks}
+        saved = set(state_of(course)["weights"])
+    bodies = {name.split(".")[2] for name in saved if name.startswith("model.layers.")}
+    assert bodies == set(map(str, drawn))
+    assert {n for n in saved if not n.startswith("model.layers.")} == {"model.norm.weight", "lm_head.weight"}
+
+
+def test_restoring_takes_state_by_name_not_by_order() -> None:
+    """The optimizer's state lands on the parameters it belongs to."""
+    training = Training(method=Full(), steps=9, lr=1e-2)
+    with begun(zoo.llama(layers=2), training, rows=6) as course:
+        take_step_(course, rows())
+        tree = state_of(course)
+        tree["optimizer"] = dict(reversed(tree["optimizer"].items()))
+        with begun(zoo.llama(layers=2), training, rows=6) as other:
+            restore_(other, tree)
+            take_step_(other, rows())
+            take_step_(course, rows())
+            for a, b in zip(course.model.parameters(), other.model.parameters(), strict=True):
+                assert torch.equal(a, b)

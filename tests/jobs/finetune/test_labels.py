@@ -1,0 +1,101 @@
+"""What is learnt and what is only read, against spans found by hand in the text."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparing.errors import UserError
+from sparing.jobs.finetune.labels import IGNORED, Tokens, plain_chat, tokens_of
+from sparing.jobs.finetune.records import Chat, Pair, Text
+
+TALK = Chat(1, (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
+
+
+def learnt(tokenizer, tokens: Tokens) -> str:
+    """The learnt part as text, with a bar for each run of what is only read."""
+    runs, quiet = [], True
+    for label in tokens.labels:
+        if label == IGNORED:
+            quiet = True
+            continue
+        if quiet:
+            runs.append([])
+            quiet = False
+        runs[-1].append(label)
+    return "|".join(tokenizer.decode(run) for run in runs)
+
+
+def test_a_text_is_learnt_whole_and_ended(tokenizer) -> None:
+    tokens = tokens_of(tokenizer, Text(1, "abc"))
+    assert tokenizer.decode(tokens.ids) == "abc<|end|>"
+    assert tokens.labels == tokens.ids
+
+
+def test_of_a_pair_the_response_and_the_end(tokenizer) -> None:
+    tokens = tokens_of(tokenizer, Pair(1, "2+2=", "4"))
+    assert tokenizer.decode(tokens.ids) == "2+2=4<|end|>"
+    assert learnt(tokenizer, tokens) == "4<|end|>"
+
+
+def test_a_pair_with_a_token_across_the_border_learns_that_token() -> None:
+    """ "ab" is one token; the prompt ends in "a", the response begins with "b"."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2, "ab": 3}, merges=[("a", "b")]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens = tokens_of(PreTrainedTokenizerFast(tokenizer_object=raw), Pair(1, "ca", "bc"))
+    assert tokens == Tokens([2, 3, 2], [IGNORED, 3, 2])
+
+
+def test_of_a_chat_the_assistant_turns_without_generation_markers(chat_tokenizer) -> None:
+    tokens = tokens_of(chat_tokenizer, TALK)
+    whole = "<|user|>Hi<|end|>\n<|assistant|>Hello<|end|>\n<|user|>Why?<|end|>\n<|assistant|>So.<|end|>\n"
+    assert chat_tokenizer.decode(tokens.ids) == whole
+    assert learnt(chat_tokenizer, tokens) == "Hello<|end|>\n|So.<|end|>\n"
+
+
+def test_the_mask_is_that_of_generation_markers(byte_tokenizer) -> None:
+    """A template with markers, rendered by transformers itself, is the independent answer."""
+    marked = byte_tokenizer(
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{{ eos_token }}\n{% endgeneration %}{% else %}{{ m.content }}{{ eos_token }}\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    rows = [{"role": role, "content": content} for role, content in TALK.messages]
+    told = marked.apply_chat_template(rows, return_assistant_tokens_mask=True, return_dict=True)
+    tokens = tokens_of(marked, TALK)
+    assert tokens.ids == told["input_ids"]
+    assert [int(label != IGNORED) for label in tokens.labels] == told["assistant_masks"]
+
+
+def test_a_chat_without_template_is_plain(tokenizer) -> None:
+    tokens = tokens_of(tokenizer, TALK)
+    assert tokenizer.decode(tokens.ids) == plain_chat(TALK.messages, "<|end|>")
+    assert learnt(tokenizer, tokens) == "Hello<|end|>\n|So.<|end|>\n"
+
+
+def test_a_template_that_rewrites_history_is_refused(byte_tokenizer) -> None:
+    """Its earlier answers stand elsewhere in the whole than in its prefix."""
+    shy = byte_tokenizer("{% for m in messages %}{% if loop.last %}{{ m.content }}{% else %}…{% endif %}{% endfor %}")
+    with pytest.raises(UserError, match=r"line 1: .*rewrites"):
+        tokens_of(shy, TALK)
+    alone = Chat(1, (("assistant", "Hello"),))
+    assert learnt(shy, tokens_of(shy, alone)) == "Hello"
+
+
+def test_a_template_that_refuses_roles_is_named(byte_tokenizer) -> None:
+    strict = byte_tokenizer("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(UserError, match=r"line 1: .*roles must alternate"):
+        tokens_of(strict, TALK)
+
+
+def test_a_record_whose_tokens_teach_nothing() -> None:
+    class Silent:
+        eos_token_id = None
+
+        def __call__(self, text, **kwargs):
+            return {"input_ids": [1]}
+
+    with pytest.raises(UserError, match="line 7: got 1 tokens"):
+        tokens_of(Silent(), Text(7, "x"))

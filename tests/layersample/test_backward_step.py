@@ -1,0 +1,196 @@
+"""The step inside backward equals the step after it, to the last bit, and never holds two gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import zoo
+from lisa_loop import AdamW, assert_same, assert_same_state, copy_of, setup, train
+from sparing.errors import UserError
+from sparing.layersample import Adaptive, LayerSampling, Reshuffle, StepInBackward
+
+SETTINGS = LayerSampling(active=2, period=3, sampler=Reshuffle())
+
+
+def plain(settings=SETTINGS, *, steps: int, max_norm: float | None = None, accumulate: int = 1, **changes):
+    """The ordinary loop, with ``clip_grad_norm_``."""
+    model, optimizer, sampler = setup(settings, **changes)
+    norms = []
+    for step in range(steps):
+        sampler.begin_step(step)
+        for micro in range(accumulate):
+            (model(**zoo.tokens(seed=10 * step + micro)).loss / accumulate).backward()
+        if max_norm is not None:
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=False)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, norms
+
+
+def fused(settings=SETTINGS, *, steps: int, accumulate: int = 1, max_norm=None, clip="exact", **changes):
+    model, optimizer, sampler = setup(settings, **changes)
+    step_in = StepInBackward(sampler, max_norm=max_norm, clip=clip)
+    norms = []
+    for step in range(steps):
+        sampler.begin_step(step)
+        for micro in range(accumulate):
+            loss = model(**zoo.tokens(seed=10 * step + micro)).loss / accumulate
+            norms.append(step_in.backward(loss, last=micro == accumulate - 1))
+    return model, optimizer, [n for n in norms if n is not None]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("max_norm", [None, 0.05, 1e6])
+def test_equal_to_the_plain_loop(accumulate: int, max_norm: float | None) -> None:
+    """Below, at and above the threshold of clipping; with state that is reset on the way."""
+    a = plain(steps=7, max_norm=max_norm, accumulate=accumulate)
+    b = fused(steps=7, max_norm=max_norm, accumulate=accumulate)
+    assert_same(copy_of(a[0]), copy_of(b[0]))
+    assert_same_state(a[1], b[1])
+
+
+def test_the_norm_it_reports_is_that_of_clip_grad_norm() -> None:
+    _, _, expected = plain(steps=4, max_norm=0.05)
+    _, _, norms = fused(steps=4, max_norm=0.05)
+    factors = [min(1.0, 0.05 / (n + 1e-6)) for n in expected]  # what was seen in the step walk is before clipping
+    assert all(f < 1 for f in factors)
+    assert norms == expected
+
+
+@pytest.mark.parametrize("changes", [{"tied": True}, {"make": zoo.gpt2, "layers": 4}])
+def test_tied_weights_step_once(changes: dict) -> None:
+    a, b = plain(steps=5, **changes), fused(steps=5, **changes)
+    assert_same(copy_of(a[0]), copy_of(b[0]))
+
+
+def test_with_checkpointing_warmup_masters_and_a_scheduler() -> None:
+    """Everything that hooks into the optimizer's step meets one parameter at a time, and does the same."""
+    settings = LayerSampling(active=2, period=3, sampler=Reshuffle(), warmup=2, masters=True)
+    a = plain(settings, steps=7, dtype=torch.bfloat16)
+    model, optimizer, sampler = setup(settings, dtype=torch.bfloat16)
+    model.train().activation_checkpointing_enable()
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    step_in = StepInBackward(sampler)
+    for step in range(7):
+        sampler.begin_step(step)
+        step_in.backward(model(**zoo.tokens(seed=10 * step)).loss)
+        scheduler.step()
+    assert_same(copy_of(a[0]), copy_of(model))
+    assert_same_state(a[1], optimizer)
+
+
+def test_adaptive_scores_are_the_same() -> None:
+    settings = LayerSampling(active=2, period=2, sampler=Adaptive())
+    a, b = plain(settings, steps=9), fused(settings, steps=9)
+    assert_same(copy_of(a[0]), copy_of(b[0]))
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_at_most_one_gradient_is_alive(max_norm: float | None) -> None:
+    model, _, sampler = setup(SETTINGS)
+    step_in = StepInBackward(sampler, max_norm=max_norm)
+    alive: list[int] = []
+
+    def count(*_: object) -> None:
+        alive.append(sum(p.grad is not None for p in model.parameters()))
+
+    sampler.begin_step(0)
+    for p in sampler.trainable.values():
+        p.register_post_accumulate_grad_hook(count)  # before ours, which comes with the first backward
+    step_in.backward(model(**zoo.tokens()).loss)
+    walks = 1 if max_norm is None else 2
+    assert alive == [1] * len(sampler.trainable) * walks
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_delayed_clipping_uses_the_norm_of_the_step_before() -> None:
+    """By hand: measure each step's norm, clip by the last one, and by its own where the interval begins."""
+    model, optimizer, sampler = setup(SETTINGS)
+    last = 0.0
+    for step in range(7):
+        sampler.begin_step(step)
+        model(**zoo.tokens(seed=10 * step)).loss.backward()
+        grads = [p.grad for p in sampler.trainable.values()]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        used = norm if step % 3 == 0 else torch.tensor(last)
+        for grad in grads:
+            grad.mul_((0.05 / (used + 1e-6)).clamp(max=1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+        last = float(norm)
+    assert_same(copy_of(model), copy_of(fused(steps=7, max_norm=0.05, clip="delayed")[0]))
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_delayed_clipping_resumes(stop: int) -> None:
+    whole = fused(steps=8, max_norm=0.05, clip="delayed")[0]
+    first, second = setup(SETTINGS), setup(SETTINGS)
+    before = StepInBackward(first[2], max_norm=0.05, clip="delayed")
+    for step in range(stop):
+        first[2].begin_step(step)
+        before.backward(first[0](**zoo.tokens(seed=10 * step)).loss)
+    second[0].load_state_dict(first[0].state_dict())
+    second[2].load_state_dict(first[2].state_dict(optimizer=True))
+    after = StepInBackward(second[2], max_norm=0.05, clip="delayed")
+    after.load_state_dict(before.state_dict())
+    for step in range(stop, 8):
+        second[2].begin_step(step)
+        after.backward(second[0](**zoo.tokens(seed=10 * step)).loss)
+    assert_same(copy_of(whole), copy_of(second[0]))
+
+
+def test_a_norm_that_is_not_finite_touches_no_weight() -> None:
+    model, _, sampler = setup(SETTINGS)
+    step_in = StepInBackward(sampler, max_norm=1.0)
+    sampler.begin_step(0)
+    before = copy_of(model)
+    with pytest.raises(UserError, match="norm nan"):
+        step_in.backward(model(**zoo.tokens()).loss * math.nan)
+    assert_same(before, copy_of(model))
+    assert all(p.grad is None for p in model.parameters())
+    sampler.begin_step(3)
+
+
+def test_an_ordinary_backward_pass_beside_it_is_ordinary() -> None:
+    model, _, sampler = setup(SETTINGS)
+    step_in = StepInBackward(sampler)
+    sampler.begin_step(0)
+    step_in.backward(model(**zoo.tokens()).loss, last=False)
+    step_in.close()
+    model(**zoo.tokens()).loss.backward()
+    assert all(p.grad is not None for p in sampler.trainable.values())
+
+
+def test_a_shared_weight_under_reentrant_checkpointing_is_refused() -> None:
+    """It would be stepped once for each walk, with a part of its gradient each."""
+    from torch.utils.checkpoint import checkpoint
+
+    model, _, sampler = setup(SETTINGS)
+    step_in = StepInBackward(sampler)
+    sampler.begin_step(0)
+    weight = model.lm_head.weight
+    x = torch.ones(1, 16, dtype=torch.float64, requires_grad=True)
+    once = checkpoint(lambda h: h @ weight.T @ weight, x, use_reentrant=True)
+    twice = checkpoint(lambda h: h @ weight.T @ weight, once, use_reentrant=True)
+    with pytest.raises(UserError, match="arrived twice"):
+        step_in.backward(twice.sum())
+
+
+@pytest.mark.parametrize("wrong", [{"max_norm": 0.0}, {"max_norm": math.nan}, {"max_norm": 1.0, "clip": "soft"}])
+def test_settings_without_meaning_are_refused(wrong: dict) -> None:
+    _, _, sampler = setup(SETTINGS)
+    with pytest.raises(UserError, match="StepInBackward"):
+        StepInBackward(sampler, **wrong)
+
+
+def test_the_optimizer_gets_its_groups_back() -> None:
+    model, _, sampler = setup(SETTINGS)
+    groups = sampler.optimizer.param_groups
+    sampler.begin_step(0)
+    StepInBackward(sampler).backward(model(**zoo.tokens()).loss)
+    assert sampler.optimizer.param_groups is groups
+    assert AdamW(model.parameters()).param_groups[0]["lr"] == groups[0]["lr"]
+    train(model, sampler.optimizer, steps=range(1))

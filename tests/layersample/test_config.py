@@ -1,0 +1,140 @@
+"""The settings refuse what could never train, and describe themselves as plain JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from sparing.errors import UserError
+from sparing.layersample.config import LayerSampling
+from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Reshuffle, Weighted
+
+
+def test_defaults_are_the_paper_s_always_on_roles_and_a_fresh_state() -> None:
+    settings = LayerSampling()
+    assert (settings.active, settings.period) == (2, 20)
+    assert settings.embed
+    assert settings.head
+    assert settings.tail
+    assert settings.state == "reset"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"period": 0}, ("period", "got 0", "pass an integer >= 1")),
+        ({"period": 2.0}, ("period", "got 2.0")),
+        ({"period": True}, ("period", "got True")),
+        ({"active": -1}, ("active", "got -1", ">= 0")),
+        ({"warmup": -1}, ("warmup", "got -1")),
+        ({"warmup": 21}, ("warmup", "got 21", "20 steps", "warmup <= 20")),
+        ({"state": "forget"}, ("state", "got forget", "reset, keep, offload, reset_all")),
+        ({"sampler": "uniform"}, ("sampler", "got uniform", "Uniform()")),
+        ({"active": 0, "embed": False, "head": False, "tail": False}, ("train nothing",)),
+        ({"sampler": Bernoulli(), "embed": False, "head": False, "tail": False}, ("train nothing",)),
+        ({"sampler": CostAware()}, ("CostAware", "embed=False")),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_line_with_what_got_why_and_do(changes: dict, words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as caught:
+        LayerSampling(**changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"active": 0}, {"warmup": 20}, {"period": 1, "warmup": 1}, {"state": "reset_all"}]
+)
+def test_the_borders_are_allowed(settings: dict) -> None:
+    LayerSampling(**settings)
+
+
+def test_drawn_blocks_may_be_all_that_trains() -> None:
+    LayerSampling(active=1, embed=False, head=False, tail=False, sampler=Reshuffle())
+
+
+def test_more_active_blocks_than_the_model_has_names_both_numbers() -> None:
+    LayerSampling(active=4).validate_for(4)
+    with pytest.raises(UserError, match=r"active: got 5; the model has only 4 body blocks; pass active <= 4"):
+        LayerSampling(active=5).validate_for(4)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (Fixed(blocks=(1, 9)), ("got 9", "4 body blocks")),
+        (Fixed(blocks=(1,)), ("got 1 blocks", "active is 2")),
+        (Weighted(weights=(1.0, 2.0)), ("2 weights", "4 body blocks")),
+    ],
+)
+def test_a_sampler_that_does_not_fit_the_model_is_refused_at_application(
+    sampler: object, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        LayerSampling(sampler=sampler).validate_for(4)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_settings_are_frozen_keyword_only_values() -> None:
+    settings = LayerSampling()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.active = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        LayerSampling(2)  # type: ignore[misc]
+    assert settings == LayerSampling()
+    assert hash(settings) == hash(LayerSampling())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LayerSampling(),
+        LayerSampling(sampler=Weighted(weights=[3, 1, 2], method="pivotal"), body=("h.0", "h.1", "h.2")),
+        LayerSampling(sampler=Fixed(blocks=[2, 0]), state="offload", masters=True),
+        LayerSampling(sampler=Adaptive(temperature=0.5)),
+    ],
+)
+def test_the_description_survives_json_and_tells_settings_apart(settings: LayerSampling) -> None:
+    described = settings.describe()
+    assert json.loads(json.dumps(described)) == described
+    assert described["sampler"]["name"] == type(settings.sampler).__name__
+    assert dataclasses.replace(settings).describe() == described
+    assert dataclasses.replace(settings, period=7).describe() != described
+    assert dataclasses.replace(settings, sampler=Reshuffle()).describe() != described
+
+
+def test_the_description_has_every_field() -> None:
+    assert set(LayerSampling().describe()) == {field.name for field in dataclasses.fields(LayerSampling)}
+
+
+def test_a_sampler_of_the_user_needs_only_the_two_methods() -> None:
+    class Last:
+        def draw(self, count, active, *, seed, interval, scores=None):
+            return tuple(range(count - active, count))
+
+        def inclusion(self, count, active, *, scores=None):
+            return torch.cat([torch.zeros(count - active), torch.ones(active)]).double()
+
+    settings = LayerSampling(sampler=Last())
+    settings.validate_for(3)
+    assert settings.describe()["sampler"] == {"name": "Last"}
+
+
+def test_every_field_is_documented_with_its_unit_or_meaning() -> None:
+    """A docstring stands under each field in the source, where the command line reads it."""
+    import ast
+    import inspect
+    import textwrap
+
+    body = ast.parse(textwrap.dedent(inspect.getsource(LayerSampling))).body[0].body
+    pairs = itertools.pairwise(body)
+    documented = {
+        first.target.id
+        for first, second in pairs
+        if isinstance(first, ast.AnnAssign) and isinstance(second, ast.Expr) and isinstance(second.value, ast.Constant)
+    }
+    assert documented == {field.name for field in dataclasses.fields(LayerSampling)}

@@ -1,0 +1,113 @@
+"""Models without memory: what a fake copy keeps, and what kernels of another device would keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import functional as F
+
+import zoo
+from sparing.blocks import named_parameters, tied
+from sparing.errors import UserError
+from sparing.memory import Ledger
+from sparing.memory.fakes import CudaKernels, empty_batch, fake_copy, one_text_per_row
+
+
+def mode() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@pytest.mark.parametrize("make", [lambda: zoo.llama(tied=True), zoo.gpt2, zoo.llama], ids=["tied", "gpt2", "llama"])
+def test_a_copy_keeps_names_shapes_types_flags_and_ties(make):
+    model = make()
+    next(iter(model.parameters())).requires_grad_(False)
+    copied = fake_copy(model, mode())
+    facts = [
+        {name: (p.shape, p.stride(), p.dtype, p.requires_grad) for name, p in named_parameters(m).items()}
+        for m in (model, copied)
+    ]
+    assert facts[0] == facts[1]
+    assert tied(model) == tied(copied)
+    assert [name for name, _ in model.named_buffers()] == [name for name, _ in copied.named_buffers()]
+    assert all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in (*copied.parameters(), *copied.buffers()))
+
+
+def test_the_original_is_left_alone():
+    model = zoo.llama(layers=1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fake_copy(model, mode())
+    assert not any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_floating_tensors_take_the_type_that_was_asked_for():
+    copied = fake_copy(nn.BatchNorm1d(3), mode(), torch.bfloat16)
+    assert {name: tensor.dtype for name, tensor in copied.state_dict().items()} == {
+        "weight": torch.bfloat16,
+        "bias": torch.bfloat16,
+        "running_mean": torch.bfloat16,
+        "running_var": torch.bfloat16,
+        "num_batches_tracked": torch.int64,
+    }
+
+
+def test_a_batch_is_given_by_tensors_or_by_shapes():
+    batch = empty_batch({"a": torch.ones(2, 3), "b": ((4,), torch.long), "c": ([5, 6], torch.bool)})
+    assert {name: (tuple(t.shape), t.dtype) for name, t in batch.items()} == {
+        "a": ((2, 3), torch.float32),
+        "b": ((4,), torch.long),
+        "c": ((5, 6), torch.bool),
+    }
+
+
+@pytest.mark.parametrize("entry", [(2, 3), 5, "ids", ((2, 3), "long"), None])
+def test_an_entry_of_unknown_size_is_refused(entry):
+    with pytest.raises(UserError, match="batch"):
+        empty_batch({"x": entry})
+
+
+def _kept(run, *, cuda: bool) -> int:
+    """Bytes that an operation leaves alive beside its input, result included."""
+    model = nn.Linear(1, 1)
+    x = torch.ones(1, 2, 64, 16, requires_grad=True)
+    with Ledger(model, inputs=x) as ledger:
+        if cuda:
+            with CudaKernels():
+                out = run(x)
+        else:
+            out = run(x)
+        kept = ledger.now.activations - x.nbytes
+        out.sum().backward()
+    assert x.grad is not None
+    return kept
+
+
+def test_dropout_on_cuda_keeps_a_byte_per_element():
+    elements = 2 * 64 * 16
+    assert _kept(lambda x: F.dropout(x, 0.5), cuda=False) == elements * (4 + 4)
+    assert _kept(lambda x: F.dropout(x, 0.5), cuda=True) == elements * (4 + 1)
+    assert _kept(nn.Dropout(0.5), cuda=True) == elements * (4 + 1)
+    assert _kept(lambda x: F.dropout(x, 0.5, training=False) * 1, cuda=True) == elements * 4
+
+
+def test_attention_on_cuda_drops_weights_without_keeping_the_matrix():
+    def attention(x):
+        return F.scaled_dot_product_attention(x, x, x, None, 0.1, True)
+
+    without = _kept(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), cuda=False)
+    assert without == 2 * 64 * (16 + 1) * 4  # the result and a float32 sum per row
+    assert _kept(attention, cuda=True) == without
+    assert _kept(attention, cuda=False) > 2 * 64 * 64 * 4  # the matrix of the fall-back
+
+
+def test_rows_of_one_text_need_no_mask_and_the_search_is_restored():
+    masking = pytest.importorskip("transformers.masking_utils")
+    search = masking.find_packed_sequence_indices
+    with one_text_per_row({"input_ids": ((1, 4), torch.long)}):
+        assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is None
+    assert masking.find_packed_sequence_indices is search
+    with one_text_per_row({"position_ids": ((1, 4), torch.long)}):
+        assert masking.find_packed_sequence_indices is search

@@ -1,0 +1,264 @@
+"""The page: whole, offline, in order, escaped, readable in the light and in the dark."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from sparing.report import Figure, Page, Record, Sample, Section, Table
+from sparing.report.cells import columns
+from sparing.report.page import _prose
+from sparing.report.palette import DARK, LIGHT
+from sparing.report.plots import Bar, Series, bars, lines
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> {{ 7*7 }} </style>"
+VOID = {"meta", "br", "hr", "img"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags are balanced and collects them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag, attributes) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.words.append(data)
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert not reader.stack
+    return reader
+
+
+ROWS = [
+    {"method": "full", "peak": 2**32, "loss": 2.05, "loss_low": 2.0, "loss_high": 2.1, "n": 3},
+    {"method": EVIL, "peak": None},
+]
+UNITS = {"peak": "B", "loss": "nat/token"}
+FIGURE = bars([Bar(EVIL, 1.0)], title=f"Bars {EVIL}", value="x", caption=EVIL)
+
+
+def full() -> Page:
+    record = Record(
+        question="How much?",
+        settings={
+            "model": EVIL,
+            "sampling": {"active": 2, "draw": {"kind": "Uniform"}},
+            "betas": [0.9, 0.999],
+            "clip": None,
+        },
+        seed=[0, 1],
+        environment={
+            "python": "3.11",
+            "torch": "2.13",
+            "cores": 2,
+            "threads": 1,
+            "cpu": "CPU",
+            "memory": 2**34,
+            "command": f"run {EVIL}",
+        },
+        units=UNITS,
+    )
+    table = Table(ROWS, title="Numbers", units=UNITS, roles={"full": "reference"}, note="A **note**.")
+    return Page(
+        f"Title {EVIL}",
+        record.question,
+        "It is **4 GiB**, see `peak`.",
+        [
+            Section(
+                "First",
+                f"One.\n\nTwo {EVIL}",
+                [FIGURE],
+                [table],
+                [Sample(EVIL, {"before": "a\n b", "after": EVIL})],
+                "Chapter **answer**.",
+            ),
+            Section("Second", figures=[FIGURE], tables=[Table(ROWS, title="More", folded=True)]),
+        ],
+        record=record,
+        reproduce={"data": "enwik8", "seeds": "0 and 1"},
+        caveats=["One `seed`.", EVIL],
+    )
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return full().render()
+
+
+@pytest.fixture(scope="module")
+def page(text) -> Reader:
+    return read(text)
+
+
+def test_nothing_is_loaded_or_run(text, page) -> None:
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    for _, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in {"src", "href", "xlink:href"}:
+                assert str(value).startswith(("#", "data:image/png;base64,"))
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "default-src 'none'" in text
+
+
+def test_hostile_text_is_shown_as_it_is(page) -> None:
+    words = " ".join(page.words)
+    assert "{{ 7*7 }}" in words
+    assert words.count("<script>alert(1)</script>") >= 8
+    assert any(EVIL in (attributes.get("aria-label") or "") for _, attributes in page.tags)
+
+
+def test_the_order_is_question_answer_picture_table_reproduce_caveats(text) -> None:
+    marks = ["How much?", "<strong>4 GiB</strong>", "<svg", "<table", "How to reproduce", "Caveats"]
+    places = [text.index(mark, text.index("<main>")) for mark in marks]
+    assert places == sorted(places)
+
+
+def test_ids_are_unique_though_a_figure_is_shown_twice(page) -> None:
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = [str(attributes["href"])[1:] for tag, attributes in page.tags if tag == "a"]
+    assert targets == ["chapter-1", "chapter-2"]
+    assert set(targets) <= set(ids)
+
+
+def test_every_picture_has_words_and_four_drawings(page) -> None:
+    pictures = [attributes for tag, attributes in page.tags if attributes.get("role") == "img"]
+    assert [attributes["aria-label"] for attributes in pictures] == [FIGURE.alt, FIGURE.alt]
+    drawn = [attributes["class"] for tag, attributes in page.tags if tag == "svg"]
+    assert drawn == ["light wide", "light narrow", "dark wide", "dark narrow"] * 2
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_exactly_one_drawing_shows_on_each_screen(text, dark, narrow) -> None:
+    """The rules of the style sheet, applied by hand in their order."""
+    style = text[text.index("<style>") : text.index("@media print")]
+    now = {name for name, on in (("(prefers-color-scheme: dark)", dark), ("(max-width: 560px)", narrow)) if on}
+    shown = set()
+    for media, line in _blocks(style):
+        if set(filter(None, media.split(" and "))) <= now:
+            for names, state in re.findall(r"((?:\.plot \.\w+\.\w+(?:, )?)+) \{ display: (\w+)", line):
+                drawings = set(re.findall(r"\.plot \.(\w+)\.(\w+)", names))
+                shown = shown | drawings if state == "block" else shown - drawings
+    assert shown == {("dark" if dark else "light", "narrow" if narrow else "wide")}
+
+
+def _blocks(style: str) -> list[tuple[str, str]]:
+    """Lines of the sheet that speak of plots, with their media query."""
+    found = []
+    for line in style.splitlines():
+        if ".plot ." in line:
+            media = re.match(r"@media (.*?) \{", line)
+            found.append((media.group(1) if media else "", line))
+    return found
+
+
+def test_the_table_shows_what_the_terminal_shows(page) -> None:
+    words = [word.strip() for word in page.words]
+    for column in columns(ROWS, units=UNITS):
+        assert column.label in words
+        assert all(cell in words for cell in column.cells)
+    assert "nat/token" in words
+    heads = [attributes for tag, attributes in page.tags if tag == "th" and attributes.get("scope") == "col"]
+    assert [attributes.get("class") for attributes in heads[:4]] == [None, "number", "number", "number"]
+
+
+def test_how_to_reproduce_names_command_commit_seeds_versions_machine(text, page) -> None:
+    words = " ".join(" ".join(page.words).split())
+    part = words[words.index("How to reproduce") : words.index("Caveats")]
+    assert "run <script>" in part
+    for fact in ("commit not from a checkout", "seeds 0 and 1", "Python 3.11, torch 2.13", "data enwik8"):
+        assert fact in part
+    assert "CPU, 2 cores, 1 thread, 16.0 GiB of memory, no CUDA device" in part
+    for setting in ("sampling.active 2", "sampling.draw.kind Uniform", "betas 0.9, 0.999", "clip –"):
+        assert setting in part
+
+
+def test_texts_keep_their_lines_and_their_prompt(text) -> None:
+    prompt = html.escape(EVIL).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+    assert f'<span class="prompt">{prompt}</span>a\n b</p>' in text
+
+
+def test_wide_tables_scroll_in_their_own_box_reached_by_key(page) -> None:
+    boxes = [attributes for tag, attributes in page.tags if attributes.get("class") == "scroll"]
+    assert [box["aria-label"] for box in boxes] == ["Numbers", "More"]
+    assert all(box["tabindex"] == "0" for box in boxes)
+
+
+def test_both_grounds_are_in_the_sheet(text) -> None:
+    assert f"--paper: {LIGHT.paper}" in text
+    assert f"--paper: {DARK.paper}" in text
+    assert 'name="viewport"' in text
+
+
+def test_a_page_of_one_chapter_has_no_list_of_chapters() -> None:
+    short = Page("T", "Q?", "A.", [Section("Only", "Text.")]).render()
+    assert "<nav" not in short
+    assert "Caveats" not in short
+    assert "record.jsonl" not in short
+    read(short)
+
+
+def test_it_is_written_whole_and_the_same_twice(tmp_path) -> None:
+    page = Page("T", "Q? – γ", "A.", [Section("S", "Text.")])
+    path = page.write(tmp_path / "out" / "report.html")
+    assert path.read_text(encoding="utf-8") == page.render()
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
+
+
+def test_pictures_can_be_written_beside_it(tmp_path) -> None:
+    page = Page(
+        "T", "Q?", "A.", [Section("S", figures=[lines([Series("a", [0, 1], [1, 2])], title="Up", x="x", y="y")])]
+    )
+    (picture,) = page.write_pictures(tmp_path / "png")
+    assert picture.name == "chapter-1-figure-1.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_that_fails_leaves_the_old_one(tmp_path) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no")
+
+    path = Page("T", "Q?", "old").write(tmp_path / "report.html")
+    broken = Page("T", "Q?", "new", [Section("S", figures=[Figure("t", "a", "c", fail)])])
+    with pytest.raises(RuntimeError):
+        broken.write(path)
+    assert "old" in path.read_text()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("**a** and `b`", "<strong>a</strong> and <code>b</code>"),
+        ("2 ** 3 * 4", "2 ** 3 * 4"),
+        ("`<b>` **<i>**", "<code>&lt;b&gt;</code> <strong>&lt;i&gt;</strong>"),
+    ],
+)
+def test_prose_knows_bold_and_code_only(given, shown) -> None:
+    assert _prose(given) == shown
