@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sparing.seeds import stream
 
-LAW = settings(deadline=None)  # no timed assertions: the machine may be busy
+LAW = settings(deadline=None, max_examples=50)  # no timed assertions: the machine may be busy
 LABELS = st.one_of(st.integers(), st.text(max_size=4))
 PATHS = st.tuples(st.integers(), st.lists(LABELS, max_size=3).map(tuple))
 
@@ -39,8 +39,8 @@ def test_numbers_are_those_of_the_first_release(path: tuple, golden: list[int]) 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("hash_seed", ["1", "2"])
-def test_another_process_draws_the_same_whatever_its_hash_seed(hash_seed: str) -> None:
+def test_another_process_draws_the_same_whatever_its_hash_seed() -> None:
+    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     code = (
         "import torch; from sparing.seeds import stream;"
         "print(torch.randint(2**48, (4,), generator=stream(7, 'rank', 1)).tolist())"

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -162,7 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, MisuseError) as mistake:
         sys.stderr.write(f"sparing: {mistake}\n")
         return 2
-    except RunError as failure:
+    except BrokenPipeError:  # the reader had enough; nothing more may be flushed into it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (RunError, OSError) as failure:
         sys.stderr.write(f"sparing: {failure}\n")
         return 1
     except SystemExit as stop:

@@ -96,6 +96,21 @@ def test_distributed_wrapping_changes_no_name(group: None) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")  # torch's on FSDP1 itself: superseded, and of no use to one process
+def test_sharding_by_fsdp1_changes_no_name(group: None) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = Awkward()
+    names = list(dict(model.named_parameters()))
+    before = [(b.name, b.role, list(b.params)) for b in find_blocks(model)]
+    options = {"use_orig_params": True, "device_id": torch.device("cpu")}
+    model.blocks[0] = FullyShardedDataParallel(model.blocks[0], **options)
+    sharded = FullyShardedDataParallel(model, **options)
+    assert list(named_parameters(sharded)) == names
+    assert [(b.name, b.role, list(b.params)) for b in find_blocks(sharded)] == before
+
+
+@pytest.mark.processes
 def test_sharding_by_fsdp2_changes_no_name(group: None) -> None:
     """FSDP2 wraps nothing, but replaces parameters by sharded ones under the same names."""
     from torch.distributed.device_mesh import init_device_mesh

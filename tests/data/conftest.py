@@ -99,9 +99,9 @@ def shop(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
 def fetched():
     """A function that fetches a real asset into the user's own cache, or skips the test with the reason."""
 
-    def get(name: str, **options) -> Path:
+    def get(name: str) -> Path:
         try:
-            return fetch(name, progress=False, **options)
+            return fetch(name, progress=False, hub=False)
         except UserError as error:
             pytest.skip(str(error))
 

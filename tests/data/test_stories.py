@@ -27,8 +27,8 @@ transformers = pytest.importorskip("transformers")
 WIDTH, HIDDEN, LAYERS, CONTEXT = 24, 40, 2, 16
 VOCABULARY = {
     " ": -9.0, "a": -10.0, "b": -11.0, "c": -12.0, "t": -13.0, "h": -14.0, "e": -15.0, ".": -16.0, "é": -17.0,
-    "ab": -3.0, "bc": -2.0, "abc": -4.0, " t": -1.0, "he": -5.0, " the": -6.0, "th": -7.0, "  ": -1e9, "aa": -8.0, "aaa": -8.5,
-    " a": -1.5,
+    "ab": -3.0, "bc": -2.0, "abc": -4.0, " t": -1.0, "he": -5.0, " the": -6.0, "th": -7.0, "  ": -1e9, "aa": -8.0,
+    "aaa": -8.5, " a": -1.5,
 }  # fmt: skip
 """Pieces and scores, chosen so that the best join is often not the first one."""
 
@@ -200,7 +200,7 @@ def real(request):
     from sparing.errors import UserError
 
     try:
-        path = fetch("stories15m", progress=False)
+        path = fetch("stories15m", progress=False, hub=False)
     except UserError as error:
         pytest.skip(str(error))
     model = transformers.AutoModelForCausalLM.from_pretrained(path)
@@ -279,6 +279,6 @@ def test_the_real_model_knows_its_stories_and_not_other_books(real) -> None:
         "Once upon a time, there was a little boy named Tim. Tim loved to play with his red ball in the park. "
         'One day, Tim lost his ball. He was very sad. His mom said, "Don\'t worry, Tim. We will find it."'
     )
-    assert loss(story) < 1.5  # measured 0.9
+    assert loss(story) < 1.0  # measured 0.63
     pages = [bundled_text()[start : start + 900] for start in range(0, 90_000, 9_000)]
-    assert 5.0 < sum(map(loss, pages)) / len(pages) < 7.0  # another kind of prose; 5.6 on Bryant's stories
+    assert 5.0 < sum(map(loss, pages)) / len(pages) < 7.0  # measured 5.67: another kind of prose

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import lisa_ranks
 import pytest
 import torch
 
+import lisa_ranks
 from sparing.layersample import Adaptive
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

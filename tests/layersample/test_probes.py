@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-import zoo
-from lisa_loop import AdamW, copy_of, setup, train
 from torch import nn
 
+import zoo
+from lisa_loop import AdamW, copy_of, setup, train
 from sparing.layersample import Adaptive, CostAware, Fixed, LayerSampling, Sampler, Uniform
 from sparing.layersample.probes import BoundProbe, GradientProbe, probe_for
 from sparing.layersample.signals import token_bound

@@ -108,21 +108,24 @@ def test_a_prefix_under_no_grad_leaves_only_its_result(mode):
 
 @everywhere
 def test_recomputed_activations_are_activations(mode):
-    """With the first two layers checkpointed, forward keeps their input; backward makes the hidden layer again."""
+    """With a wide layer checkpointed, forward keeps its input and result; backward makes its inside again."""
+    wide = 50
     with mode():
-        model, x = mlp(), inputs()
-
-        def step():
-            hidden = checkpoint(model[:2], x, use_reentrant=False, preserve_rng_state=False)
-            model[2](hidden).square().sum().backward()
-
-        with Ledger(model, inputs=x) as ledger:
-            step()
+        x = inputs()
+        inside = nn.Sequential(
+            nn.Linear(D0, wide, dtype=torch.float64), nn.ReLU(), nn.Linear(wide, 1, dtype=torch.float64)
+        )
+        with Ledger(inside, inputs=x) as ledger:
+            out = checkpoint(inside, x, use_reentrant=False, preserve_rng_state=False)
+            ledger.reset_peak()
+            out.square().sum().backward()
     profile = ledger.profile()
-    kept = BATCH * (D0 + D1 + D2) * F64 + 2 * F64  # the checkpoint's result is the last layer's input
+    kept = BATCH * (D0 + 1) * F64 + 2 * F64  # beside input and result, the loss and its gradient
     assert profile.phases["forward"].activations == kept
-    assert ledger.now.transient == 0
-    assert profile.activations >= BATCH * (D0 + D1) * F64
+    # the peak is at ReLU in the backward pass: its recomputed result, and the gradients of its result and argument
+    assert profile.activations == kept + BATCH * wide * F64
+    assert profile.transient == 2 * BATCH * wide * F64
+    assert profile.grads == (wide + 1) * F64
 
 
 @everywhere
@@ -263,3 +266,12 @@ def test_gradients_that_stay_over_two_backward_passes_are_one_set(make):
             F.mse_loss(model(x), torch.zeros(BATCH, D2, dtype=torch.float64)).backward()
         optimizer.step()
     assert ledger.now.grads == WEIGHTS * F64
+
+
+def test_quantized_weights_are_parameters_without_gradients():
+    model = nn.Linear(3, 2, dtype=torch.float64)
+    model.codes = nn.Parameter(torch.zeros(7, dtype=torch.uint8), requires_grad=False)
+    with Ledger(model) as ledger:
+        model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    assert ledger.now.params == 8 * F64 + 7
+    assert ledger.now.grads == 8 * F64

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from sparing.errors import UserError
+from sparing.report.figure import Figure
 from sparing.report.plots import Axis, Series, lines, scatter, style
 
 STEPS = list(range(0, 100, 5))
@@ -50,22 +51,21 @@ def test_each_role_has_its_colour_dash_and_end_marker(drawn) -> None:
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_names_at_the_ends_do_not_overlap_and_stay_in_the_picture(narrow) -> None:
-    """All four lines end within a hair of each other; measured in px after the layout of a real rendering."""
+@pytest.mark.parametrize("slope", [-0.01, 0.01])
+def test_names_at_the_ends_do_not_overlap_and_stay_in_the_picture(narrow, slope) -> None:
+    """Eight lines end within a hair of each other, at the lower or upper edge; measured in px after the layout."""
+    shown = [Series(f"method {at}", STEPS, [slope * step + at * 1e-3 for step in STEPS]) for at in range(8)]
+    figure = lines(shown, title="T", x="step", y="loss")
     boxes = []
-    figure = lines(four(0.001), title="T", x="step", y="loss")
 
     def spy(canvas) -> None:
         figure.draw(canvas)
-        canvas.drawing.draw_without_rendering()
         boxes.extend(text.get_window_extent() for text in canvas.axes.texts)
         boxes.append(canvas.drawing.bbox)
 
-    from sparing.report.figure import Figure
-
     Figure("T", "", "", spy, figure.heights).svg(narrow=narrow)
     *names, paper = boxes
-    assert len(names) == 4
+    assert len(names) == 8
     for one, other in itertools.combinations(names, 2):
         assert not one.overlaps(other)
     for box in names:

@@ -58,8 +58,9 @@ UNITS = {"peak": "B", "loss": "nat/token"}
 FIGURE = bars([Bar(EVIL, 1.0)], title=f"Bars {EVIL}", value="x", caption=EVIL)
 
 
-def full() -> Page:
-    record = Record(
+def record() -> Record:
+    machine = {"cores": 2, "threads": 1, "cpu": "CPU", "memory": 2**34}
+    return Record(
         question="How much?",
         settings={
             "model": EVIL,
@@ -68,34 +69,23 @@ def full() -> Page:
             "clip": None,
         },
         seed=[0, 1],
-        environment={
-            "python": "3.11",
-            "torch": "2.13",
-            "cores": 2,
-            "threads": 1,
-            "cpu": "CPU",
-            "memory": 2**34,
-            "command": f"run {EVIL}",
-        },
+        environment={"python": "3.11", "torch": "2.13", "command": f"run {EVIL}"} | machine,
         units=UNITS,
     )
+
+
+def full() -> Page:
     table = Table(ROWS, title="Numbers", units=UNITS, roles={"full": "reference"}, note="A **note**.")
+    speech = Sample(EVIL, {"before": "a\n b", "after": EVIL})
     return Page(
         f"Title {EVIL}",
-        record.question,
+        "How much?",
         "It is **4 GiB**, see `peak`.",
         [
-            Section(
-                "First",
-                f"One.\n\nTwo {EVIL}",
-                [FIGURE],
-                [table],
-                [Sample(EVIL, {"before": "a\n b", "after": EVIL})],
-                "Chapter **answer**.",
-            ),
+            Section("First", f"One.\n\nTwo {EVIL}", [FIGURE], [table], [speech], "Chapter **answer**."),
             Section("Second", figures=[FIGURE], tables=[Table(ROWS, title="More", folded=True)]),
         ],
-        record=record,
+        record=record(),
         reproduce={"data": "enwik8", "seeds": "0 and 1"},
         caveats=["One `seed`.", EVIL],
     )

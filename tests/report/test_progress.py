@@ -122,6 +122,16 @@ def test_a_terminal_shows_a_bar_and_leaves_one_line(terminal) -> None:
     assert plain_text(written).splitlines()[-1].strip() == "fine-tune: 3 of 4 steps in 3 s, 1.00 steps/s, loss 3.00"
 
 
+def test_a_bar_that_ended_is_gone_while_the_outer_one_goes_on(terminal) -> None:
+    with Progress("outer", total=2, file=terminal) as outer:
+        with Progress("inner", total=1, file=terminal) as inner:
+            inner.advance()
+        seen = len(terminal.getvalue())
+        outer.advance()
+    assert "outer" in plain_text(terminal.getvalue()[seen:])
+    assert "inner" not in plain_text(terminal.getvalue()[seen:])
+
+
 def test_a_dumb_terminal_is_a_pipe(terminal, monkeypatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     with Progress("t", total=1, file=terminal) as bar:

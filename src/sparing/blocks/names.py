@@ -84,7 +84,8 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return every parameter once, by canonical name, in registration order.
 
     For a bare model these are the names of ``model.named_parameters()``. Wrappers (``DistributedDataParallel``,
-    ``DataParallel``, ``torch.compile`` of the model or of a block, FSDP1, activation checkpointing) leave no trace.
+    ``DataParallel``, ``torch.compile`` of the model or of a block, activation checkpointing, FSDP1 with
+    ``use_orig_params=True``) leave no trace; without that option FSDP1 leaves one flat parameter per wrapped module.
 
     Args:
         model: Any module.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from sparing.data import asset, catalogue, fetch
 from sparing.report import Record, print_table
@@ -17,7 +18,7 @@ UNITS = {"download": "B", "size": "B"}
 class Settings:
     """List the known data sets and models with licence and size, or fetch one into the cache."""
 
-    name: Positional[str] = ""
+    name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """Name of the asset; without one the list is shown."""
 
     path: Path | None = None

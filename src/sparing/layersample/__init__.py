@@ -18,6 +18,7 @@ from sparing.layersample.apply import Sampler
 from sparing.layersample.backward_step import StepInBackward
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Reshuffle, Uniform, Weighted
+from sparing.layersample.predict import predict
 
 if TYPE_CHECKING:
     from sparing.layersample.callback import LayerSamplingCallback
@@ -34,6 +35,7 @@ __all__ = [
     "StepInBackward",
     "Uniform",
     "Weighted",
+    "predict",
 ]
 
 

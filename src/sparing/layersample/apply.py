@@ -184,6 +184,8 @@ class Sampler:
     def state_dict(self, *, optimizer: bool = False) -> dict[str, Any]:
         """Everything a resumed run needs beside the weights and, unless asked for, the optimizer's state.
 
+        Call between two optimizer steps.
+
         Args:
             optimizer: Add the optimizer's state, by parameter name. The state of parameters that have masters is
                 always there: ``optimizer.load_state_dict`` would round it.
@@ -192,6 +194,8 @@ class Sampler:
             Plain JSON values, and under ``"tensors"`` live tensors by ``kind/parameter name/value``, ready for
             safetensors (``write_state`` puts both in one file).
         """
+        if self._probe is not None:
+            self._probe.end_step()
         hosted, plain = pack(self._store.hosted, "hosted")
         masters = self._masters.weights if self._masters is not None else {}
         kept = {n: p for n, p in (self._may_train | self._never).items() if optimizer or n in masters}

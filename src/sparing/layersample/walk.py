@@ -84,10 +84,11 @@ def _backward(shape: Shape, work: Work, trained: Trained, forward: int) -> Itera
     adapter = (_grads(shape, work, trained) if trained.lora else 0) // max(shape.layers, 1)
     for block in range(shape.layers - 1, trained.lowest(shape.layers) - 1, -1):
         alive -= kept(shape, work, trained, block)
-        grads += adapter + (block in trained.blocks) * shape.block * work.element
-        computed = alive + inside(shape, work, trained, block)
-        yield grads, computed, (2 + shape.gated) * work.tokens * shape.ffn * work.element + 2 * stream
-        yield grads, computed - ffn(shape, work, active=block in trained.blocks), _attention(shape, work) + 2 * stream
+        active, computed = block in trained.blocks, alive + inside(shape, work, trained, block)
+        last = grads + active * shape.ffn * shape.width * work.element  # only the last matrix has its gradient yet
+        yield last, computed, (2 + shape.gated) * work.tokens * shape.ffn * work.element + stream
+        grads += adapter + active * shape.block * work.element
+        yield grads, computed - ffn(shape, work, active=active), _attention(shape, work) + 2 * stream
     if trained.embed:  # the table's gradient is dense; a tied head has one already, to which it is added
         extra = shape.tied * shape.vocab * shape.width * work.element
         yield _grads(shape, work, trained), _batch(work), extra + stream

@@ -69,8 +69,8 @@ def predict(
         ...     partial(torch.optim.SGD, lr=0.1),
         ...     loss=lambda model, batch: model(batch["x"]).sum(),
         ... )
-        >>> profile.params, profile.grads, profile.activations
-        (40000, 40000, 16000)
+        >>> profile.params, profile.grads
+        (40000, 40000)
     """
     training = Training(
         optimizer=optimizer,

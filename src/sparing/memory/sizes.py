@@ -16,7 +16,7 @@ CATEGORIES: Final[tuple[Category, ...]] = ("params", "grads", "optimizer", "acti
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "step")
 
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_FACTOR: Final = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY)} | {
+_FACTOR: Final[dict[str, int]] = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY)} | {
     unit.lower(): 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))
 }
 _WRITTEN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)?", re.IGNORECASE)

@@ -133,7 +133,7 @@ class Figure:
                 _headline(canvas, self.title)
             self.draw(canvas)
             out = io.BytesIO()
-            metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+            metadata = {"Software": None} if kind == "png" else None  # an SVG loses all of it in ``_portable``
             clear = kind == "svg" and not titled
             drawing.savefig(out, format=kind, dpi=144, metadata=metadata, transparent=clear)
         return out.getvalue()

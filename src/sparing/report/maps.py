@@ -77,7 +77,7 @@ def heatmap(
 
     holes = not all(math.isfinite(cell) for row in rows for cell in row)
     note = f"{caption} Hatched: not measured.".strip() if holes else caption
-    height = max(150.0, min(460.0, 14.0 * len(rows))) + 70
+    height = max(150.0, min(460.0, 14.0 * len(rows))) + (70 if kind == "switch" else 125)
     return Figure(title, alt or _in_words(rows, across, up, what, kind, states), note, draw, (height, height + 10))
 
 

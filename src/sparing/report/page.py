@@ -252,7 +252,9 @@ def _machine(known: Mapping[str, Any]) -> str:
 def _folded(record: Record | None) -> list[tuple[str, list[tuple[str, str]]]]:
     if record is None:
         return []
-    both = (("Settings", record.settings), ("Environment", record.environment))
+    memory = record.environment.get("memory")
+    machine = record.environment | ({"memory": format_number(memory, "B")} if memory else {})
+    both = (("Settings", record.settings), ("Environment", machine))
     return [(name, list(_flat(entries))) for name, entries in both if entries]
 
 

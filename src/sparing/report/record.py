@@ -80,7 +80,7 @@ class Record:
         row: dict[str, Cell] = {"table": table}
         self.rows.append(row | {name: _cell(name, value) for name, value in cells.items()})
 
-    def table(self, name: str) -> list[dict[str, Cell]]:
+    def table(self, name: str) -> list[dict[str, Any]]:
         """Rows of one table, without its name; empty where there are none."""
         return [{key: cell for key, cell in row.items() if key != "table"} for row in self.rows if row["table"] == name]
 
@@ -88,6 +88,15 @@ class Record:
     def tables(self) -> list[str]:
         """Names of the tables, in order of first use."""
         return list(dict.fromkeys(str(row["table"]) for row in self.rows))
+
+    def document(self) -> dict[str, Any]:
+        """The whole record as one strict JSON document: the header, and the rows by table."""
+        head = {name: getattr(self, name) for name in _HEADER if name != "rows"}
+        tables = {
+            name: [{key: _strict(cell) for key, cell in row.items()} for row in self.table(name)]
+            for name in self.tables
+        }
+        return head | {"tables": tables}
 
     def write(self, path: str | PathLike[str]) -> Path:
         """Write the record whole or not at all.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -127,7 +129,7 @@ def test_restoring_takes_state_by_name_not_by_order() -> None:
     training = Training(method=Full(), steps=9, lr=1e-2)
     with begun(zoo.llama(layers=2), training, rows=6) as course:
         take_step_(course, rows())
-        tree = state_of(course)
+        tree = copy.deepcopy(state_of(course))
         tree["optimizer"] = dict(reversed(tree["optimizer"].items()))
         with begun(zoo.llama(layers=2), training, rows=6) as other:
             restore_(other, tree)

@@ -133,7 +133,7 @@ def test_the_rows_of_a_record() -> None:
     train = record.table("train")
     assert [row["step"] for row in train] == [1, 2, 3, 4, 5]
     assert {row["tokens"] for row in train} == {4 * 7}
-    assert [row["lr"] for row in train][0] == 1e-2
+    assert train[0]["lr"] == 1e-2
     seconds = [row["seconds"] for row in train]
     assert seconds == sorted(seconds)
     held = record.table("held_out")

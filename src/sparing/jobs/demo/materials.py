@@ -84,7 +84,8 @@ def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[P
     if have < 3:
         raise UserError("text", got=f"{len(ids)} tokens", why=f"three rows of {length} are needed", do="give more text")
     share = min(1.0, have / want)
-    dev, test = (max(1, int(count * share)) for count in rows[1:])
+    dev = min(max(1, int(rows[1] * share)), have - 2)
+    test = min(max(1, int(rows[2] * share)), have - 1 - dev)
     train = min(rows[0], have - dev - test)
     ends = list(itertools.accumulate((0, train, dev, test)))
     cuts = [pack_stream(ids[length * a : length * b], length) for a, b in itertools.pairwise(ends)]
@@ -135,14 +136,17 @@ def smollm(out: Path) -> Materials:
     Returns:
         The materials.
     """
-    model, text = fetch("smollm2-135m-instruct"), "\n".join(itertools.islice(wiki_articles(load_text("enwik8")), 40))
+    model, text = (
+        fetch("smollm2-135m-instruct"),
+        "\n".join(itertools.islice(wiki_articles(load_text("enwik8", first=2_000_000)), 40)),
+    )
     licence = f"{asset('smollm2-135m-instruct').licence}; {asset('enwik8').licence}"
     title = "SmolLM2 (135 M parameters) on encyclopaedia text (enwik8)"
     return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=12, trial=3)
 
 
 def bundled(out: Path) -> Materials:
-    """A tiny model trained here on the first half of the text that ships with the package, fine-tuned on the second.
+    """A tiny model trained here on one of the texts that ship with the package, fine-tuned on the other.
 
     Args:
         out: Folder of the demo; the tiny model is kept under it.
@@ -152,12 +156,10 @@ def bundled(out: Path) -> Materials:
     """
     from sparing.jobs.demo.tiny import make_tiny_model
 
-    text = bundled_text()
-    half = len(text) // 2
-    model = make_tiny_model(out / "tiny-model", text[:half])
-    title = "a tiny Llama trained here, on the second half of the text that ships with the package"
+    model = make_tiny_model(out / "tiny-model", bundled_text("alice"))
+    title = "a tiny Llama trained here on Alice in Wonderland, on Blake's poems"
     return _made(
-        model, text[half:], title=title, licence="public domain", length=128, batch=4, steps=32, trial=6
+        model, bundled_text("blake"), title=title, licence="public domain", length=128, batch=4, steps=32, trial=6
     )  # fmt: skip
 
 

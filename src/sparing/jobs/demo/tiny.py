@@ -40,7 +40,14 @@ def make_tiny_model(path: Path, text: str, *, steps: int = 150, seed: int = 0) -
     _redraw(model, seed)
     rows = pack_stream(tokenizer(text, add_special_tokens=False)["input_ids"], 128)
     training = Training(
-        method=Full(), lr=3e-3, steps=steps, batch=8, accumulate=1, schedule="cosine", warmup=10, seed=seed
+        method=Full(),
+        lr=3e-3,
+        steps=steps,
+        batch=8,
+        accumulate=1,
+        schedule="cosine",
+        warmup=min(10, steps // 2),
+        seed=seed,
     )
     fit(model, rows, training, label="train the tiny model")
     unfinished = path.with_name(path.name + ".part")

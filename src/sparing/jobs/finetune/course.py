@@ -235,7 +235,7 @@ def _beside(parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, T
 
 
 def restore_(course: Course, tree: Mapping[str, Any]) -> None:
-    """Put a run back to where ``state_of`` found it.
+    """Put a run back to where ``state_of`` found it; the optimizer takes over the tensors of the tree.
 
     Args:
         course: A freshly begun run of the same model and settings.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -166,7 +165,6 @@ def run(settings: Finetune) -> Record:
     tree = outputs.latest(settings, outputs.identity(settings)) if settings.resume else None
     question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-    record.settings["out"] = os.path.relpath(settings.out)
     caveats = _caveats(settings, material)
     trained = _train(settings, material, tree, record)
     original = load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu")
@@ -175,6 +173,7 @@ def run(settings: Finetune) -> Record:
     with refusing_to_write("saving", settings.out):
         record.write(settings.out / outputs.RECORD)
         write_page(record, settings.out / outputs.PAGE, caveats)
+    record.settings["out"] = str(settings.out)  # for ``show``; what is on the disk has no folders of this machine
     return record
 
 

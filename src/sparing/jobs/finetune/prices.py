@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,39 @@ from sparing.jobs.finetune.evaluate import loss_of
 from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.step import take_step_
 from sparing.layersample import LayerSampling
-from sparing.layersample.masters import Masters
+from sparing.layersample.masters import HALVES, Masters
 from sparing.memory import Bytes, Ledger, predict
 from sparing.report import Record
 
 PARTS = ("params", "grads", "optimizer", "activations", "transient")
 """The categories, in the order in which they are shown."""
+
+
+def as_state(found: Bytes, masters: int, category: Literal["transient", "activations"]) -> Bytes:
+    """Count 32-bit copies of weights as optimizer state, wherever a ledger met them.
+
+    Args:
+        found: Bytes by category.
+        masters: Bytes of the copies.
+        category: Where the ledger counted them.
+
+    Returns:
+        The same total.
+
+    Example:
+        >>> as_state(Bytes(optimizer=8, transient=5), 4, "transient")
+        Bytes(params=0, grads=0, optimizer=12, activations=0, transient=1)
+    """
+    parts = {name: getattr(found, name) for name in PARTS}
+    parts[category] -= masters
+    parts["optimizer"] += masters
+    return Bytes(**parts)
+
+
+def _masters(course: Course) -> list[Tensor]:
+    """The 32-bit copies that the sampler holds."""
+    tensors = {} if course.sampler is None else course.sampler.state_dict()["tensors"]
+    return [tensor for key, tensor in tensors.items() if key.startswith("master/")]
 
 
 def predicted(course: Course, data: Packed) -> Bytes:
@@ -44,7 +71,7 @@ def predicted(course: Course, data: Packed) -> Bytes:
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return loss_of(model, batch["input_ids"], batch["labels"])
 
-    return predict(
+    price = predict(
         course.model,
         {"input_ids": shape, "labels": shape},
         optimizer,
@@ -53,6 +80,9 @@ def predicted(course: Course, data: Packed) -> Bytes:
         accumulate=min(pace.accumulate, 2),
         device="cuda" if device_of(course.model).type == "cuda" else "cpu",
     )
+    halves = [p for p in course.model.parameters() if p.requires_grad and p.dtype in HALVES]
+    has_masters = isinstance(method, LayerSampling) and method.masters
+    return as_state(price, 4 * sum(p.numel() for p in halves) if has_masters else 0, "transient")
 
 
 def note_predicted(course: Course, data: Packed, record: Record) -> None:
@@ -92,9 +122,10 @@ def watched_step_(course: Course, data: Packed, record: Record) -> dict[str, Any
     """
     device, step, before = device_of(course.model), course.step, course.seconds
     if step == 1:
-        with Ledger(course.model, course.optimizer, device=device.type) as ledger:
+        masters = _masters(course)
+        with Ledger(course.model, course.optimizer, inputs=masters, device=device.type) as ledger:
             row = take_step_(course, data)
-        _fill(record, ledger.profile())
+        _fill(record, as_state(ledger.profile(), sum(t.nbytes for t in masters), "activations"))
         course.seconds = before + before / step
         return row | {"seconds": course.seconds}
     if step == 2 and device.type == "cuda":

@@ -13,7 +13,7 @@ from sparing.jobs.plan.price import Price, by_formula, by_ledger, read_config, s
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample.shape import Shape
 from sparing.memory import parse_bytes
-from sparing.report import Progress, Record
+from sparing.report import Progress, Record, format_number
 
 __all__ = ["Settings", "run", "show"]
 
@@ -71,6 +71,7 @@ def _record(settings: Settings, verdicts: list[Verdict]) -> Record:
         model=settings.model.name if settings.model.name != "config.json" else settings.model.parent.name,
         parameters=verdicts[0].price.trainable,
         memory=parse_bytes(settings.memory),
+        device=f"{settings.memory} ({format_number(parse_bytes(settings.memory), 'B')})",
         batch=settings.batch,
         length=settings.length,
         pick="nothing fits" if best is None else _named(best.candidate),

@@ -54,4 +54,4 @@ def _methods(settings: Settings, layers: int, tied: bool) -> Iterator[tuple[str,
                 ),
             )
     for rank in settings.ranks:
-        yield f"LoRA, rank {rank}", LoRA(rank=rank)
+        yield f"LoRA, rank {rank}", LoRA(rank=rank, float_adapters=settings.dtype != "float32")  # as peft makes them

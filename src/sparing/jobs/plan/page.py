@@ -30,7 +30,7 @@ def title(record: Record) -> str:
     (about,) = record.table("about")
     return (
         f"{about['model']} ({format_number(about['parameters'])} parameters), "
-        f"batch {about['batch']} × {about['length']} tokens, {format_number(about['memory'], 'B')}"
+        f"batch {about['batch']} × {about['length']} tokens, {about['device']}"
     )
 
 
@@ -41,7 +41,7 @@ def answer(record: Record) -> str:
     if chosen is None:
         least = min(record.table("plan"), key=lambda row: float(row["peak"] or 0))
         held = format_number(least["peak"], "B")
-        return f"Nothing fits {format_number(about['memory'], 'B')}; the least is {least['method']} at **{held}**."
+        return f"Nothing fits {about['device']}; the least is {least['method']} at **{held}**."
     return (
         f"**{chosen['method']}**{' with checkpointing' if chosen['checkpointing'] else ''}: "
         f"**{format_number(chosen['peak'], 'B')}** of {format_number(about['memory'], 'B')}."
@@ -58,7 +58,7 @@ def figure(record: Record) -> Figure:
     return plots.stacked_bars(
         stacks, value=plots.Axis("peak of a step", unit="B"),
         title=f"{fitting} of {len(rows)} fit without checkpointing",
-        mark=(memory, f"{format_number(memory, 'B')} device"),
+        mark=(memory, str(about["device"])),
         caption="Predicted from shapes; allocator rounding, kernel workspaces and the device's context come on top.",
     )  # fmt: skip
 
@@ -70,12 +70,13 @@ def write_page(record: Record, path: Path) -> None:
         record: A finished plan.
         path: File of the page.
     """
-    columns = [*COLUMNS[:3], *PARTS, *COLUMNS[3:]]
-    table = Table(record.table("plan"), title=title(record), units=record.units, columns=columns, note=RULE)
+    rows, units = record.table("plan"), record.units
+    table = Table(rows, title=title(record), units=units, columns=list(COLUMNS), note=RULE)
+    parts = Table(rows, title="At the peak of a step", units=units, columns=[*COLUMNS[:2], *PARTS, "peak"])
     notes = [str(row["note"]) for row in record.table("advice")]
     page = Page(
         title="What fits", question=record.question, answer=answer(record), record=record,
-        sections=[Section("By method", figures=[figure(record)], tables=[table])],
+        sections=[Section("By method", figures=[figure(record)], tables=[table, parts])],
         caveats=[*notes, "LISA is priced at its dearest draw: with a frozen embedding, the lowest blocks."],
     )  # fmt: skip
     page.write(path)

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from sparing.blocks import find_blocks, named_parameters, tied
+from sparing.jobs.finetune.course import with_adapters_
 from sparing.jobs.finetune.models import config_of
+from sparing.jobs.finetune.settings import Lora
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample import LayerSampling
@@ -127,12 +129,8 @@ def _on_meta(config: Any, settings: Settings, candidate: Candidate) -> nn.Module
     model = _bare(config, getattr(torch, settings.dtype), settings.attention)
     if not isinstance(candidate.method, LoRA):
         return model
-    import peft
-
-    adapters = peft.LoraConfig(r=candidate.method.rank, target_modules="all-linear")
     with torch.device("meta"):
-        adapted: nn.Module = peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)  # type: ignore[arg-type]
-    return adapted.to(getattr(torch, settings.dtype))
+        return with_adapters_(model, Lora(rank=candidate.method.rank), seed=0)
 
 
 def _trained(model: nn.Module, candidate: Candidate) -> set[str]:

@@ -1,0 +1,75 @@
+"""A plan from a configuration alone: formula against ledger, files written, mistakes refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparing import UserError
+from sparing.jobs.plan import Settings, run, show
+from sparing.report import Record
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128,
+}  # fmt: skip
+OPT = {
+    "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "vocab_size": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 32,
+}  # fmt: skip
+
+
+@pytest.fixture
+def planned(tmp_path):
+    def plan(config: dict, **changes):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        given = {"memory": "1GB", "length": 32, "active": (2,), "ranks": (4,), "out": tmp_path / "out"} | changes
+        return run(Settings(model=tmp_path / "model", **given))
+
+    return plan
+
+
+def test_formula_and_ledger_agree(planned):
+    """Within 5 %: the formula's temporaries at the peak are those of the largest tensors, the ledger's are exact."""
+    formula = {(row["method"], row["checkpointing"]): row for row in planned(LLAMA).table("plan")}
+    ledger = {(row["method"], row["checkpointing"]): row for row in planned(LLAMA, ledger=True).table("plan")}
+    assert formula.keys() == ledger.keys()
+    for key, row in formula.items():
+        assert row["trainable"] == ledger[key]["trainable"]
+        assert row["peak"] == pytest.approx(ledger[key]["peak"], rel=0.05), key
+
+
+def test_an_unknown_family_is_priced_by_the_ledger(planned):
+    rows = planned(OPT).table("plan")
+    assert all(row["peak"] > 0 and row["speed"] is None for row in rows)
+
+
+def test_a_config_file_is_as_good_as_its_directory(planned, tmp_path):
+    first = planned(LLAMA)
+    given = {"memory": "1GB", "length": 32, "active": (2,), "ranks": (4,), "out": tmp_path}
+    assert run(Settings(model=tmp_path / "model" / "config.json", **given)).table("plan") == first.table("plan")
+
+
+def test_record_and_page_are_written_and_the_table_shown(planned, tmp_path, capsys):
+    record = planned(LLAMA)
+    assert Record.read(tmp_path / "out" / "record.jsonl").table("plan") == record.table("plan")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "full" in page
+    show(record)
+    shown = capsys.readouterr().out
+    assert "pick: full" in shown
+    assert "report: " in shown
+
+
+def test_when_nothing_fits_the_answer_names_the_least(planned, tmp_path):
+    record = planned(LLAMA, memory="1kB")
+    assert record.table("about")[0]["pick"] == "nothing fits"
+    assert "Nothing fits" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_missing_model_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(UserError, match="no such directory"):
+        run(Settings(model=tmp_path / "missing", out=tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
