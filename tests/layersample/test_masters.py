@@ -82,6 +82,13 @@ def test_a_step_that_raises_leaves_no_parameter_swapped() -> None:
     p.grad = GRADS[0].bfloat16()
     with pytest.raises(TypeError):
         optimizer.step()
+    assert p.dtype == torch.float32  # it raised in the middle of the swap
+    optimizer.param_groups[0]["lr"] = 1e-2
+    optimizer.step()
+    assert torch.equal(masters.weights["p"].bfloat16(), p)
+    optimizer.param_groups[0]["lr"] = None
+    with pytest.raises(TypeError):
+        optimizer.step()
     masters.close()
     assert p.dtype == torch.bfloat16
     assert p.grad.dtype == torch.bfloat16

@@ -9,6 +9,7 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.report.bars import category_colours
+from sparing.report.figure import Figure
 from sparing.report.palette import contrast, ground
 from sparing.report.plots import Axis, Bar, Stack, bars, stacked_bars, style
 
@@ -55,8 +56,6 @@ def test_bars_of_one_plot_do_not_touch(drawn) -> None:
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_the_number_beside_the_longest_bar_fits(narrow) -> None:
-    from sparing.report.figure import Figure
-
     figure = bars([Bar("a", 1e9, low=0.9e9, high=1.2e9)], title="T", value=Axis("peak", "B"))
     seen = []
 
@@ -83,6 +82,27 @@ def test_predicted_stands_hatched_beside_measured_under_one_name(drawn) -> None:
     assert [bool(patch.get_hatch()) for patch in axes.patches] == [True] * 3 + [False] * 6
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == ["params", "grads", "optimizer", "predicted"]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_key_of_many_categories_stays_in_the_picture_and_off_the_bars(narrow) -> None:
+    stack = Stack("a", {f"category number {at}": 1.0 for at in range(9)}, "predicted")
+    figure = stacked_bars([stack], title="T", value="v", mark=(4.0, "limit"))
+    seen = []
+
+    def spy(canvas) -> None:
+        figure.draw(canvas)
+        canvas.drawing.draw_without_rendering()
+        axes = canvas.axes
+        seen.extend([axes.get_legend().get_window_extent(), axes.get_window_extent(), canvas.drawing.bbox])
+        seen.append(axes.texts[-1].get_window_extent())
+
+    Figure("T", "", "", spy, figure.heights).svg(narrow=narrow)
+    key, bars_box, paper, mark = seen
+    assert key.x1 <= paper.x1
+    assert key.y1 <= paper.y1
+    assert key.y0 >= mark.y1 >= bars_box.y1
+    assert bars_box.height > 30  # the one bar keeps its room
 
 
 def test_a_part_that_only_some_have_keeps_its_colour(drawn) -> None:

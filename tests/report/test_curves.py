@@ -96,6 +96,15 @@ def test_published_points_are_open_and_carry_their_source(drawn) -> None:
     assert "Pan et al. 2024" in " ".join(text.get_text() for text in axes.texts)
 
 
+def test_points_given_from_right_to_left_are_named_at_their_right_end(drawn) -> None:
+    one = Series("a", [3, 2, 1, 0], [0.0, 1.0, 2.0, 3.0], low=[-1, 0, 1, 2], high=[1, 2, 3, 4])
+    figure = lines([one], title="T", x="x", y="y")
+    assert figure.alt.endswith("a goes from 3.00 to 0.")
+    line = line_named(drawn(figure).axes, style("ours").colour)
+    assert list(line.get_xdata()) == [0, 1, 2, 3]
+    assert list(line.get_ydata()) == [3, 2, 1, 0]
+
+
 def test_a_diverged_run_ends_at_its_last_number() -> None:
     figure = lines([Series("a", [0, 1, 2], [3.0, 2.0, math.nan])], title="T", x="x", y="y")
     assert figure.alt.endswith("a goes from 3.00 to 2.00.")

@@ -49,7 +49,7 @@ def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list
         rest = (size - positive) / max(count - positive, 1)
         return [1.0 if w > 0.0 else rest for w in scaled]
     factor = _factor(scaled, size, floor)
-    return _polish([min(max(factor * w, floor), 1.0) for w in scaled], size, floor)
+    return [min(max(factor * w, floor), 1.0) for w in scaled]
 
 
 def _scaled(weights: Sequence[float]) -> list[float]:
@@ -70,13 +70,6 @@ def _factor(weights: Sequence[float], size: int, floor: float) -> float:
     free = math.fsum(w for w in weights if floor < inside * w < 1.0)
     bound = math.fsum(1.0 if inside * w >= 1.0 else floor for w in weights if not floor < inside * w < 1.0)
     return (size - bound) / free if free > 0.0 else inside
-
-
-def _polish(shares: list[float], size: int, floor: float) -> list[float]:
-    """Remove the last rounding: what the sum misses of ``size`` goes to the share furthest from its bounds."""
-    roomy = max(range(len(shares)), key=lambda i: min(1.0 - shares[i], shares[i] - floor))
-    shares[roomy] = min(max(shares[roomy] + size - math.fsum(shares), floor), 1.0)
-    return shares
 
 
 def uniforms(count: int, generator: torch.Generator) -> list[float]:

@@ -75,17 +75,18 @@ def dress(canvas: Canvas, x: Axis, y: Axis, scales: tuple[Scale, Scale]) -> None
             getattr(axes, f"set_{name}scale")("log", base=_base(one))
         axes.set(**{f"{name}lim": _limits(getattr(axes, f"get_{name}lim")(), one, scale)})
         _ticks(axis, one, narrow=canvas.narrow)
-    axes.set_xlabel(_folded(canvas, x.text(scales[0])), loc="right", multialignment="right")
+    axes.set_xlabel(_folded(canvas, x.text(scales[0]), 11.0), loc="right", multialignment="right")
     heading(canvas, y.text(scales[1]))
 
 
 def heading(canvas: Canvas, text: str) -> None:
     """Write what the vertical direction means, above the axes from their left edge."""
-    canvas.axes.set_title(_folded(canvas, text), loc="left", pad=9)
+    canvas.axes.set_title(_folded(canvas, text, 8.2), loc="left", pad=9)
 
 
-def _folded(canvas: Canvas, text: str) -> str:
-    return "\n".join(textwrap.wrap(text, int(canvas.width / 8.2), max_lines=3, placeholder="…"))
+def _folded(canvas: Canvas, text: str, letter: float) -> str:
+    """Fold to the canvas; ``letter`` is the room per letter in px, with what lies beside the text."""
+    return "\n".join(textwrap.wrap(text, int(canvas.width / letter), max_lines=3, placeholder="…"))
 
 
 def _base(axis: Axis) -> int:

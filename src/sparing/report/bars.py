@@ -12,7 +12,7 @@ from sparing.errors import UserError
 from sparing.report.axes import Mark, dress, reference_line
 from sparing.report.cells import Scale, format_number, words
 from sparing.report.curves import with_spread
-from sparing.report.figure import Canvas, Figure
+from sparing.report.figure import NARROW, WIDE, Canvas, Figure
 from sparing.report.palette import Role, Theme, mixed
 from sparing.report.series import Axis, Series, as_axis
 
@@ -148,13 +148,15 @@ def stacked_bars(
         longest = _longest([stack.total for stack in stacks], mark, scale)
         _finish(canvas, axis, scale, longest, at, [len(text) for text in texts])
         reference_line(canvas, mark, scale)
-        _key(canvas, colours, hatched=any(stack.kind == "predicted" for stack in stacks), lift=(26 if mark else 8) / at)
+        _key(canvas, colours, hatched=any(stack.kind == "predicted" for stack in stacks), lift=26 if mark else 8)
 
     spoken = "; ".join(
         f"{stack.label} {text} ({_parts(stack, axis)})" for stack, text in zip(stacks, texts, strict=True)
     )
-    height = len(groups) * (_NAME + _APART) + len(stacks) * (_BAR + _GAP) + 78 + (16 if mark else 0)
-    return Figure(title, alt or f"Stacked bars of {axis.label}: {spoken}.", caption, draw, (height, height + 34))
+    names = [*map(words, categories), "predicted"]
+    height = len(groups) * (_NAME + _APART) + len(stacks) * (_BAR + _GAP) + (74 if mark else 56)
+    wide, narrow = (height + 20 * _key_shape(names, width)[1] for width in (WIDE, NARROW))
+    return Figure(title, alt or f"Stacked bars of {axis.label}: {spoken}.", caption, draw, (wide, narrow))
 
 
 def category_colours(count: int, theme: Theme) -> list[str]:
@@ -259,15 +261,26 @@ def _finish(canvas: Canvas, axis: Axis, scale: Scale, longest: float, height: fl
 
 
 def _key(canvas: Canvas, colours: Mapping[str, str], *, hatched: bool, lift: float) -> None:
-    """Name the categories above the bars, and what the hatch means."""
+    """Name the categories ``lift`` px above the bars, and what the hatch means."""
     from matplotlib.patches import Patch
+    from matplotlib.transforms import ScaledTranslation
 
     patches = [Patch(facecolor=colour, label=words(part)) for part, colour in colours.items()]
     if hatched:
         quiet, pale = canvas.ground.quiet, mixed(canvas.ground.quiet, canvas.ground.paper, 0.2)
         patches.append(Patch(facecolor=pale, edgecolor=quiet, hatch="////", linewidth=0, label="predicted"))
-    ink, ncols = canvas.ground.ink, 3 if canvas.narrow else 7
-    canvas.axes.legend(handles=patches, ncols=ncols, labelcolor=ink, loc="lower left", bbox_to_anchor=(0, 1 + lift))
+    ncols, _ = _key_shape([str(patch.get_label()) for patch in patches], canvas.width)
+    above = canvas.axes.transAxes + ScaledTranslation(0, lift / 72, canvas.drawing.dpi_scale_trans)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": above}
+    canvas.axes.legend(handles=patches, ncols=ncols, labelcolor=canvas.ground.ink, **place)
+
+
+def _key_shape(names: Sequence[str], width: float) -> tuple[int, int]:
+    """Columns and rows of a key that fits a width in px."""
+    if sum(7.2 * len(name) + 32 for name in names) <= width:
+        return len(names), 1
+    columns = max(1, int(width / (6.8 * max(map(len, names)) + 32)))
+    return columns, math.ceil(len(names) / columns)
 
 
 def _parts(stack: Stack, axis: Axis) -> str:

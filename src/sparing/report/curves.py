@@ -6,6 +6,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparing.errors import UserError
@@ -52,7 +53,7 @@ def lines(
         UserError: If no series has a point that can be drawn.
     """
     across, up = as_axis(x), as_axis(y)
-    shown = _drawable(series)
+    shown = [_rising(one) for one in _drawable(series)]
     scales = _scales(shown, across, up)
 
     def draw(canvas: Canvas) -> None:
@@ -118,6 +119,17 @@ def _drawable(series: Sequence[Series]) -> list[Series]:
             "plot", got="no finite point", why="there is nothing to draw", do="give a series with measured values"
         )
     return shown
+
+
+def _rising(one: Series) -> Series:
+    """The same points from left to right, so that the last one is the end of the line."""
+    order = sorted(range(len(one.x)), key=lambda at: one.x[at])
+
+    def sort(values: Sequence[float]) -> list[float]:
+        return [values[at] for at in order]
+
+    low, high = (sort(side) if side is not None else None for side in (one.low, one.high))
+    return replace(one, x=sort(one.x), y=sort(one.y), low=low, high=high)
 
 
 def _last(one: Series) -> tuple[float, float] | None:

@@ -22,7 +22,7 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 """The font stack of pages and pictures: what the reader's system has."""
 
 _STYLE = Path(__file__).with_name("style.mplstyle")
-_WIDE, _NARROW = 640.0, 343.0  # px: the column of a page; a phone of 375 px less its margins
+WIDE, NARROW = 640.0, 343.0  # px: the column of a page; a phone of 375 px less its margins
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Canvas:
     @property
     def width(self) -> float:
         """Width in px."""
-        return _NARROW if self.narrow else _WIDE
+        return NARROW if self.narrow else WIDE
 
     def fix_layout_(self) -> None:
         """Arrange axes and labels now and for good, so that places in px can be read and kept."""
@@ -140,7 +140,7 @@ class Figure:
 
     def _size(self, *, narrow: bool, titled: bool) -> tuple[float, float]:
         extra = 18.0 * (_wrapped(self.title, narrow=narrow).count("\n") + 1) + 14 if titled else 0.0
-        return (_NARROW if narrow else _WIDE) / 72, (self.heights[narrow] + extra) / 72
+        return (NARROW if narrow else WIDE) / 72, (self.heights[narrow] + extra) / 72
 
 
 def _wrapped(text: str, *, narrow: bool) -> str:

@@ -253,7 +253,7 @@ def _folded(record: Record | None) -> list[tuple[str, list[tuple[str, str]]]]:
     if record is None:
         return []
     memory = record.environment.get("memory")
-    machine = record.environment | ({"memory": format_number(memory, "B")} if memory else {})
+    machine = dict(record.environment) | ({"memory": format_number(memory, "B")} if memory else {})
     both = (("Settings", record.settings), ("Environment", machine))
     return [(name, list(_flat(entries))) for name, entries in both if entries]
 

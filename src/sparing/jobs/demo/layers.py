@@ -59,8 +59,8 @@ class Arm:
         steps = made.trial if trial else made.steps
         every = 0 if trial else max(1, made.steps // 8)
         return Training(
-            method=method_of(self.name, model), lr=lr, steps=steps, batch=made.batch, accumulate=1, warmup=min(2, steps - 1),
-            schedule="constant" if trial else "cosine", evaluate_every=every, seed=self.seed,
+            method=method_of(self.name, model), lr=lr, steps=steps, batch=made.batch, accumulate=1, seed=self.seed,
+            warmup=min(2, steps - 1), schedule="constant" if trial else "cosine", evaluate_every=every,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ class Materials:
     """Optimizer steps of a run that tries a learning rate (count)."""
     batch: int
     """Rows a step (count)."""
-    rates: dict[str, tuple[float, ...]]
+    rates: Mapping[str, tuple[float, ...]]
     """Learning rates to try for each arm."""
 
     def load(self) -> tuple[nn.Module, Any]:

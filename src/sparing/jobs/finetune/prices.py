@@ -68,16 +68,20 @@ def predicted(course: Course, data: Packed) -> Bytes:
             Masters(made, {p: str(index) for index, p in enumerate(parameters)})
         return made
 
-    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return loss_of(model, batch["input_ids"], batch["labels"])
+    steps = iter((1, min(pace.accumulate, 2)))  # state comes with the first step; a third micro-batch adds nothing
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor]) -> None:
+        for _ in range(next(steps)):
+            (loss_of(model, batch["input_ids"], batch["labels"]) / 2).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     price = predict(
         course.model,
         {"input_ids": shape, "labels": shape},
         optimizer,
         trainable=trainable,
-        loss=loss,
-        accumulate=min(pace.accumulate, 2),
+        step=step,
         device="cuda" if device_of(course.model).type == "cuda" else "cpu",
     )
     halves = [p for p in course.model.parameters() if p.requires_grad and p.dtype in HALVES]

@@ -1,0 +1,33 @@
+"""Rebuild every table of ``docs/results/`` from the committed JSON; ``python -m benchmarks.results``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.memory_tables import with_tables
+from benchmarks.step_tables import filled
+from sparing.report import Record
+
+RESULTS = Path(__file__).parent / "results"
+PAGES = Path(__file__).parents[1] / "docs" / "results"
+
+
+def pages() -> dict[Path, str]:
+    """Every page of results, as the committed JSON makes it."""
+    memory, speed = PAGES / "memory.md", PAGES / "step-time.md"
+    rows = json.loads((RESULTS / "memory_grid.json").read_text())["rows"]
+    return {
+        memory: with_tables(memory.read_text(), rows),
+        speed: filled(speed.read_text(), Record.read(RESULTS / "step_time.jsonl")),
+    }
+
+
+def main() -> None:
+    """Write them."""
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
