@@ -16,7 +16,7 @@ PAGES = Path(__file__).parents[1] / "docs" / "results"
 def pages() -> dict[Path, str]:
     """Every page of results, as the committed JSON makes it."""
     memory, speed = PAGES / "memory.md", PAGES / "step-time.md"
-    rows = json.loads((RESULTS / "memory_grid.json").read_text())["rows"]
+    rows = list(json.loads((RESULTS / "memory_grid.json").read_text())["rows"].values())
     return {
         memory: with_tables(memory.read_text(), rows),
         speed: filled(speed.read_text(), Record.read(RESULTS / "step_time.jsonl")),

@@ -163,6 +163,13 @@ def test_a_failed_write_leaves_the_file_before_it(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_nothing_half_written_stays_where_the_file_cannot_be(tmp_path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_state(tmp_path / "taken", {"tensors": {"a": torch.ones(1)}})
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\0" * 64])
 def test_a_file_that_is_none_of_ours_is_named(tmp_path, content: bytes | None) -> None:
     path = tmp_path / "state.safetensors"

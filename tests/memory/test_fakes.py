@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
+from torch.utils import checkpoint
 
 import zoo
 from sparing.blocks import named_parameters, tied
@@ -52,6 +53,24 @@ def test_floating_tensors_take_the_type_that_was_asked_for():
         "running_var": torch.bfloat16,
         "num_batches_tracked": torch.int64,
     }
+
+
+def test_tensors_that_are_neither_parameters_nor_buffers_become_fakes_too():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.scales = [torch.ones(4), torch.zeros(4)]
+
+        def forward(self, x):
+            return self.inner(x) * self.scales[0]
+
+    with torch.device("meta"):
+        model = Scaled()
+    copied = fake_copy(model, fake := mode())
+    with fake:
+        assert copied(torch.ones(2, 4)).shape == (2, 4)
+    assert all(isinstance(scale, FakeTensor) for scale in copied.scales)
 
 
 def test_a_batch_is_given_by_tensors_or_by_shapes():
@@ -111,3 +130,12 @@ def test_rows_of_one_text_need_no_mask_and_the_search_is_restored():
     assert masking.find_packed_sequence_indices is search
     with one_text_per_row({"position_ids": ((1, 4), torch.long)}):
         assert masking.find_packed_sequence_indices is search
+
+
+def test_recomputation_in_the_backward_pass_runs_the_same_kernels():
+    """A block recomputed under a checkpoint must keep what its forward pass kept, or torch refuses to go on."""
+    block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).double()
+    x = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    with CudaKernels():
+        checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None

@@ -127,6 +127,9 @@ class Sampler:
         checks.check_step(step)
         if self._probe is not None and step != self.step:
             self._probe.end_step()
+        for part in (self._masters, self._rate):
+            if part is not None:
+                part.put_back_()
         self._prefix.disable_input_gradients_()
         interval = step // self.settings.period
         if interval != self.interval:

@@ -82,8 +82,6 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
             optimizer: The Trainer's optimizer.
             others: Unused.
         """
-        if self.sampler is not None:
-            self.sampler.close()  # a run that ended in an exception never told us
         _refuse(args, self.settings)
         self.sampler = Sampler(model, optimizer, self.settings, seed=self.seed)
         try:

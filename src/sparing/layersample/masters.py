@@ -90,9 +90,20 @@ class Masters:
         self.weights = {name: weight.float() for name, weight in weights.items()}
         self._versions.clear()
 
+    def put_back_(self) -> None:
+        """Round what the step left into the parameters; also after a step that raised."""
+        for swap in self._swaps:
+            p = swap.parameter
+            swap.half.copy_(p.data)
+            p.grad = None
+            p.data = swap.half
+            p.grad = swap.grad
+            self._versions[self._names[p]] = p._version
+        self._swaps.clear()
+
     def close(self) -> None:
         """Leave the optimizer; the model keeps its rounded weights."""
-        self._back()
+        self.put_back_()
         for handle in self._handles:
             handle.remove()
 
@@ -101,7 +112,7 @@ class Masters:
         return (p for p in params if p.grad is not None and p.dtype in HALVES and p in self._names)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._back()  # a step that raised left its masters in place
+        self.put_back_()  # a step that raised left its masters in place
         for p in list(self._halves(optimizer)):
             assert p.grad is not None
             master = self._master(p)
@@ -127,17 +138,7 @@ class Masters:
         state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALVES})
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._back()
-
-    def _back(self) -> None:
-        for swap in self._swaps:
-            p = swap.parameter
-            swap.half.copy_(p.data)
-            p.grad = None
-            p.data = swap.half
-            p.grad = swap.grad
-            self._versions[self._names[p]] = p._version
-        self._swaps.clear()
+        self.put_back_()
 
     def _before_load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         self._loading = state

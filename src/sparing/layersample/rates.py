@@ -44,12 +44,12 @@ class ScaledRate:
 
     def close(self) -> None:
         """Leave the optimizer as it was found."""
-        self._back()
+        self.put_back_()
         for handle in self._handles:
             handle.remove()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._back()  # a step that raised left its rates in place
+        self.put_back_()  # a step that raised left its rates in place
         factor = self._factor()
         if factor == 1.0:
             return
@@ -58,9 +58,10 @@ class ScaledRate:
             group["lr"] = group["lr"] * factor
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._back()
+        self.put_back_()
 
-    def _back(self) -> None:
+    def put_back_(self) -> None:
+        """Undo the scaling; also after a step that raised."""
         for group, rate in self._saved:
             group["lr"] = rate
         self._saved.clear()

@@ -30,8 +30,9 @@ class Held:
 def walk(shape: Shape, work: Work, trained: Trained, held: Held) -> Profile:
     """Find the peak of one step in the steady state, and the composition at the end of each phase.
 
-    The instants looked at: the loss's backward pass, the head's, feed-forward part and attention of every block from
-    the top down to the lowest trained one, the embedding's, and the optimizer's step.
+    The instants looked at: the end of the forward pass, the backward passes of loss and head, of feed-forward part and
+    attention of every block from the top down to the lowest trained one, and the optimizer's step. The embedding's is
+    left out: it has all gradients alive and at most one table more, and AdamW's step has that too.
 
     Args:
         shape: Sizes of the model.
@@ -89,9 +90,6 @@ def _backward(shape: Shape, work: Work, trained: Trained, forward: int) -> Itera
         yield last, computed, (2 + shape.gated) * work.tokens * shape.ffn * work.element + stream
         grads += adapter + active * shape.block * work.element
         yield grads, computed - ffn(shape, work, active=active), _attention(shape, work) + 2 * stream
-    if trained.embed:  # the table's gradient is dense; a tied head has one already, to which it is added
-        extra = shape.tied * shape.vocab * shape.width * work.element
-        yield _grads(shape, work, trained), _batch(work), extra + stream
 
 
 def _attention(shape: Shape, work: Work) -> int:

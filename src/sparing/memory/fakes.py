@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from sparing.errors import UserError
 from sparing.memory.steps import Batch
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
-    """Copy a module's structure with fake CPU tensors for its parameters and buffers.
+    """Copy a module's structure with fake CPU tensors for its parameters, its buffers and its other tensors.
 
     Ties, flags and hooks are kept. Nothing is allocated and the module is not changed, so one on the meta device or one
     whose layers were replaced by peft will do.
@@ -32,14 +33,16 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None 
     Returns:
         The copy.
     """
-    fakes: dict[int, Any] = {}
+    found = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
     with mode:
-        for tensor in (*model.parameters(), *model.buffers()):
-            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
-            is_parameter = isinstance(tensor, nn.Parameter)
-            fakes[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
-        return copy.deepcopy(model, fakes)
+        fakes = {id(tensor): _fake(tensor, dtype) for tensor in found}
+    return copy.deepcopy(model, fakes)
+
+
+def _fake(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
 def empty_batch(batch: Batch) -> dict[str, Tensor]:
@@ -110,6 +113,9 @@ class CudaKernels(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return _attention(func, args, kwargs)
+        if func is Tensor.backward:  # torch takes a mode off while it acts; what a checkpoint recomputes needs it too
+            with self:
+                return torch.autograd.backward(*args, kwargs.pop("gradient", None), **kwargs)
         return func(*args, **kwargs)
 
 

@@ -36,7 +36,7 @@ def predict(
     Two steps run on fake tensors, which have shapes and no data, under a ledger of live tensors; the second is
     reported. The program that runs is the real one, so frozen parameters, no_grad, checkpointing and custom functions
     cost what they cost. Not seen: workspaces inside kernels, rounding and fragments of the allocator, the context of
-    the device (together some hundred MiB on a GPU).
+    the device (together some hundred MiB on a GPU), and what fused recurrent kernels (LSTM, GRU) keep for themselves.
 
     Args:
         model: A module on any device, of which only the shapes are read (meta will do), or a function without

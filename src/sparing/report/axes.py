@@ -75,7 +75,7 @@ def dress(canvas: Canvas, x: Axis, y: Axis, scales: tuple[Scale, Scale]) -> None
             getattr(axes, f"set_{name}scale")("log", base=_base(one))
         axes.set(**{f"{name}lim": _limits(getattr(axes, f"get_{name}lim")(), one, scale)})
         _ticks(axis, one, narrow=canvas.narrow)
-    axes.set_xlabel(_folded(canvas, x.text(scales[0]), 11.0), loc="right", multialignment="right")
+    axes.set_xlabel(_folded(canvas, x.text(scales[0]), 9.8), loc="right", multialignment="right")
     heading(canvas, y.text(scales[1]))
 
 

@@ -85,9 +85,10 @@ def test_a_rendered_chat_gets_no_second_beginning() -> None:
             return {"input_ids": torch.tensor([[5, 6]])}
 
         def decode(self, ids, **options):
-            return str(len(ids))
+            return " ".join(["word"] * len(ids))
 
-    continuations(zoo.llama(), Telling(), ["x"], max_new_tokens=1)
+    # Decoded alone the new token would lose its space.
+    assert continuations(zoo.llama(), Telling(), ["x"], max_new_tokens=1) == [" word"]
     continuations(zoo.llama(), Telling(), ["x"], max_new_tokens=1, special=False)
     assert seen == [True, False]
 

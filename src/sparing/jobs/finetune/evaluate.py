@@ -125,12 +125,15 @@ def continuations(
         model: A transformers or peft model.
         tokenizer: Its tokenizer.
         prompts: Texts, or renderings of chats.
-        max_new_tokens: Length of each continuation (tokens); the prompt keeps only its end if both do not fit.
+        max_new_tokens: Length of each continuation (tokens), 0 for none; the prompt keeps only its end if both do not
+            fit.
         special: Whether the tokenizer adds its special tokens; not for a rendered conversation, which has them.
 
     Returns:
-        The new text of each.
+        The new text of each; nothing at all if none is asked for.
     """
+    if max_new_tokens == 0:
+        return []
     from transformers import GenerationConfig
 
     end = tokenizer.eos_token_id
@@ -143,8 +146,15 @@ def continuations(
             ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=special, verbose=False)["input_ids"]
             ids = ids[:, -room:].to(model.device)
             new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=plan)
-            found.append(tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True))
+            found.append(_added(tokenizer, new[0], ids.shape[1]))
     return found
+
+
+def _added(tokenizer: Any, ids: Tensor, start: int) -> str:
+    """The text that the tokens from ``start`` add; decoded alone, some tokenizers would drop its first space."""
+    before, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:start], ids))
+    added: str = whole[len(before) :]
+    return added if whole.startswith(before) else tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
 def movement(model: nn.Module, original: nn.Module | Mapping[str, Tensor]) -> list[dict[str, Any]]:

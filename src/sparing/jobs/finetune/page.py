@@ -173,7 +173,10 @@ def blocks_section(record: Record) -> Section:
         curve = plots.Series("movement", list(range(len(rows))), [row["moved"] for row in rows], role=role)
         moved = plots.lines([curve], title=title, x="block in order of use", y=value, caption=caption)
     drawn = switch_map(record)
-    return Section("Blocks", figures=[moved] if drawn is None else [drawn, moved])
+    if drawn is None:
+        return Section("Blocks", figures=[moved])
+    text = "Embeddings, final norm and head train at every step unless they were frozen; middle blocks when drawn."
+    return Section("Blocks", text, [drawn, moved])
 
 
 def text_section(record: Record) -> Section:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparing.errors import RunError
 from sparing.jobs.finetune.batches import window
 from sparing.jobs.finetune.course import Course, device_of, seeded, touch_
 from sparing.jobs.finetune.evaluate import loss_sum
@@ -17,7 +18,7 @@ from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.schedule import rate
 
 
-class DivergedError(RuntimeError):
+class DivergedError(RunError):
     """The loss or a gradient is not finite; the step was not applied."""
 
 
