@@ -13,7 +13,7 @@ import zoo
 from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
 from sparing.memory import Ledger
-from sparing.memory.fakes import CudaKernels, empty_batch, fake_copy, one_text_per_row
+from sparing.memory.fakes import cuda_kernels, empty_batch, fake_copy, one_text_per_row
 
 
 def mode() -> FakeTensorMode:
@@ -94,7 +94,7 @@ def _kept(run, *, cuda: bool) -> int:
     x = torch.ones(1, 2, 64, 16, requires_grad=True)
     with Ledger(model, inputs=x) as ledger:
         if cuda:
-            with CudaKernels():
+            with cuda_kernels():
                 out = run(x)
         else:
             out = run(x)
@@ -136,6 +136,6 @@ def test_recomputation_in_the_backward_pass_runs_the_same_kernels():
     """A block recomputed under a checkpoint must keep what its forward pass kept, or torch refuses to go on."""
     block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).double()
     x = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
-    with CudaKernels():
+    with cuda_kernels():
         checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
     assert x.grad is not None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from sparing.errors import UserError
@@ -99,36 +99,44 @@ def one_text_per_row(batch: Batch) -> Iterator[None]:
         masking.find_packed_sequence_indices = search
 
 
-class CudaKernels(TorchFunctionMode):
+@contextmanager
+def cuda_kernels() -> Iterator[None]:
     """Let operations on the CPU keep what their CUDA kernels keep for the backward pass.
 
     Dropout keeps a mask of one byte per element there instead of one element, and attention can drop weights without
-    leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix.
+    leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix. The functions
+    are exchanged, because a mode for torch functions is off while torch goes backward, where checkpoints recompute.
+
+    Yields:
+        Once; the functions are back on exit.
     """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, or its stand-in."""
-        kwargs = dict(kwargs or {})
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            return _attention(func, args, kwargs)
-        if func is Tensor.backward:  # torch takes a mode off while it acts; what a checkpoint recomputes needs it too
-            with self:
-                return torch.autograd.backward(*args, kwargs.pop("gradient", None), **kwargs)
-        return func(*args, **kwargs)
+    functional: Any = F
+    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+    functional.dropout = partial(_dropout, dropout)
+    functional.scaled_dot_product_attention = partial(_attention, attention)
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = dropout, attention
 
 
-def _attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _attention(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Attention that drops nothing, whether ``dropout_p`` came by place or by name."""
     if len(args) > 4:
         return func(*args[:4], 0.0, *args[5:], **kwargs)
     return func(*args, **(kwargs | {"dropout_p": 0.0}))
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
+def _dropout(
+    func: Any,
+    input: Tensor,  # noqa: A002
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Tensor:
     """Dropout as on CUDA: the mask is boolean and nothing is kept when nothing is dropped."""
     if not training or p == 0.0:
-        return F.dropout(input, p, training, inplace)
+        same: Tensor = func(input, p, training, inplace)
+        return same
     dropped: Tensor = torch.native_dropout(input, p, True)[0]
     return input.copy_(dropped) if inplace else dropped

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim import Optimizer
 
 from sparing.errors import UserError
-from sparing.memory.fakes import CudaKernels, empty_batch, fake_copy, one_text_per_row
+from sparing.memory.fakes import cuda_kernels, empty_batch, fake_copy, one_text_per_row
 from sparing.memory.sizes import Profile
 from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
 from sparing.memory.steps import watch_second_step as watch
@@ -82,7 +82,7 @@ def predict(
     )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = fake_copy(_materialise(model), mode, dtype)
-    kernels = CudaKernels() if device == "cuda" else contextlib.nullcontext()
+    kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()
     try:
         with mode, kernels, one_text_per_row(batch):
             made = prepare_(fake, training)
