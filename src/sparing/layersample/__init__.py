@@ -19,7 +19,6 @@ from sparing.layersample.backward_step import StepInBackward
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Fixed, Reshuffle, Uniform, Weighted
 from sparing.layersample.predict import predict
-from sparing.layersample.predict import predict
 
 if TYPE_CHECKING:
     from sparing.layersample.callback import LayerSamplingCallback
