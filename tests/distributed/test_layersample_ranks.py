@@ -8,7 +8,8 @@ import torch
 import lisa_ranks
 from sparing.layersample import Adaptive
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+# slow: two processes that import torch and its sharding take about 13 s of processor time, once for all tests
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SCENARIOS = {
     "manual": {},

@@ -95,16 +95,16 @@ class Sampler:
         embedding = next((b.params for b in self._outside if b.role == "embed"), {})
         truncates = self.settings.no_grad_prefix and not self._always.keys() & embedding.keys()
         self._prefix = Prefix(self.model, modules if truncates else [])
-        flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
-        self._restore = weakref.finalize(self, _restore_, flags, self._prefix)
-        self._restore.atexit = False
-        _live[id(self.model)] = self
         names = {p: name for name, p in self._may_train.items()}
         self._sharded = checks.sharded_modules(self.model)
         self._store = StateStore(self.optimizer, self.settings.state)
         self._masters = Masters(self.optimizer, names) if self.settings.masters else None
         self._rate = ScaledRate(self.optimizer, self._warmup) if self.settings.warmup else None
         self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._of_block, modules)
+        flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
+        self._restore = weakref.finalize(self, _restore_, flags, self._prefix)
+        self._restore.atexit = False
+        _live[id(self.model)] = self
         self._activate_((), evict=False)  # a resumed optimizer's state waits for the first draw
 
     @property

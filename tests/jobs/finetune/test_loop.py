@@ -88,6 +88,27 @@ def test_from_every_step_to_the_same_bits(tmp_path: Path, name: str) -> None:
         assert untimed(rest) == untimed(record)
 
 
+@pytest.mark.parametrize("name", ["full", "reset", "lora"])
+def test_a_run_that_is_stopped_at_every_step(tmp_path: Path, name: str) -> None:
+    """Each step by another process, as it were: what a resumed run saves is as whole as what the first one saves."""
+
+    class Stop(Exception):
+        pass
+
+    want, _ = walk(dropping(), METHODS[name])
+    last: list[Path] = []
+
+    def stop(tree: dict) -> None:
+        last.append(save(tmp_path, tree["step"], tree))
+        raise Stop
+
+    for _ in range(STEPS):
+        with pytest.raises(Stop):
+            walk(dropping(), METHODS[name], tree=load(last[-1]) if last else None, after=stop)
+    got, _ = walk(dropping(), METHODS[name], tree=load(last[-1]))
+    assert all(torch.equal(value, got[key]) for key, value in want.items())
+
+
 def test_bfloat16_with_masters_resumes_too(tmp_path: Path) -> None:
     paths: list[Path] = []
     method = lisa(masters=True)

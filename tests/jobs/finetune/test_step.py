@@ -25,7 +25,7 @@ def ragged(rows: int = 12, length: int = 10) -> Packed:
     ids = zoo.tokens(rows, length)["input_ids"]
     labels = ids.clone()
     for row in range(rows):
-        labels[row, : 1 + row % (length - 1)] = IGNORED
+        labels[row, : row % (length - 1)] = IGNORED
     return Packed(ids, labels)
 
 
@@ -106,3 +106,17 @@ def test_an_infinite_gradient_under_a_finite_loss_is_seen() -> None:
         with pytest.raises(DivergedError, match="gradient norm"):
             take_step_(course, data)
         handle.remove()
+
+
+def test_each_step_and_micro_batch_drops_other_units_and_the_same_again() -> None:
+    """The global generator at each forward pass: a function of seed and step, moved on by the micro-batches."""
+    data, seen = ragged(), []
+    for seed in (0, 0, 1):
+        model = zoo.llama(layers=2, attention_dropout=0.5)
+        model.model.layers[0].register_forward_pre_hook(lambda *_: seen.append(torch.get_rng_state().numpy().tobytes()))
+        with begun(model, Training(method=Full(), steps=9, accumulate=2, seed=seed), rows=data.rows) as course:
+            for _ in range(2):
+                take_step_(course, data)
+        torch.rand(5)
+    assert seen[:4] == seen[4:8]
+    assert len(set(seen)) == 8

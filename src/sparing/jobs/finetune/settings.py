@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from sparing.errors import UserError
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
@@ -250,10 +250,10 @@ class Finetune(Pace):
     adapter/), report.html, record.jsonl and checkpoints/.
     """
 
-    model: Positional[Path]
+    model: Annotated[Positional[Path], arg(metavar="MODEL_DIR")]
     """Directory of the model and its tokenizer, as `save_pretrained` writes them."""
 
-    data: Positional[Path]
+    data: Annotated[Positional[Path], arg(metavar="DATA.jsonl")]
     """JSONL file to learn from, UTF-8, one record per line, all of one kind."""
 
     out: Path = Path("runs/finetune")
