@@ -85,6 +85,27 @@ def test_flags_and_modes_come_back(method, fails: bool) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("method", [Full(), LayerSampling(active=1), Lora(rank=2)], ids=["full", "lisa", "lora"])
+def test_recomputation_ends_with_the_run_and_leaves_no_hook(method) -> None:
+    model = zoo.llama(layers=2)
+    with begun(model, Training(method=method, steps=3, checkpointing=True), rows=6) as course:
+        assert model.is_activation_checkpointing
+        assert not model.model.embed_tokens._forward_hooks
+        take_step_(course, rows())
+    assert not model.is_activation_checkpointing
+
+
+def test_a_model_that_cannot_recompute() -> None:
+    model = zoo.llama(layers=2)
+    model._set_gradient_checkpointing = None
+    model.__class__ = type("Plain", (type(model),), {"supports_gradient_checkpointing": False})
+    with (
+        pytest.raises(UserError, match="checkpointing: got Plain"),
+        begun(model, Training(method=Full(), checkpointing=True), rows=6),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("method", "what"),
     [(LayerSampling(active=9), "active: got 9"), (LayerSampling(active=1, embed=False), "tied")],

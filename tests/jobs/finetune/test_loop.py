@@ -92,7 +92,7 @@ def test_from_every_step_to_the_same_bits(tmp_path: Path, name: str) -> None:
 def test_a_run_that_is_stopped_at_every_step(tmp_path: Path, name: str) -> None:
     """Each step by another process, as it were: what a resumed run saves is as whole as what the first one saves."""
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     want, _ = walk(dropping(), METHODS[name])
@@ -100,10 +100,10 @@ def test_a_run_that_is_stopped_at_every_step(tmp_path: Path, name: str) -> None:
 
     def stop(tree: dict) -> None:
         last.append(save(tmp_path, tree["step"], tree))
-        raise Stop
+        raise StopError
 
     for _ in range(STEPS):
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             walk(dropping(), METHODS[name], tree=load(last[-1]) if last else None, after=stop)
     got, _ = walk(dropping(), METHODS[name], tree=load(last[-1]))
     assert all(torch.equal(value, got[key]) for key, value in want.items())

@@ -144,11 +144,33 @@ def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer
     return torch.optim.AdamW(gr.bind(gr.keep(groups, names), model), lr=training.peak, fused=True)
 
 
-def _recompute(model: Any) -> None:
-    """Let backward compute activations again, without the hook that would run it through frozen embeddings."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+@contextlib.contextmanager
+def recomputing(model: Any, wanted: bool) -> Iterator[None]:
+    """Let backward compute activations again, without the hook that would run it through frozen embeddings.
+
+    Args:
+        model: A transformers model, wrapped by peft or not.
+        wanted: Whether to.
+
+    Yields:
+        Nothing; a model that did not recompute before does not afterwards.
+
+    Raises:
+        UserError: If the model cannot.
+    """
+    if not wanted or model.is_activation_checkpointing:
+        yield
+        return
+    try:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        why, do = str(error).splitlines()[0][:160], "leave --checkpointing away"
+        raise UserError("checkpointing", got=type(model).__name__, why=why, do=do) from None
     model.disable_input_require_grads()
+    try:
+        yield
+    finally:
+        model.activation_checkpointing_disable()
 
 
 @contextlib.contextmanager
@@ -171,20 +193,19 @@ def begun(model: nn.Module, training: Training, *, rows: int) -> Iterator[Course
     steps = training.steps or steps_of(training.epochs, rows=rows, batch=training.batch, accumulate=training.accumulate)
     require(training.warmup < steps, "warmup", training.warmup, f"the run has {steps} steps", "pass a smaller one")
     method, mode = training.method, model.training
-    if training.checkpointing:
-        _recompute(model)
     if isinstance(method, Lora):
         model = with_adapters_(model, method, training.seed)
     flags = {p: p.requires_grad for p in model.parameters()}
     model.train()
     sampler = None
     try:
-        if isinstance(method, Full):
-            model.requires_grad_(True)
-        optimizer = optimizer_for(model, training)
-        if isinstance(method, LayerSampling):
-            sampler = Sampler(model, optimizer, method, seed=training.seed)
-        yield Course(model, training, steps, optimizer, sampler)
+        with recomputing(model, training.checkpointing):
+            if isinstance(method, Full):
+                model.requires_grad_(True)
+            optimizer = optimizer_for(model, training)
+            if isinstance(method, LayerSampling):
+                sampler = Sampler(model, optimizer, method, seed=training.seed)
+            yield Course(model, training, steps, optimizer, sampler)
     finally:
         if sampler is not None:
             sampler.close()

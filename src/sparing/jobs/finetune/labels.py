@@ -70,7 +70,7 @@ def plain_chat(messages: Sequence[tuple[str, str]], end: str) -> str:
 
     Example:
         >>> plain_chat([("user", "Hi"), ("assistant", "Hello")], "</s>")
-        'user: Hi\\nassistant: Hello</s>\n'
+        'user: Hi\nassistant: Hello</s>\n'
     """
     return "".join(f"{role}: {content}{end if role == 'assistant' else ''}\n" for role, content in messages)
 
