@@ -187,7 +187,7 @@ def cold_rows(case: Case) -> list[dict[str, object]]:
 def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cold", nargs=3)
     options = parser.parse_args()
     if options.cold:

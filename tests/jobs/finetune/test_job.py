@@ -49,9 +49,10 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
 
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the page and the prediction, most of a short run, where they are not the subject."""
+    """Leave out the page and the ledgers, most of a short run, where they are not the subject."""
     monkeypatch.setattr(job, "write_page", lambda *arguments: None)
     monkeypatch.setattr(loop, "note_predicted", lambda *arguments: None)
+    monkeypatch.setattr(loop, "watched_step_", lambda course, data, record: step.take_step_(course, data))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

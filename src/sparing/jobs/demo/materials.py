@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,10 @@ class Materials:
 
 
 RATES = {
-    "full": (1e-4, 3e-4, 1e-3),
-    "LISA": (3e-4, 1e-3, 3e-3),
-    "LISA, embedding frozen": (3e-4, 1e-3, 3e-3),
-    "LoRA": (1e-3, 3e-3, 1e-2),
+    "full": (3e-5, 1e-4, 3e-4),
+    "LISA": (1e-4, 3e-4, 1e-3),
+    "LISA, embedding frozen": (1e-4, 3e-4, 1e-3),
+    "LoRA": (3e-4, 1e-3, 3e-3),
 }
 
 
@@ -90,6 +91,22 @@ def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[P
     ends = list(itertools.accumulate((0, train, dev, test)))
     cuts = [pack_stream(ids[length * a : length * b], length) for a, b in itertools.pairwise(ends)]
     return cuts[0], cuts[1], cuts[2]
+
+
+def unwrapped(text: str) -> str:
+    r"""Join the lines of each paragraph; a printed book breaks them where its page ends.
+
+    Args:
+        text: Paragraphs with an empty line between them.
+
+    Returns:
+        The same with one line per paragraph.
+
+    Example:
+        >>> unwrapped("Once upon\na time.\n\nThe end.")
+        'Once upon a time.\n\nThe end.'
+    """
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", text)
 
 
 def _openings(tokenizer: Any, test: Packed, *, words: int = 12, count: int = 2) -> tuple[str, ...]:
@@ -121,7 +138,7 @@ def stories(out: Path) -> Materials:
     Returns:
         The materials.
     """
-    model, text = fetch("stories15m"), load_text("bryant-stories")
+    model, text = fetch("stories15m"), unwrapped(load_text("bryant-stories"))
     licence = f"{asset('stories15m').licence}; {asset('bryant-stories').licence}"
     title = "stories15M (15 M parameters) on Bryant's Stories to Tell to Children"
     return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=32, trial=6)

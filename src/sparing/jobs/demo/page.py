@@ -69,6 +69,19 @@ def loss_figure(record: Record) -> Figure:
     )  # fmt: skip
 
 
+def bytes_figure(record: Record) -> Figure:
+    """Held-out loss against bytes."""
+    rows = arms(record)
+    least, best = min(rows, key=lambda row: row["peak_measured"]), min(rows, key=lambda row: row["loss_after"])
+    points = [(row["method"], [row["peak_measured"]], [row["loss_after"]]) for row in rows]
+    return plots.scatter(
+        [plots.Series(method, peak, loss, role=ROLES[method]) for method, peak, loss in points],
+        title=f"{_named(least['method'])} holds least, {_named(best['method'])} ends lowest",
+        x=plots.Axis("measured peak of a step", unit="B"), y=plots.Axis("held-out loss at the end", unit="nat/token"),
+        caption="Lower left is better. One run each (n = 1, one seed).",
+    )  # fmt: skip
+
+
 def memory_figure(record: Record) -> Figure:
     """Bytes at the peak by category, predicted beside measured."""
     rows = record.table("memory")
@@ -130,7 +143,7 @@ def write_page(record: Record, path: Path) -> None:
             "and a few layers drawn anew every few steps; what is frozen has no gradient and no optimizer state. With "
             "the embedding frozen as well, the backward pass stops at the lowest drawn layer."
         ),
-        figures=[loss_figure(record), memory_figure(record), layers_figure(record)],
+        figures=[loss_figure(record), bytes_figure(record), memory_figure(record), layers_figure(record)],
         tables=[table, sweep],
         samples=samples(record),
     )
