@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,7 +85,9 @@ def lora(model: nn.Module) -> tuple[object, torch.optim.Optimizer]:
     """LoRA of rank 8 on every linear layer, as peft builds it."""
     import peft
 
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is about to go
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
     return adapted, adamw(adapted)
 
 

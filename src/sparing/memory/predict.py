@@ -41,7 +41,8 @@ def predict(
     Args:
         model: A module on any device, of which only the shapes are read (meta will do), or a function without
             arguments that makes one; it runs under ``torch.device("meta")``.
-        batch: Name -> tensor, of which only shape and type matter, or (shape, dtype).
+        batch: Name -> tensor, of which only shape and type matter, or (shape, dtype). With an ``attention_mask`` in it
+            models of transformers build the mask that padding needs, without one they do not.
         optimizer: Parameters -> optimizer, for example ``partial(torch.optim.AdamW, lr=1e-4)``; called with the
             parameters that require gradients.
         trainable: Names of the parameters that train, or a predicate on the canonical name; by default the flags of the

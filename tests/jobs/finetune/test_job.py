@@ -50,7 +50,7 @@ def settings(model_dir: Path, data_file: Path, tmp_path: Path) -> Finetune:
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page and the ledgers, most of a short run, where they are not the subject."""
-    monkeypatch.setattr(job, "write_page", lambda *arguments: None)
+    monkeypatch.setattr(job, "write_page", lambda record, path, caveats: path.write_text(record.question))
     monkeypatch.setattr(loop, "note_predicted", lambda *arguments: None)
     monkeypatch.setattr(loop, "watched_step_", lambda course, data, record: step.take_step_(course, data))
 
@@ -64,9 +64,11 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("method", ["full", "lisa", "lora"])
-def test_what_a_run_leaves(settings: Finetune, method: str) -> None:
+def test_what_a_run_leaves(settings: Finetune, method: str, request: pytest.FixtureRequest) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if method != "lisa":
+        request.getfixturevalue("brisk")  # one of the three with page and ledgers is enough
     settings = replace(settings, method=method, evaluate_every=3, save_every=3)
     record = run(settings)
     names = {"run.json", "record.jsonl", "report.html", "model", "checkpoints"} | (
@@ -88,7 +90,7 @@ def test_what_a_run_leaves(settings: Finetune, method: str) -> None:
     assert [row["step"] for row in record.table("held_out")] == [0, 3, 6, 7]
     assert len(record.table("train")) == STEPS
     assert len(record.table("switches")) == (3 if method == "lisa" else 0)
-    assert all(row["measured"] for row in record.table("memory"))
+    assert [bool(row["measured"]) for row in record.table("memory")] == [True] * (6 if method == "lisa" else 0)
     assert {"prompt", "before", "after"} == set(record.table("samples")[0])
     assert Record.read(settings.out / "record.jsonl").rows == record.rows
     assert str(settings.out) not in (settings.out / "record.jsonl").read_text(encoding="utf-8")
@@ -107,11 +109,14 @@ def test_the_adapter_and_the_merged_model_agree(settings: Finetune) -> None:
     assert same({n: p.detach() for n, p in adapted.named_parameters()}, weights(settings.out))
 
 
+@pytest.mark.usefixtures("brisk")
 def test_what_show_prints(
     settings: Finetune, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(settings.out.parent)
-    show(run(replace(settings, steps=2, out=Path("out"))))
+    record = run(replace(settings, steps=2, out=Path("out")))
+    record.add("memory", category="total", predicted=2**20, measured=None)
+    show(record)
     out = capsys.readouterr().out
     assert "Held-out loss" in out
     assert "Memory at the peak of a step" in out
