@@ -52,14 +52,14 @@ def test_a_package_that_is_absent_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     [
         ([], ""),
         (["/usr/lib/pkg/sparing/__main__.py", "plan"], "python -m sparing plan"),
-        (["/work/bench/run.py", "--n", "3"], "python run.py --n 3"),
+        (["/srv/bench/run.py", "--n", "3"], "python run.py --n 3"),
         (["sparing", "--model=/a/b/c", "--data", "/x/y.jsonl"], "sparing --model=c --data y.jsonl"),
         (["sparing", "rel/path", "1e-4", "a/b"], "sparing rel/path 1e-4 a/b"),
         (["sparing", "~/models/m", "x=/a/b,y=/c/d/"], "sparing m x=b,y=d"),
         (["sparing", "C:\\Users\\me\\m"], "sparing m"),
-        (["sparing", "file:///home/me/m"], "sparing file:m"),
-        (["sparing", '{"path": "/home/me/m"}'], """sparing '{"path": "m"}'"""),
-        (["sparing", "/home/me/with space/m"], "sparing m"),
+        (["sparing", "file:///srv/me/m"], "sparing file:m"),
+        (["sparing", '{"path": "/srv/me/m"}'], """sparing '{"path": "m"}'"""),
+        (["sparing", "/srv/me/with space/m"], "sparing m"),
         (["sparing", "don't"], "sparing 'don'\"'\"'t'"),
     ],
 )

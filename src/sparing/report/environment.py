@@ -71,7 +71,7 @@ def command(arguments: Sequence[str]) -> str:
         One line, quoted for a shell.
 
     Example:
-        >>> command(["/opt/env/bin/sparing", "finetune", "/data/stories", "--out=/tmp/run 1", "--lr", "1e-4"])
+        >>> command(["/opt/env/bin/sparing", "finetune", "/data/stories", "--out=/srv/run 1", "--lr", "1e-4"])
         "sparing finetune stories '--out=run 1' --lr 1e-4"
     """
     if not arguments:

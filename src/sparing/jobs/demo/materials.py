@@ -60,10 +60,10 @@ class Materials:
 
 
 RATES = {
-    "full": (3e-5, 1e-4, 3e-4),
-    "LISA": (1e-4, 3e-4, 1e-3),
-    "LISA, embedding frozen": (1e-4, 3e-4, 1e-3),
-    "LoRA": (3e-4, 1e-3, 3e-3),
+    "full": (1e-5, 3e-5, 1e-4),
+    "LISA": (3e-5, 1e-4, 3e-4),
+    "LISA, embedding frozen": (3e-5, 1e-4, 3e-4),
+    "LoRA": (1e-4, 3e-4, 1e-3),
 }
 
 
