@@ -41,6 +41,14 @@ def test_formula_and_ledger_agree(planned):
         assert row["peak"] == pytest.approx(ledger[key]["peak"], rel=0.05), key
 
 
+def test_speed_is_against_full_without_checkpointing(planned):
+    """Recomputing every block once more costs up to 8/6 of the arithmetic, never less than it (short rows)."""
+    speed = {(row["method"], row["checkpointing"]): row["speed"] for row in planned(LLAMA).table("plan")}
+    assert speed["full", False] == 1.0
+    assert 6 / 8 < speed["full", True] < 1.0
+    assert speed["LISA, 2 blocks", True] < speed["LISA, 2 blocks", False]
+
+
 def test_an_unknown_family_is_priced_by_the_ledger(planned):
     rows = planned(OPT).table("plan")
     assert all(row["peak"] > 0 and row["speed"] is None for row in rows)

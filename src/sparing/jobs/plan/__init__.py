@@ -83,12 +83,13 @@ def _record(settings: Settings, verdicts: list[Verdict]) -> Record:
 
 
 def _named(candidate: Candidate) -> str:
-    return candidate.label + (" with checkpointing" if candidate.checkpointing else "")
+    return candidate.label + (", checkpointing" if candidate.checkpointing else "")
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:
     price = verdict.price
     return {
+        "way": _named(verdict.candidate),
         "method": verdict.candidate.label,
         "checkpointing": verdict.candidate.checkpointing,
         "trainable": price.trainable,

@@ -10,7 +10,7 @@ from sparing.jobs.plan.pick import RULE
 from sparing.report import Figure, Page, Record, Section, Table, format_number, plots, print_table
 
 PARTS: Final = ("params", "grads", "optimizer", "activations", "transient")
-COLUMNS: Final = ("method", "checkpointing", "trainable", "peak", "speed", "coverage", "verdict")
+COLUMNS: Final = ("way", "trainable", "peak", "speed", "verdict")
 
 
 def show(record: Record) -> None:
@@ -41,11 +41,8 @@ def answer(record: Record) -> str:
     if chosen is None:
         least = min(record.table("plan"), key=lambda row: float(row["peak"] or 0))
         held = format_number(least["peak"], "B")
-        return f"Nothing fits {about['device']}; the least is {least['method']} at **{held}**."
-    return (
-        f"**{chosen['method']}**{' with checkpointing' if chosen['checkpointing'] else ''}: "
-        f"**{format_number(chosen['peak'], 'B')}** of {format_number(about['memory'], 'B')}."
-    )
+        return f"Nothing fits {about['device']}; the least is {least['way']} at **{held}**."
+    return f"**{chosen['way']}**: **{format_number(chosen['peak'], 'B')}** of {about['device']}."
 
 
 def figure(record: Record) -> Figure:
@@ -72,7 +69,7 @@ def write_page(record: Record, path: Path) -> None:
     """
     rows, units = record.table("plan"), record.units
     table = Table(rows, title=title(record), units=units, columns=list(COLUMNS), note=RULE)
-    parts = Table(rows, title="At the peak of a step", units=units, columns=[*COLUMNS[:2], *PARTS, "peak"])
+    parts = Table(rows, title="At the peak of a step", units=units, columns=["way", *PARTS, "coverage"])
     notes = [str(row["note"]) for row in record.table("advice")]
     page = Page(
         title="What fits", question=record.question, answer=answer(record), record=record,

@@ -68,8 +68,8 @@ def _why(candidate: Candidate, best: Candidate | None, prices: Mapping[Candidate
     if candidate is best:
         return f"the pick; {format_bytes(-over)} to spare"
     if price.trainable < won.trainable:
-        return f"trains {won.trainable / price.trainable:.1f}× fewer parameters at once"
-    return "fits without checkpointing too, which is faster" if candidate.checkpointing else "more bytes for the same"
+        return f"trains {won.trainable / price.trainable:.1f}× fewer at once"
+    return "fits without, which is faster" if candidate.checkpointing else "more bytes for the same"
 
 
 def picked(verdicts: Sequence[Verdict]) -> Verdict | None:

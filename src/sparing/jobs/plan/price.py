@@ -75,9 +75,10 @@ def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
         predict, shape, batch=settings.batch, length=settings.length, dtype=getattr(torch, settings.dtype),
         attention=settings.attention, device=settings.device,
     )  # fmt: skip
-    made = asked(candidate.method, steps=settings.steps, checkpointing=candidate.checkpointing)
+    made, full = asked(candidate.method, steps=settings.steps, checkpointing=candidate.checkpointing), asked(Full())
     return Price(
-        bytes=made.bytes, trainable=made.trainable, speed=made.ratio, coverage=made.coverage, advice=made.advice
+        bytes=made.bytes, trainable=made.trainable, speed=full.flops / made.flops, coverage=made.coverage,
+        advice=made.advice,
     )  # fmt: skip
 
 
