@@ -65,6 +65,10 @@ RATES = {
     "LISA, embedding frozen": (3e-5, 1e-4, 3e-4),
     "LoRA": (1e-4, 3e-4, 1e-3),
 }
+"""Rates to try, a factor of about three apart, around what a pretrained model of 15 to 135 M parameters likes."""
+
+TINY_RATES = {arm: tuple(30 * rate for rate in rates) for arm, rates in RATES.items()}
+"""A model of under a million parameters takes larger steps."""
 
 
 def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[Packed, Packed, Packed]:
@@ -117,7 +121,16 @@ def _openings(tokenizer: Any, test: Packed, *, words: int = 12, count: int = 2) 
 
 
 def _made(
-    model: Path, text: str, *, title: str, licence: str, length: int, batch: int, steps: int, trial: int
+    model: Path,
+    text: str,
+    *,
+    title: str,
+    licence: str,
+    length: int,
+    batch: int,
+    steps: int,
+    trial: int,
+    rates: Mapping[str, tuple[float, ...]] = RATES,
 ) -> Materials:
     """Tokenise and cut a text for a model on disk."""
     tokenizer = load_tokenizer(model)
@@ -125,7 +138,7 @@ def _made(
     train, dev, test = split(ids, length, rows=(batch * steps, 12, 12))
     return Materials(
         model=model, title=title, licence=licence, train=train, dev=dev, test=test, batch=batch, steps=steps,
-        trial=trial, prompts=_openings(tokenizer, test), rates=RATES,
+        trial=trial, prompts=_openings(tokenizer, test), rates=rates,
     )  # fmt: skip
 
 
@@ -176,7 +189,8 @@ def bundled(out: Path) -> Materials:
     model = make_tiny_model(out / "tiny-model", bundled_text("alice"))
     title = "a tiny Llama trained here on Alice in Wonderland, on Blake's poems"
     return _made(
-        model, bundled_text("blake"), title=title, licence="public domain", length=128, batch=4, steps=32, trial=6
+        model, bundled_text("blake"), title=title, licence="public domain", length=128, batch=4, steps=32, trial=6,
+        rates=TINY_RATES,
     )  # fmt: skip
 
 
