@@ -57,7 +57,7 @@ class Arm:
         """The settings of a run: short for a trial of a learning rate, whole otherwise."""
         made = self.materials
         steps = made.trial if trial else made.steps
-        every = 0 if trial else max(1, made.steps // 8)
+        every = 0 if trial else max(2, made.steps // 8)
         return Training(
             method=method_of(self.name, model), lr=lr, steps=steps, batch=made.batch, accumulate=1, seed=self.seed,
             warmup=min(2, steps - 1), schedule="constant" if trial else "cosine", evaluate_every=every,

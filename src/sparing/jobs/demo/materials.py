@@ -131,11 +131,12 @@ def _made(
     steps: int,
     trial: int,
     rates: Mapping[str, tuple[float, ...]] = RATES,
+    held: int = 12,
 ) -> Materials:
     """Tokenise and cut a text for a model on disk."""
     tokenizer = load_tokenizer(model)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    train, dev, test = split(ids, length, rows=(batch * steps, 12, 12))
+    train, dev, test = split(ids, length, rows=(batch * steps, held, held))
     return Materials(
         model=model, title=title, licence=licence, train=train, dev=dev, test=test, batch=batch, steps=steps,
         trial=trial, prompts=_openings(tokenizer, test), rates=rates,
@@ -172,7 +173,7 @@ def smollm(out: Path) -> Materials:
     )
     licence = f"{asset('smollm2-135m-instruct').licence}; {asset('enwik8').licence}"
     title = "SmolLM2 (135 M parameters) on encyclopaedia text (enwik8)"
-    return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=12, trial=3)
+    return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=8, trial=2, held=6)
 
 
 def bundled(out: Path) -> Materials:
