@@ -1,6 +1,6 @@
 """How long is one step: full fine-tuning, LISA, LISA with a frozen embedding, LoRA; by phase, warm, interleaved.
 
-Run ``python -m benchmarks.step_time`` (about ten minutes on two cores). Every round times one step of every arm in
+Run ``python -m benchmarks.step_time`` (about three minutes on two quiet cores). Every round times one step of every arm in
 turn, so that a machine that slows down slows all arms alike; the figure of an arm is its median over the rounds. A
 second part shows what a cold start does to such a comparison: fresh processes, one arm each, first step against later
 ones, and one process that times its arms one after the other without warming up, as the published script does.
@@ -190,7 +190,7 @@ def cold_rows(case: Case) -> list[dict[str, object]]:
 def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--cold", nargs=3)
     options = parser.parse_args()
     if options.cold:
