@@ -1,6 +1,6 @@
 """How long is one step: full fine-tuning, LISA, LISA with a frozen embedding, LoRA; by phase, warm, interleaved.
 
-Run ``python -m benchmarks.step_time`` (about three minutes on two quiet cores). Every round times one step of every arm in
+Run ``python -m benchmarks.step_time`` (three minutes on two quiet cores). Every round times one step of every arm in
 turn, so that a machine that slows down slows all arms alike; the figure of an arm is its median over the rounds. A
 second part shows what a cold start does to such a comparison: fresh processes, one arm each, first step against later
 ones, and one process that times its arms one after the other without warming up, as the published script does.
