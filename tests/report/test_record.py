@@ -168,7 +168,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Settings:
-    model: Path = Path("/home/somebody/models/stories")
+    model: Path = Path("/srv/somebody/models/stories")
     data: Path = Path("data/texts.jsonl")
     written: str = "C:\\Users\\somebody\\x.txt"
     dtype: torch.dtype = torch.bfloat16

@@ -13,6 +13,6 @@ each phase.
 from sparing.memory.ledger import Ledger
 from sparing.memory.measure import measure
 from sparing.memory.predict import predict
-from sparing.memory.sizes import Bytes, Profile, format_bytes, parse_bytes
+from sparing.memory.sizes import CATEGORIES, Bytes, Profile, format_bytes, parse_bytes
 
-__all__ = ["Bytes", "Ledger", "Profile", "format_bytes", "measure", "parse_bytes", "predict"]
+__all__ = ["CATEGORIES", "Bytes", "Ledger", "Profile", "format_bytes", "measure", "parse_bytes", "predict"]

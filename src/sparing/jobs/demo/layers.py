@@ -10,10 +10,10 @@ from sparing.blocks import tied
 from sparing.jobs.demo.materials import Materials
 from sparing.jobs.finetune.evaluate import continuations, held_out_loss
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.prices import PARTS
 from sparing.jobs.finetune.settings import Full, Lora, Method, Training
 from sparing.jobs.finetune.step import DivergedError
 from sparing.layersample import LayerSampling
+from sparing.memory import CATEGORIES
 from sparing.report import Progress, Record
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def whole_run(arm: Arm, lr: float, record: Record) -> None:
         record.add("switches", method=arm.name, **row)
     held = {str(row["category"]): row for row in run.table("memory")}
     for kind in ("predicted", "measured"):
-        record.add("memory", method=arm.name, kind=kind, **{part: held[part][kind] for part in PARTS})
+        record.add("memory", method=arm.name, kind=kind, **{part: held[part][kind] for part in CATEGORIES})
     for number, text in enumerate(before):
         record.add("samples", prompt=made.prompts[number], when="before", text=text)
     for number, text in enumerate(after):

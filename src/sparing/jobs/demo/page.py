@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.memory import CATEGORIES
 from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots, print_table
 
 ROLES: Final[dict[str, plots.Role]] = {
     "full": "reference", "LISA": "ours", "LISA, embedding frozen": "extension", "LoRA": "rival",
 }  # fmt: skip
-PARTS: Final = ("params", "grads", "optimizer", "activations", "transient")
 COLUMNS: Final = (
     "method",
     "lr",
@@ -86,7 +86,7 @@ def memory_figure(record: Record) -> Figure:
     """Bytes at the peak by category, predicted beside measured."""
     rows = record.table("memory")
     worst = max(abs(row["peak_predicted"] / row["peak_measured"] - 1) for row in arms(record))
-    stacks = [plots.Stack(row["method"], {part: row[part] for part in PARTS}, kind=row["kind"]) for row in rows]
+    stacks = [plots.Stack(row["method"], {part: row[part] for part in CATEGORIES}, kind=row["kind"]) for row in rows]
     return plots.stacked_bars(
         stacks, title=f"Prediction and measurement agree within {max(worst * 100, 0.1):.1f} %",
         value=plots.Axis("held at the peak of a step", unit="B"),

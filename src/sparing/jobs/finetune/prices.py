@@ -14,11 +14,8 @@ from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.step import take_step_
 from sparing.layersample import LayerSampling
 from sparing.layersample.masters import HALVES, Masters
-from sparing.memory import Bytes, Ledger, predict
+from sparing.memory import CATEGORIES, Bytes, Ledger, predict
 from sparing.report import Record
-
-PARTS = ("params", "grads", "optimizer", "activations", "transient")
-"""The categories, in the order in which they are shown."""
 
 
 def as_state(found: Bytes, masters: int, category: Literal["transient", "activations"]) -> Bytes:
@@ -36,7 +33,7 @@ def as_state(found: Bytes, masters: int, category: Literal["transient", "activat
         >>> as_state(Bytes(optimizer=8, transient=5), 4, "transient")
         Bytes(params=0, grads=0, optimizer=12, activations=0, transient=1)
     """
-    parts = {name: getattr(found, name) for name in PARTS}
+    parts = {name: getattr(found, name) for name in CATEGORIES}
     parts[category] -= masters
     parts["optimizer"] += masters
     return Bytes(**parts)
@@ -100,7 +97,7 @@ def note_predicted(course: Course, data: Packed, record: Record) -> None:
     if course.sampler is not None:
         course.sampler.begin_step(course.step)
     price = predicted(course, data)
-    for name in (*PARTS, "total"):
+    for name in (*CATEGORIES, "total"):
         record.add("memory", category=name, predicted=getattr(price, name), measured=None)
 
 

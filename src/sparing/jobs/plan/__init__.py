@@ -12,13 +12,12 @@ from sparing.jobs.plan.pick import Verdict, judge, picked
 from sparing.jobs.plan.price import Price, by_formula, by_ledger, read_config, sizes
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample.shape import Shape
-from sparing.memory import parse_bytes
+from sparing.memory import CATEGORIES, parse_bytes
 from sparing.report import Progress, Record, format_number
 
 __all__ = ["Settings", "run", "show"]
 
-PARTS = ("params", "grads", "optimizer", "activations", "transient")
-UNITS = {**dict.fromkeys((*PARTS, "peak", "memory"), "B"), "speed": "×", "coverage": "%"}
+UNITS = {**dict.fromkeys((*CATEGORIES, "peak", "memory"), "B"), "speed": "×", "coverage": "%"}
 
 
 def run(settings: Settings) -> Record:
@@ -93,7 +92,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "method": verdict.candidate.label,
         "checkpointing": verdict.candidate.checkpointing,
         "trainable": price.trainable,
-        **{part: getattr(price.bytes, part) for part in PARTS},
+        **{part: getattr(price.bytes, part) for part in CATEGORIES},
         "peak": price.bytes.total,
         "speed": price.speed,
         "coverage": None if price.coverage is None else 100 * price.coverage,

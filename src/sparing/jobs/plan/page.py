@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.plan.pick import RULE
+from sparing.memory import CATEGORIES
 from sparing.report import Figure, Page, Record, Section, Table, format_number, plots, print_table
 
-PARTS: Final = ("params", "grads", "optimizer", "activations", "transient")
 COLUMNS: Final = ("way", "trainable", "peak", "speed", "verdict")
 
 
@@ -49,7 +49,7 @@ def figure(record: Record) -> Figure:
     """Bytes at the peak by category, without checkpointing, against the memory."""
     (about,) = record.table("about")
     rows: list[dict[str, Any]] = [row for row in record.table("plan") if not row["checkpointing"]]
-    stacks = [plots.Stack(row["method"], {part: row[part] for part in PARTS}) for row in rows]
+    stacks = [plots.Stack(row["method"], {part: row[part] for part in CATEGORIES}) for row in rows]
     fitting = sum(bool(row["fits"]) for row in rows)
     memory: Any = about["memory"]
     return plots.stacked_bars(
@@ -69,7 +69,7 @@ def write_page(record: Record, path: Path) -> None:
     """
     rows, units = record.table("plan"), record.units
     table = Table(rows, title=title(record), units=units, columns=list(COLUMNS), note=RULE)
-    parts = Table(rows, title="At the peak of a step", units=units, columns=["way", *PARTS, "coverage"])
+    parts = Table(rows, title="At the peak of a step", units=units, columns=["way", *CATEGORIES, "coverage"])
     notes = [str(row["note"]) for row in record.table("advice")]
     page = Page(
         title="What fits", question=record.question, answer=answer(record), record=record,
