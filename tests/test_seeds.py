@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparing.seeds import stream
+from sparing.seeds import number, stream
 
 LAW = settings(deadline=None, max_examples=50)  # no timed assertions: the machine may be busy
 LABELS = st.one_of(st.integers(), st.text(max_size=4))
@@ -42,7 +42,7 @@ def test_numbers_are_those_of_the_first_release(path: tuple, golden: list[int]) 
 def test_another_process_draws_the_same_whatever_its_hash_seed() -> None:
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     code = (
-        "import torch; from sparing.seeds import stream;"
+        "import torch; from sparing.seeds import number, stream;"
         "print(torch.randint(2**48, (4,), generator=stream(7, 'rank', 1)).tolist())"
     )
     run = subprocess.run(
@@ -119,3 +119,8 @@ def test_uniform_moments_and_independence_of_neighbours() -> None:
 def test_anything_but_int_and_str_is_refused(path: tuple) -> None:
     with pytest.raises(TypeError, match="stream: "):
         stream(*path)
+
+
+def test_number_is_the_initial_seed_of_the_stream_without_its_highest_bit():
+    for labels in [(), ("step", 3), ("a", "b")]:
+        assert number(5, *labels) == stream(5, *labels).initial_seed() % 2**63

@@ -39,15 +39,35 @@ def stream(seed: int, *labels: str | int) -> torch.Generator:
         >>> bool((first == torch.rand(2, generator=stream(0, "draw", "3"))).any())
         False
     """
-    if type(seed) is not int:
-        raise TypeError(f"stream: seed must be an int, got {type(seed).__name__} {seed!r}")
-    key = b"sparing.stream" + b"".join(map(_encode, (seed, *labels)))
-    digest = bytearray(hashlib.shake_256(key).digest(8 + 4 * _WORDS))
+    digest = bytearray(hashlib.shake_256(_key(seed, labels)).digest(8 + 4 * _WORDS))
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little"))
     words = torch.frombuffer(digest, dtype=torch.uint8, offset=8).view(_WORDS, 4)
     state = generator.get_state()
     state[_OFFSET : _OFFSET + 8 * _WORDS].view(_WORDS, 8)[:, :4] = words
     return generator.set_state(state)
+
+
+def number(seed: int, *labels: str | int) -> int:
+    """Return the 63-bit integer of a seed and labels, for what can only be seeded by one (torch's global generators).
+
+    Args:
+        seed: Any integer; the experiment.
+        labels: What the number is for.
+
+    Returns:
+        In [0, 2⁶³); the ``initial_seed()`` of ``stream`` with the same arguments, less its highest bit.
+
+    Raises:
+        TypeError: As ``stream``.
+    """
+    return int.from_bytes(hashlib.shake_256(_key(seed, labels)).digest(8), "little") % (1 << 63)
+
+
+def _key(seed: int, labels: tuple[str | int, ...]) -> bytes:
+    """Seed and labels as the bytes that are hashed."""
+    if type(seed) is not int:
+        raise TypeError(f"stream: seed must be an int, got {type(seed).__name__} {seed!r}")
+    return b"sparing.stream" + b"".join(map(_encode, (seed, *labels)))
 
 
 def _encode(label: str | int) -> bytes:

@@ -1,0 +1,50 @@
+"""Hypergradients: how the end of a training run moves with what steered it, by any method behind one verb.
+
+An inner run of T optimizer steps on g(θ, φ) ends at θ_T(φ); the hypergradient is that of the outer loss f(θ_T(φ), φ).
+(FG)²U estimates it without bias in memory constant in T; beside it stand reverse unrolling, whole, checkpointed or
+truncated, implicit methods, finite and zeroth-order differences. Every result reports how sure it is, and ``choose``
+tells beforehand which method fits, what it costs and how exact it is.
+
+Shen et al., "Memory-Efficient Gradient Unrolling for Large-Scale Bi-level Optimization", NeurIPS 2024
+(arXiv:2406.14095).
+
+    problem = Bilevel(inner=loss, outer=validation_loss, init=theta0, optimizer=SGD(lr=0.01, momentum=0.9), steps=100)
+    result = hypergradient(problem, phi, ForwardGradient(directions=16), seed=0)
+    result.grad, result.value, result.theta, result.report
+"""
+
+from sparing.hypergrad.apply import hypergradient, phases, solve
+from sparing.hypergrad.checkpointed import Checkpointed
+from sparing.hypergrad.directions import Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere
+from sparing.hypergrad.forward import Forward, ForwardGradient
+from sparing.hypergrad.implicit import ConjugateGradient, FiniteDifference, HessianFree, Neumann
+from sparing.hypergrad.optimizers import SGD, Adam, AdamW, cosine
+from sparing.hypergrad.problem import Bilevel, BlackBox
+from sparing.hypergrad.reverse import Reverse, Truncated
+from sparing.hypergrad.spread import Spread
+from sparing.hypergrad.zeroth import ZerothOrder
+
+METHODS = (
+    Checkpointed, ConjugateGradient, FiniteDifference, Forward, ForwardGradient, HessianFree, Neumann, Reverse,
+    Truncated, ZerothOrder,
+)  # fmt: skip
+"""Ways to a hypergradient: values of one protocol, counted as one public name."""
+
+LAWS = (Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere)
+"""Laws of random directions."""
+
+OPTIMIZERS = (SGD, Adam, AdamW)
+"""Inner optimizers."""
+
+__all__ = [
+    "LAWS",
+    "METHODS",
+    "OPTIMIZERS",
+    "Bilevel",
+    "BlackBox",
+    "Spread",
+    "cosine",
+    "hypergradient",
+    "phases",
+    "solve",
+]

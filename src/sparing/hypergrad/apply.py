@@ -1,0 +1,179 @@
+"""The verb: one call for a hypergradient by any method; the only file here that reads a clock or an allocator."""
+
+from __future__ import annotations
+
+import time
+import warnings as python_warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.errors import RunError, UserError
+from sparing.hypergrad.checks import check_problem, check_tree
+from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
+from sparing.hypergrad.problem import Bilevel, BlackBox
+from sparing.hypergrad.trees import Tree, added, detached, leaves, rebuilt
+from sparing.hypergrad.unroll import Unroll, pulled
+from sparing.hypergrad.zeroth import ZerothOrder, black_box
+
+
+def hypergradient(problem: Bilevel | BlackBox, phi: Tree, method: Method, *, seed: int = 0) -> Result:
+    """∇h(φ) for h(φ) = f(θ_T(φ), φ), by the given method.
+
+    The inner run, its batches, its dropout and all directions are functions of the seed: the same call gives the same
+    bits, and all methods see the same run. The user's tensors and torch's global generators keep their values.
+
+    Args:
+        problem: The two-level problem.
+        phi: Tree of floating tensors; need not require gradients.
+        method: How; a value such as ``ForwardGradient(directions=16)``.
+        seed: Seed of everything random.
+
+    Returns:
+        Gradient in the shape of φ, value, end of the run, report.
+
+    Raises:
+        UserError: If problem, φ and method do not fit.
+        RunError: If the inner run overflows; the step is named.
+
+    Example:
+        >>> import torch
+        >>> from sparing import hypergrad as hg
+        >>> problem = hg.Bilevel(
+        ...     inner=lambda theta, phi, batch: ((theta - phi) ** 2).sum() / 2,
+        ...     outer=lambda theta, phi: (theta**2).sum() / 2,
+        ...     init=torch.zeros(3),
+        ...     optimizer=hg.SGD(lr=0.5),
+        ...     steps=2,
+        ... )
+        >>> result = hg.hypergradient(problem, torch.ones(3), hg.Checkpointed())
+        >>> result.grad
+        tensor([0.5625, 0.5625, 0.5625])
+    """
+    begin = time.perf_counter()
+    phi = check_tree("phi", phi)
+    place = leaves(phi)[0].device
+    held = _watched(place)
+    if isinstance(problem, BlackBox):
+        if not isinstance(method, ZerothOrder):
+            raise UserError(
+                "method", got=str(method), why="a black box has no derivative", do="pass ZerothOrder(directions=...)"
+            )
+        found = black_box(problem, phi, method, seed)
+        grad = added(found.through, found.direct)
+        theta = found.state.theta
+        return _result(problem, phi, method, found, grad, theta, (begin, held))
+    psi, watched = _bottleneck(problem, phi)
+    unroll = check_problem(problem, psi, seed)
+    found = method.estimate(unroll, psi, phi)
+    if not (finite(found.state.theta) and torch.isfinite(found.value)):
+        raise RunError(_overflow(unroll, psi, found))
+    through = found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through)
+    grad = added(found.direct, through)
+    return _result(problem, phi, method, found, grad, rebuilt(unroll.theta, found.state.theta), (begin, held))
+
+
+def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
+    """The inner run alone: θ_T, the same to the bit as under every reverse or implicit method.
+
+    Args:
+        problem: The two-level problem.
+        phi: Tree of floating tensors.
+        seed: Seed of batches, initial weights and dropout.
+
+    Returns:
+        θ_T.
+    """
+    phi = check_tree("phi", phi)
+    psi, _ = _bottleneck(problem, phi)
+    unroll = check_problem(problem, psi, seed)
+    return rebuilt(unroll.theta, unroll.run(psi).theta)
+
+
+def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
+    """A sequence of methods over the outer steps, such as a cheap biased one first and an unbiased one after it.
+
+    Args:
+        *parts: (method, outer steps); None as the last count means for good.
+
+    Returns:
+        Outer step, from 0 -> method; the last one goes on when all counts are used up.
+
+    Raises:
+        UserError: If there is no part, or a count that can never be reached.
+
+    Source: Shen et al. 2024, the two-phase paradigm of Section 3.
+
+    Example:
+        >>> from sparing import hypergrad as hg
+        >>> plan = hg.phases((hg.HessianFree(), 2), (hg.ForwardGradient(directions=8), None))
+        >>> [str(plan(step)) for step in range(4)]
+        ['Hessian-free', 'Hessian-free', '(FG)²U b=8', '(FG)²U b=8']
+    """
+    if not parts or any(count is None for _, count in parts[:-1]) or any((count or 1) < 1 for _, count in parts):
+        raise UserError(
+            "phases", got=parts, why="each but the last needs a count of outer steps", do="pass (method, count >= 1)"
+        )
+
+    def method(step: int) -> Method:
+        for part, count in parts:
+            if count is None or step < count:
+                return part
+            step -= count
+        return parts[-1][0]
+
+    return method
+
+
+def _bottleneck(problem: Bilevel, phi: Tree) -> tuple[Tree, tuple[Tree, list[Tensor]] | None]:
+    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck."""
+    if problem.through is None:
+        return phi, None
+    with torch.enable_grad():
+        given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
+        psi = problem.through(rebuilt(phi, given))
+    check_tree("through(phi)", psi)
+    return detached(psi), (psi, given)
+
+
+def _overflow(unroll: Unroll, psi: Tree, found: Estimate) -> str:
+    """The sentence that names the inner step at which numbers were lost."""
+    state = unroll.run(psi, last=0)
+    grown = found.facts.get("growth", ())
+    for step in range(unroll.steps):
+        state = unroll.run(psi, state=state, first=step, last=step + 1)
+        if not finite([*state.theta]):
+            size = f", ‖y_t‖/‖v‖ = {grown[step]:.3g}" if step < len(grown) else ""
+            return (
+                f"the inner run is not finite after step t = {step + 1} of {unroll.steps}{size}; its learning rate is "
+                "too large: lower optimizer.lr, or pass clip="
+            )
+    return "the outer loss is not finite though θ_T is; look at outer(theta, phi)"
+
+
+def _watched(place: torch.device) -> int | None:
+    """Bytes held on a CUDA device, whose peak is watched from now on."""
+    if place.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(place)
+    return torch.cuda.memory_allocated(place)
+
+
+def _result(
+    problem: Any, phi: Tree, method: Method, found: Estimate, grad: Any, theta: Any, start: tuple[float, int | None]
+) -> Result:
+    begin, held = start
+    peak = None if held is None else torch.cuda.max_memory_allocated(leaves(phi)[0].device) - held
+    report = Report(
+        method=str(method),
+        steps=getattr(problem, "steps", 0),
+        seconds=time.perf_counter() - begin,
+        bytes=peak,
+        **found.facts,
+    )
+    for warning in report.warnings:
+        python_warnings.warn(warning, RuntimeWarning, stacklevel=3)
+    control = None if found.control is None else rebuilt(phi, found.control)
+    return Result(grad=rebuilt(phi, grad), value=found.value, theta=theta, report=report, control=control)

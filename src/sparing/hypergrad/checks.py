@@ -1,0 +1,72 @@
+"""What is looked at before a run is paid for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.hypergrad.problem import Bilevel, same, scalar
+from sparing.hypergrad.trees import Tree, detached, leaves
+from sparing.hypergrad.unroll import Unroll
+
+
+def check_tree(name: str, tree: Tree) -> Tree:
+    """A tree without its history.
+
+    Args:
+        name: What to call it in an error.
+        tree: Floating tensors.
+
+    Returns:
+        The same values, detached.
+
+    Raises:
+        UserError: If a leaf is no tensor or not floating, or there is none.
+    """
+    parts = leaves(tree)
+    if not parts:
+        raise UserError(name, got=tree, why="there is nothing to differentiate", do="pass a tree of floating tensors")
+    for part in parts:
+        if not isinstance(part, Tensor) or not part.is_floating_point():
+            got = f"a leaf {part.dtype}" if isinstance(part, Tensor) else f"a leaf of type {type(part).__name__}"
+            raise UserError(name, got=got, why="only floating tensors have derivatives", do="put other data in batches")
+    return detached(tree)
+
+
+def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
+    """Look at the first step once: shapes, dependence, repeatable data.
+
+    Args:
+        problem: The two-level problem.
+        psi: φ or ψ(φ).
+        seed: Seed of the run.
+
+    Returns:
+        The run, bound to its seed.
+
+    Raises:
+        UserError: If something cannot work.
+    """
+    if not isinstance(problem, Bilevel):
+        raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
+    if callable(problem.batches) and not same(problem.batch(0, seed), problem.batch(0, seed)):
+        raise UserError(
+            "batches",
+            got="other data on a second call",
+            why="the run and each of its directions must see the same batches",
+            do="make it a function of the step, or draw from the generator it is given",
+        )
+    theta = check_tree("init", problem.start(psi, seed))
+    unroll = Unroll(problem, seed, theta)
+    _check_inner(unroll, psi)
+    return unroll
+
+
+def _check_inner(unroll: Unroll, psi: Tree) -> None:
+    """The inner loss is one number that depends on θ; only the forward pass of the first step is paid for."""
+    watched = [weight.detach().requires_grad_() for weight in leaves(unroll.theta)]
+    with torch.enable_grad(), unroll.at(0) as batch:
+        loss = unroll.loss(watched, psi, batch)
+    if not scalar("inner", loss).requires_grad:
+        raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")

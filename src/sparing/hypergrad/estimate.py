@@ -1,0 +1,107 @@
+"""What a method returns and a user reads: hypergradient, value, end of the run, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sparing.hypergrad.trees import Tree
+from sparing.hypergrad.unroll import State, Unroll
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A hypergradient in its two parts: through the inner run, in the space of ψ, and direct, in the space of φ."""
+
+    through: list[Tensor]
+    """d_T·dθ_T/dψ, leaves as of ψ."""
+    direct: list[Tensor]
+    """∂f/∂φ at θ_T, leaves as of φ."""
+    value: Tensor
+    """f(θ_T, φ), shape ()."""
+    state: State
+    """θ_T and moments."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the report that the method alone knows."""
+    control: list[Tensor] | None = None
+    """The next control variate, leaves as of ψ."""
+
+
+class Method(Protocol):
+    """A way to a hypergradient; a value, usually a frozen dataclass."""
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """Estimate the hypergradient.
+
+        Args:
+            unroll: The inner run.
+            psi: ψ(φ), or φ itself; detached.
+            phi: φ, detached.
+
+        Returns:
+            Both parts of it.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How the hypergradient was got, what it cost and how sure it is; None where a method has nothing to say."""
+
+    method: str
+    """The method, in a few words."""
+    steps: int
+    """Inner steps T (count)."""
+    seconds: float
+    """Wall-clock time (s)."""
+    bytes: int | None = None
+    """Peak above what was held before (B): of the allocator on CUDA, elsewhere None."""
+    directions: int | None = None
+    """Directions drawn b (count)."""
+    masked: int = 0
+    """Directions left out because they overflowed (count)."""
+    weights: Tensor | None = None
+    """∇h·v of each direction, shape (b,), NaN where masked."""
+    norm_squared: float | None = None
+    """Unbiased estimate of ‖∇h‖² of the sampled part."""
+    norm_squared_interval: tuple[float, float] | None = None
+    """95 % interval of it, conservative for Rademacher, Gaussian and sphere directions; else None."""
+    cosine: float | None = None
+    """Expected cosine between the estimate and the truth."""
+    growth: tuple[float, ...] = ()
+    """‖y_t‖/‖v‖ after each step, root mean square over directions: how a small change of φ grows along the run."""
+    exponent: float | None = None
+    """Growth per step over the second half (nat/step); above zero the run is chaotic."""
+    audit: Mapping[str, float] = field(default_factory=dict)
+    """cos² between each guide and the truth, estimated: a meter of its bias."""
+    curvature: float | None = None
+    """Largest eigenvalue of the inner Hessian, by power iteration (implicit methods)."""
+    residual: float | None = None
+    """‖d − Hx‖/‖d‖ of the linear solve (implicit methods)."""
+    warnings: tuple[str, ...] = ()
+    """What the reader should worry about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A hypergradient and where the inner run ended."""
+
+    grad: Tree
+    """∇h, in the shape of φ."""
+    value: Tensor
+    """h(φ) = f(θ_T, φ), shape ()."""
+    theta: Tree
+    """θ_T."""
+    report: Report
+    """How it was got."""
+    control: Tree | None = None
+    """Control variate for the next outer step, in the shape of ψ; None unless the method keeps one."""
+
+
+def finite(tensors: list[Tensor]) -> bool:
+    """Whether no element is infinite or not a number."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -1,0 +1,198 @@
+"""Forward-mode unrolling: exact along every coordinate, or unbiased along a few random directions, (FG)²U."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.hypergrad.directions import Law, Rademacher
+from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.guided import Frame, frame_of, guided
+from sparing.hypergrad.sampled import combined, confidence, controlled, draw_of, exponent
+from sparing.hypergrad.spread import Spread
+from sparing.hypergrad.sweep import Sweep, sweep
+from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
+from sparing.hypergrad.unroll import Unroll
+from sparing.seeds import number
+
+CHAOTIC = 1e3
+"""Growth of ‖y_t‖ over the second half of a run above which its gradient is called meaningless."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """Exact, by one tangent for each of the N elements of φ (or n of ψ); memory constant in T (FGU).
+
+    Source: Shen et al. 2024, eq. 4.
+    """
+
+    chunk: int | None = None
+    """Tangents carried through the run together (count); None for all."""
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return "forward"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The exact hypergradient.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it.
+        """
+        like, count = ravel(psi), size(psi)
+
+        def basis(numbers: Sequence[int]) -> Tensor:
+            rows = torch.zeros(len(numbers), count, dtype=like.dtype, device=like.device)
+            rows[range(len(numbers)), list(numbers)] = 1
+            return rows
+
+        swept = sweep(unroll, psi, phi, basis, range(count), chunk=self.chunk)
+        through = leaves(unravel(swept.weights, psi))
+        return _estimate(swept, through, {"growth": swept.growth, "exponent": exponent(swept.growth)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardGradient:
+    """(FG)²U: unbiased, ĝ = (1/b) Σ (∇h·v_i) v_i, in memory constant in T and linear in the chunk.
+
+    The direct part ∂f/∂φ is not sampled but added exactly, by the one backward pass through the outer loss that also
+    replaces b forward passes through it. Under Rademacher directions the rest has the relative error (N − 1)/b.
+
+    Source: Shen et al. 2024, eq. 8–10, Algorithm 1, Lemma 3.1.
+    """
+
+    directions: int = 16
+    """b (count)."""
+    law: Law = Rademacher()  # noqa: RUF009  # a frozen value
+    """Law of the directions; guides replace it by an orthonormal frame."""
+    chunk: int | None = None
+    """Directions carried through the run together (count): memory is linear in it; None for all b. The primal run is
+    repeated for each chunk."""
+    width: int | None = None
+    """Directions that pass through one step together (count): bounds the activations; None for the chunk."""
+    guides: tuple[Any, ...] = ()
+    """Guesses of the gradient, methods or trees like ψ: one direction each, the others orthogonal to them. The report
+    then holds an audit of each guess."""
+    tail: int = 0
+    """Last steps s that are reversed exactly (count); only the head is sampled."""
+    control: Tree | None = None
+    """Control variate h, a tree like ψ, usually ``result.control`` of the step before; zeros to begin with."""
+    shrink: bool = False
+    """Whether the sampled part is scaled by 1/(1 + relative error): smallest mean squared error, no longer unbiased."""
+    spread: Spread | None = None
+    """Processes to share the directions with."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts that cannot work."""
+        for name in ("directions", "chunk", "width"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(name, got=value, why="directions are counted", do="pass at least 1")
+        if self.tail < 0:
+            raise UserError("tail", got=self.tail, why="steps are counted", do="pass tail >= 0")
+        if self.guides and self.control is not None:
+            raise UserError("control", got="guides too", why="each replaces the other", do="pass one; h can be a guide")
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        extras = [("guided", self.guides), (f"tail {self.tail}", self.tail), ("control", self.control is not None)]
+        return ", ".join([f"(FG)²U b={self.directions}", *(name for name, used in extras if used)])
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The unbiased estimate.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it, the facts of the draw, the next control variate.
+        """
+        seed = number(unroll.seed, "directions")
+        if not self.guides:
+            return self._plain(unroll, psi, phi, seed)
+        guesses = [_guess(guide, unroll, psi, phi) for guide in self.guides]
+        return self._guided(unroll, psi, phi, frame_of(guesses, self.directions, seed))
+
+    def _swept(self, unroll: Unroll, psi: Tree, phi: Tree, rows_of: Any) -> tuple[Sweep, Tensor]:
+        """Weights of all directions, those of other ranks included."""
+        numbers = self.spread.owned(self.directions) if self.spread else range(self.directions)
+        tail = min(self.tail, unroll.steps)
+        swept = sweep(unroll, psi, phi, rows_of, numbers, chunk=self.chunk, width=self.width, tail=tail)
+        return swept, self.spread.exchange(swept.weights, self.directions) if self.spread else swept.weights
+
+    def _plain(self, unroll: Unroll, psi: Tree, phi: Tree, seed: int) -> Estimate:
+        """Directions of the law, with or without a control variate."""
+        draw = draw_of(self.law, self.directions, psi, seed)
+        swept, weights = self._swept(unroll, psi, phi, draw.rows)
+        control = None
+        if self.control is None:
+            grad = combined(draw, weights)
+        else:
+            grad, control = controlled(draw, weights, ravel(self.control).to(weights))
+        if self.shrink:
+            grad = grad / (1 + draw.law.excess(draw.count, draw.size))
+        known = _known(unroll, swept)
+        cross = torch.cat([draw.rows(block) @ known.to(weights) for block in draw.blocks()])
+        sure = confidence(draw, weights, known, cross)
+        facts = {"norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine}
+        return self._made(swept, psi, weights, grad, facts, control)
+
+    def _guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
+        """Guesses and a random frame of their complement."""
+        swept, weights = self._swept(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
+        found = guided(frame, weights)
+        known = _known(unroll, swept).to(found.grad)
+        whole = found.norm_squared + float(known.square().sum() + 2 * known @ found.grad)
+        facts = {
+            "norm_squared": found.norm_squared,
+            "cosine": (whole / (whole + found.error)) ** 0.5 if whole > 0 else 0.0,
+            "audit": {f"{n}: {_named(self.guides[n])}": value for n, value in found.audit.items()},
+        }
+        return self._made(swept, psi, weights, found.grad, facts, None)
+
+    def _made(
+        self, swept: Sweep, psi: Tree, weights: Tensor, grad: Tensor, facts: dict[str, Any], control: Tensor | None
+    ) -> Estimate:
+        masked = int((~torch.isfinite(weights)).sum())
+        slope = exponent(swept.growth)
+        warnings = []
+        if masked:
+            warnings.append(f"{masked} of {self.directions} directions were lost or overflowed and are left out")
+        if slope is not None and slope * len(swept.growth) / 2 > torch.tensor(CHAOTIC).log().item():
+            warnings.append(f"‖y_t‖ grows by {slope:.2g} nat a step: the run is chaotic, lower the inner rate")
+        told = {"directions": self.directions, "masked": masked, "weights": weights, "growth": swept.growth}
+        through = [part + known for part, known in zip(leaves(unravel(grad, psi)), swept.known, strict=True)]
+        following = None if control is None else leaves(unravel(control, psi))
+        return _estimate(swept, through, told | facts | {"exponent": slope, "warnings": tuple(warnings)}, following)
+
+
+def _estimate(swept: Sweep, through: list[Tensor], facts: dict[str, Any], control: Any = None) -> Estimate:
+    end = swept.finish
+    return Estimate(through=through, direct=end.direct, value=end.value, state=end.state, facts=facts, control=control)
+
+
+def _known(unroll: Unroll, swept: Sweep) -> Tensor:
+    """The exact part in the space of the directions; the direct part lies there only without a bottleneck."""
+    tail = ravel(swept.known)
+    return tail if unroll.problem.through else tail + ravel(swept.finish.direct)
+
+
+def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
+    """A guess as a vector: a tree as it is, a method asked."""
+    return ravel(guide.estimate(unroll, psi, phi).through if hasattr(guide, "estimate") else guide)
+
+
+def _named(guide: Any) -> str:
+    return str(guide) if hasattr(guide, "estimate") else "given"

@@ -1,0 +1,114 @@
+"""Directions that follow guesses of the gradient, and random ones for what the guesses miss; unbiased all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.seeds import stream
+
+_DEPENDENT = 1e-6  # a guess is dropped where less than this share of its length is new
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An orthonormal frame: guesses first, random directions of their complement after."""
+
+    rows: Tensor
+    """Shape (b, N), orthonormal."""
+    guides: tuple[int, ...]
+    """Which guesses are left; row k belongs to guess guides[k]."""
+    guesses: Tensor
+    """The guesses, each of length one, shape (r, N)."""
+
+    @property
+    def known(self) -> int:
+        """Rows that follow guesses, r."""
+        return len(self.guides)
+
+
+def frame_of(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
+    """Orthonormalise guesses and fill up with random directions orthogonal to them.
+
+    Args:
+        guesses: Vectors of length N, at least one.
+        count: Directions in all b (count).
+        seed: Seed of the random ones.
+
+    Returns:
+        The frame; all b rows are held.
+
+    Raises:
+        UserError: If b is not above the number of guesses, or above N.
+    """
+    size = len(guesses[0])
+    if not len(guesses) < count <= size:
+        raise UserError(
+            "directions", got=count, why=f"{len(guesses)} guides and 1 … {size} directions in all are needed",
+            do="pass more directions than guides, at most as many as φ (or ψ) has elements",
+        )  # fmt: skip
+    basis: list[Tensor] = []
+    left: list[int] = []
+    units = [guess / guess.norm().clamp(min=torch.finfo(guess.dtype).tiny) for guess in guesses]
+    for number, unit in enumerate(units):
+        rest = _without(_without(unit, basis), basis)
+        if torch.isfinite(rest).all() and rest.norm() > _DEPENDENT:
+            basis.append(rest / rest.norm())
+            left.append(number)
+    generator = stream(seed, "complement")
+    draws = torch.randn(count - len(basis), size, generator=generator, dtype=torch.float64).to(guesses[0])
+    fresh = [_without(_without(draw, basis), basis) for draw in draws]
+    frame = torch.linalg.qr(torch.stack(fresh).T).Q.T
+    return Frame(torch.stack([*basis, *frame]) if basis else frame, tuple(left), torch.stack(units))
+
+
+def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    for unit in basis:
+        vector = vector - (vector @ unit) * unit
+    return vector
+
+
+@dataclass(frozen=True)
+class Guided:
+    """The estimate, and what it tells of the guesses."""
+
+    grad: Tensor
+    """Shape (N,)."""
+    norm_squared: float
+    """Unbiased estimate of ‖g‖²."""
+    error: float
+    """Expected squared error of the estimate."""
+    audit: dict[int, float]
+    """Guess -> estimated cos² to the truth."""
+
+
+def guided(frame: Frame, weights: Tensor) -> Guided:
+    """ĝ = UUᵀg + ((N − r)/(b − r))·QQᵀg.
+
+    Its relative error is ((N − r)/(b − r) − 1)·(1 − cos²(U, g)): what the guesses hold has none.
+
+    Args:
+        frame: The directions.
+        weights: g along each row, shape (b,); not a number where it overflowed.
+
+    Returns:
+        Estimate, error and audit.
+
+    Source: Maheswaranathan et al. 2019 (Guided ES); Fournier et al. 2023 (gradient guesses).
+    """
+    size = frame.rows.shape[1]
+    r, finite = frame.known, torch.isfinite(weights)
+    clean = torch.where(finite, weights, torch.zeros_like(weights))
+    drawn = max(int(finite[r:].sum()), 1)
+    scale = (size - r) / drawn
+    inside = clean[:r] @ frame.rows[:r]
+    grad = inside + scale * (clean[r:] @ frame.rows[r:])
+    outside = scale * float(clean[r:].double().square().sum())
+    norm_squared = float(clean[:r].double().square().sum()) + outside
+    along = {n: float((frame.guesses[n] @ inside).square()) for n in frame.guides}
+    audit = {n: value / norm_squared if norm_squared > 0 else 0.0 for n, value in along.items()}
+    return Guided(grad, norm_squared, max(scale - 1, 0.0) * outside, audit)

@@ -1,0 +1,311 @@
+"""Implicit hypergradients: c − d·H⁻¹·Y at the end of the run, as if it had converged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.trees import Tree, inner_product, leaves, rebuilt
+from sparing.hypergrad.unroll import State, Unroll, pulled
+from sparing.seeds import stream
+
+Vector = list[Tensor]
+Product = Callable[[Vector], Vector]
+
+
+@dataclass(frozen=True)
+class Stationary:
+    """The inner loss around θ_T, with its slopes as a graph: products with H and with Y cost one backward pass."""
+
+    theta: Vector
+    """θ_T, requiring gradients."""
+    given: Vector
+    """Leaves of ψ, requiring gradients."""
+    slopes: Vector
+    """∇_θ g, part of a graph."""
+    decay: float
+    """λ of L2 decay inside the optimizer, which adds λI to H."""
+
+    def hessian(self, vector: Vector) -> Vector:
+        """(H + λI)·vector."""
+        found = torch.autograd.grad(self.slopes, self.theta, vector, retain_graph=True, allow_unused=True)
+        pairs = zip(found, vector, strict=True)
+        return [self.decay * v if h is None else h + self.decay * v for h, v in pairs]
+
+    def mixed(self, vector: Vector) -> Vector:
+        """vector·Y with Y = ∂²g/∂θ∂ψ."""
+        found = torch.autograd.grad(self.slopes, self.given, vector, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(self.given, found, strict=True)]
+
+
+def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
+    """Slopes of the inner loss at the end of the run, on the batch of the last step.
+
+    Args:
+        unroll: The inner run.
+        state: θ_T.
+        psi: φ or ψ(φ).
+
+    Returns:
+        The place.
+    """
+    theta = [weight.detach().requires_grad_() for weight in state.theta]
+    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
+        loss = unroll.loss(theta, rebuilt(psi, given), batch)
+        slopes = torch.autograd.grad(loss, theta, create_graph=True)
+    return Stationary(theta, given, list(slopes), unroll.problem.optimizer.coupled_decay)
+
+
+def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int) -> float:
+    """|λ| of largest size, by power iteration; from below.
+
+    Args:
+        product: v -> Hv.
+        like: Gives shapes.
+        rounds: Products to take (count).
+        seed: Seed of the start.
+
+    Returns:
+        ‖Hv‖ at the last unit v.
+    """
+    generator = stream(seed, "power")
+    vector = [torch.randn(part.shape, generator=generator).to(part) for part in like]
+    size = 0.0
+    for _ in range(rounds):
+        length = _norm(vector)
+        vector = product([part / length for part in vector])
+        size = _norm(vector)
+        if size == 0:
+            break
+    return size
+
+
+def _norm(vector: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(part.double().square().sum()) for part in vector))
+
+
+def _moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
+    return [a + step * b for a, b in zip(vector, along, strict=True)]
+
+
+def _solved(
+    unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[Stationary, Vector], tuple[Vector, dict[str, object]]]
+) -> Estimate:
+    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts."""
+    state = unroll.run(psi)
+    value, slopes, direct = unroll.outer_slopes(state, phi)
+    place = stationary(unroll, state, psi)
+    solution, facts = solve(place, slopes)
+    through = [-part for part in place.mixed(solution)]
+    return Estimate(through=through, direct=direct, value=value, state=state, facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HessianFree:
+    """H⁻¹ replaced by a number: −α·d·Y (T1–T2); one backward pass, biased.
+
+    Source: Luketina et al. 2016; Shen et al. 2024, eq. 28.
+    """
+
+    scale: float = 1.0
+    """α, in place of H⁻¹."""
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return "Hessian-free"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The estimate."""
+        return _solved(unroll, psi, phi, lambda place, d: ([self.scale * part for part in d], {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neumann:
+    """H⁻¹ by α Σ_{k=0..K} (I − αH)^k; K products with H.
+
+    Source: Lorraine, Vicol & Duvenaud 2020; Shen et al. 2024, eq. 25.
+    """
+
+    step: float = 0.1
+    """α, below 2/λ_max."""
+    terms: int = 20
+    """K (count)."""
+    check: int = 10
+    """Power iterations that estimate λ_max before anything is summed (count); 0 trusts the step."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work."""
+        if not self.step > 0:
+            raise UserError("Neumann.step", got=self.step, why="the series needs a step", do="pass step > 0")
+        if self.terms < 0 or self.check < 0:
+            raise UserError("Neumann.terms", got=min(self.terms, self.check), why="counted", do="pass numbers >= 0")
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return f"Neumann {self.terms}"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The estimate.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it.
+        """
+
+        def solve(place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
+            largest = self._refuse_divergence(place, unroll.seed)
+            total, term = d, d
+            for _ in range(self.terms):
+                term = _moved(term, -self.step, place.hessian(term))
+                total = _moved(total, 1.0, term)
+            solution = [self.step * part for part in total]
+            return solution, {"curvature": largest, "residual": _residual(place, solution, d)}
+
+        return _solved(unroll, psi, phi, solve)
+
+    def _refuse_divergence(self, place: Stationary, seed: int) -> float | None:
+        """λ_max, unless the series cannot converge.
+
+        Args:
+            place: θ_T.
+            seed: Seed of the start of the power iteration.
+
+        Returns:
+            λ_max, or None where it is not looked at.
+
+        Raises:
+            UserError: If α ≥ 2/λ_max.
+        """
+        if not self.check:
+            return None
+        largest = largest_eigenvalue(place.hessian, place.theta, rounds=self.check, seed=seed)
+        if self.step * largest >= 2:
+            raise UserError(
+                "Neumann.step",
+                got=f"{self.step:.3g}",
+                why=f"the series diverges from 2/λ_max = {2 / largest:.3g} on",
+                do=f"pass step <= {1 / largest:.2g}",
+            )
+        return largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConjugateGradient:
+    """(H + λI)x = d by conjugate gradients; stops where H shows negative curvature, and says so.
+
+    Source: Pedregosa 2016; Rajeswaran et al. 2019; Shen et al. 2024, Appendix B.
+    """
+
+    terms: int = 20
+    """Iterations at most (count)."""
+    damping: float = 1e-3
+    """λ added to the diagonal of H."""
+    tolerance: float = 1e-10
+    """Stop at this ‖residual‖/‖d‖."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work."""
+        if self.terms < 1 or self.damping < 0:
+            got = f"terms {self.terms}, damping {self.damping}"
+            raise UserError("ConjugateGradient", got=got, why="it iterates", do="pass terms >= 1, damping >= 0")
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return f"CG {self.terms}"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The estimate.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it.
+        """
+        return _solved(unroll, psi, phi, self._solve)
+
+    def _solve(self, place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
+        solution = [torch.zeros_like(part) for part in d]
+        residual, direction = list(d), list(d)
+        square, whole = _square(residual), _norm(d)
+        warnings: tuple[str, ...] = ()
+        for _ in range(self.terms):
+            if float(square) ** 0.5 <= self.tolerance * whole:
+                break
+            bent = _moved(place.hessian(direction), self.damping, direction)
+            curve = inner_product(direction, bent)
+            if not float(curve) > 0:
+                warnings = ("the inner Hessian has negative curvature: more damping, or another method",)
+                break
+            step = square / curve
+            solution, residual = _moved(solution, step, direction), _moved(residual, -step, bent)
+            before, square = square, _square(residual)
+            direction = _moved(residual, square / before, direction)
+        return solution, {"residual": _norm(residual) / whole if whole else 0.0, "warnings": warnings}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiniteDifference:
+    """Hessian-free with d·Y by a central difference of ∇_φ g: no second derivative at all (DARTS).
+
+    Source: Liu, Simonyan & Yang 2019, Section 2.3; its ε = 0.01/‖d‖.
+    """
+
+    scale: float = 1.0
+    """α, in place of H⁻¹."""
+    radius: float = 0.01
+    """ε·‖d‖: how far θ_T is moved."""
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return "finite difference"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The estimate.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it.
+        """
+        state = unroll.run(psi)
+        value, d, direct = unroll.outer_slopes(state, phi)
+        length = _norm(d)
+        step = self.radius / length if length else 1.0
+        up, down = (_slopes_of_psi(unroll, _moved(state.theta, sign * step, d), psi) for sign in (1, -1))
+        through = [-self.scale * (a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
+        return Estimate(through=through, direct=direct, value=value, state=state)
+
+
+def _slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
+    """∇_ψ g at some θ."""
+    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
+        loss = unroll.loss(theta, rebuilt(psi, given), batch)
+    return pulled(loss, given)
+
+
+def _square(vector: Vector) -> Tensor:
+    return inner_product(vector, vector)
+
+
+def _residual(place: Stationary, solution: Vector, d: Vector) -> float:
+    """‖d − Hx‖/‖d‖."""
+    length = _norm(d)
+    return _norm(_moved(d, -1.0, place.hessian(solution))) / length if length else 0.0

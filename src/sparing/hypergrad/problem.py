@@ -1,0 +1,193 @@
+"""The two-level problem: an inner run of T optimizer steps that φ steers, and an outer loss of where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from sparing.errors import UserError
+from sparing.hypergrad.optimizers import Optimizer, takes
+from sparing.hypergrad.trees import Tree
+from sparing.seeds import stream
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bilevel:
+    """min over φ of h(φ) = f(θ_T(φ), φ), where θ_T is the end of T optimizer steps on g(θ, φ).
+
+    θ and φ are trees of floating tensors: φ may be data, a weight per example, a network, learning rates or an
+    initialisation. What is differentiated is this run, moments and all, not an ideal minimiser.
+
+    Source: Shen et al. 2024, eq. 1 and 2.
+
+    Example:
+        >>> from sparing import hypergrad as hg
+        >>> problem = hg.Bilevel(
+        ...     inner=lambda theta, phi, batch: ((theta["w"] - phi["target"]) ** 2).sum(),
+        ...     outer=lambda theta, phi: theta["w"].sum(),
+        ...     init={"w": torch.zeros(2)},
+        ...     optimizer=hg.SGD(lr=0.25),
+        ...     steps=2,
+        ... )
+        >>> hg.hypergradient(problem, {"target": torch.ones(2)}, hg.Reverse()).grad["target"]
+        tensor([0.7500, 0.7500])
+    """
+
+    inner: Callable[[Tree, Tree, Any], Tensor]
+    """g: (θ, ψ, batch) -> scalar; ψ is φ itself unless ``through`` is given."""
+
+    outer: Callable[[Tree, Tree], Tensor]
+    """f: (θ, φ) -> scalar; what depends on φ here directly is the explicit part of the hypergradient."""
+
+    init: Tree | Callable[..., Tree]
+    """θ₀ (or Ω₀): a tree, or a function of ψ, or of (ψ, generator) with a generator that belongs to the seed."""
+
+    optimizer: Optimizer
+    """The inner optimizer; its moments are unrolled with the weights."""
+
+    steps: int
+    """Unroll depth T (count)."""
+
+    batches: Sequence[Any] | Callable[..., Any] | None = None
+    """Data of step t = 0 … T−1: a sequence of T, or a function of (t) or (t, generator) with a generator that belongs
+    to (seed, t); None where the inner loss needs none."""
+
+    through: Callable[[Tree], Tree] | None = None
+    """Bottleneck ψ(φ): everything but ``outer`` sees φ only through it. It is evaluated once, before the run, and
+    every method then works in the space of ψ, with one backward pass from ψ to φ at the end."""
+
+    def __post_init__(self) -> None:
+        """Refuse a problem that cannot be run.
+
+        Raises:
+            UserError: If it cannot.
+        """
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise UserError("steps", got=self.steps, why="an inner run takes at least one", do="pass steps >= 1")
+        for name in ("inner", "outer"):
+            if not callable(getattr(self, name)):
+                raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
+        listed = self.batches is not None and not callable(self.batches)
+        if listed and len(self.batches) < self.steps:  # type: ignore[arg-type]
+            raise UserError(
+                "batches",
+                got=f"{len(self.batches)} for {self.steps} steps",  # type: ignore[arg-type]
+                why="each step takes its own",
+                do="give one batch a step, or a function of the step",
+            )
+
+    def composed(self) -> Bilevel:
+        """The same problem with ψ(φ) evaluated inside every inner step: directions then live in the space of φ."""
+        through = self.through
+        if through is None:
+            return self
+        init = self.init
+        made: Any = init
+        if callable(init) and takes(init, 2):
+            made = lambda phi, generator: init(through(phi), generator)  # noqa: E731
+        elif callable(init):
+            made = lambda phi: init(through(phi))  # noqa: E731
+        return replace(
+            self, inner=lambda theta, phi, batch: self.inner(theta, through(phi), batch), init=made, through=None
+        )
+
+    def batch(self, step: int, seed: int) -> Any:
+        """The data of a step, a function of (seed, step) only.
+
+        Args:
+            step: From 0.
+            seed: Seed of the run.
+
+        Returns:
+            Whatever ``batches`` gives.
+        """
+        if self.batches is None:
+            return None
+        if not callable(self.batches):
+            return self.batches[step]
+        if takes(self.batches, 2):
+            return self.batches(step, stream(seed, "batch", step))
+        return self.batches(step)
+
+    def start(self, psi: Tree, seed: int) -> Tree:
+        """θ₀, a function of (ψ, seed) only.
+
+        Args:
+            psi: φ or ψ(φ).
+            seed: Seed of the run.
+
+        Returns:
+            The tree of weights.
+        """
+        if not callable(self.init):
+            return self.init
+        return self.init(psi, stream(seed, "init")) if takes(self.init, 2) else self.init(psi)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlackBox:
+    """min over φ of f(u(φ), φ), where u comes from a solver that cannot be differentiated.
+
+    Only ``ZerothOrder`` takes it: the solver's part by central differences, the outer loss exactly.
+
+    Source: Sow, Ji & Liang 2022 (PZOBO); Shen et al. 2024, eq. 16.
+    """
+
+    solve: Callable[[Tree], Tree]
+    """φ -> u, a tree of floating tensors; called with φ ± µv, so φ must be allowed to move by µ."""
+
+    outer: Callable[[Tree, Tree], Tensor]
+    """f: (u, φ) -> scalar."""
+
+
+def scalar(name: str, value: Any) -> Tensor:
+    """A loss, if it is one number.
+
+    Args:
+        name: What to call it in an error.
+        value: What the loss function returned.
+
+    Returns:
+        The value.
+
+    Raises:
+        UserError: If it is not a floating tensor of shape ().
+    """
+    if not isinstance(value, Tensor) or value.shape != ():
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UserError(
+            name, got=got, why="a loss is one number", do="return a tensor of shape (), for instance a mean"
+        )
+    if not value.is_floating_point():
+        raise UserError(name, got=value.dtype, why="a loss has derivatives", do="return a floating tensor")
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two batches hold the same data.
+
+    Args:
+        a: Any tree; tensors are compared element by element.
+        b: The other.
+
+    Returns:
+        False if a leaf, a shape or the nesting differs.
+    """
+    (left, shape), (right, other) = tree_flatten(a), tree_flatten(b)
+    if shape != other:
+        return False
+    return all(_equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x.shape == y.shape and x.dtype == y.dtype and bool(torch.equal(x, y))
+    try:
+        return bool(x == y)
+    except (RuntimeError, ValueError):  # arrays have no single truth value: not ours to judge
+        return True

@@ -1,0 +1,62 @@
+"""Failures of torch's forward mode and second derivatives, turned into what a user can do about them."""
+
+from __future__ import annotations
+
+import re
+
+from sparing.errors import UserError
+
+FIXES = (
+    (r"scaled_dot_product|flash_attention|efficient_attention", 'load the model with attn_implementation="eager"'),
+    (r"mkldnn_rnn|_thnn_fused|lstm|gru|rnn", "run the model inside torch.backends.mkldnn.flags(enabled=False)"),
+    (r"batch_norm|running_mean|vmap.*in-?place|in-?place.*vmap", "use GroupNorm, or track_running_stats=False"),
+    (r"\.item\(\)|data-dependent control flow", "keep the loss free of .item() and of branches on values"),
+    (r"randomness", "pass dropout masks as part of the batch"),
+)
+"""Pattern of a complaint -> what mends it; the first that matches is told."""
+
+KNOWN = re.compile(
+    r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented",
+    re.IGNORECASE,
+)
+
+
+def operation(complaint: str) -> str:
+    """The name of the operation that a complaint of torch is about.
+
+    Args:
+        complaint: Text of the exception.
+
+    Returns:
+        Its name, or "an operation".
+
+    Example:
+        >>> operation("Trying to use forward AD with _cdist_forward that does not support it")
+        '_cdist_forward'
+    """
+    for pattern in (r"forward AD with (\S+)", r"derivative for (\S+)", r"over (aten::\S+)", r"(aten::[\w.]+)"):
+        found = re.search(pattern, complaint)
+        if found:
+            return found.group(1).strip("'\",.")
+    return "an operation"
+
+
+def forward_mode_refusal(failure: BaseException) -> UserError | None:
+    """The error to show for a failure inside forward mode.
+
+    Args:
+        failure: What torch raised.
+
+    Returns:
+        An error with the fix, or None where the failure is not about forward mode.
+    """
+    complaint = str(failure)
+    if isinstance(failure, UserError) or not KNOWN.search(complaint):
+        return None
+    fix = next((fix for pattern, fix in FIXES if re.search(pattern, complaint, re.IGNORECASE)), None)
+    return UserError(
+        "inner",
+        got=operation(complaint),
+        why=f"it cannot be differentiated forward ({complaint.splitlines()[0][:160]})",
+        do=f"{fix or 'replace that operation'}, or use a method that needs no forward mode, such as Checkpointed",
+    )

@@ -1,0 +1,155 @@
+"""Reverse-mode unrolling: the whole graph, or only the last steps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.trees import Tree, added, leaves, rebuilt
+from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
+
+
+def flat(state: State) -> list[Tensor]:
+    """All tensors of a state: weights, then moments."""
+    return [*state.theta, *(tensor for slot in state.slots for tensor in slot)]
+
+
+def shaped(state: State, tensors: Sequence[Tensor]) -> State:
+    """The inverse of ``flat``: tensors in the shape of ``state``."""
+    count = len(state.theta)
+    slots = tuple(list(tensors[count * (k + 1) : count * (k + 2)]) for k in range(len(state.slots)))
+    return State(list(tensors[:count]), slots)
+
+
+def pull(
+    unroll: Unroll, state: State, psi: Tree, first: int, last: int, cotangent: State | None, end: Tree = None
+) -> tuple[State, list[Tensor], Estimate | None]:
+    """Run steps with their graph and pull a cotangent back through them (eq. 5 and 6).
+
+    Args:
+        unroll: The inner run.
+        state: State at ``first``.
+        psi: φ or ψ(φ).
+        first: From 0.
+        last: End of the stretch.
+        cotangent: d at ``last``; None: take it from the outer loss there.
+        end: φ, needed where the cotangent comes from the outer loss.
+
+    Returns:
+        d at ``first``; what the stretch adds to c, leaves as of ψ; and, with the outer loss, its value, its direct
+        part and the last state as an estimate.
+    """
+    start = [tensor.detach().requires_grad_() for tensor in flat(state)]
+    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    watched, now = rebuilt(psi, given), shaped(state, start)
+    for step in range(first, last):
+        with unroll.at(step) as batch:
+            now = unroll.graph_step(step, now, watched, batch)
+    ends = flat(now)
+    finish = None
+    if cotangent is None:
+        value, slopes, direct = unroll.outer_slopes(now, end)
+        cotangent = State(slopes, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
+        reached = shaped(now, [tensor.detach() for tensor in ends])
+        finish = Estimate(through=[], direct=direct, value=value, state=reached)
+    found = pulled(ends, [*start, *given], flat(cotangent))
+    return shaped(state, found[: len(start)]), found[len(start) :], finish
+
+
+def pull_start(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
+    """d₀·∂Ω₀/∂ψ: what the initial weights owe to φ.
+
+    Args:
+        unroll: The inner run.
+        psi: φ or ψ(φ).
+        cotangent: d₀.
+
+    Returns:
+        Leaves as of ψ; zero where θ₀ is a constant.
+    """
+    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    if not callable(unroll.problem.init):
+        return [torch.zeros_like(leaf) for leaf in given]
+    with torch.enable_grad(), reproducible(unroll.seed, "init"):
+        theta = leaves(unroll.problem.start(rebuilt(psi, given), unroll.seed))
+    return pulled(theta, given, cotangent.theta)
+
+
+@dataclass(frozen=True)
+class Reverse:
+    """Exact, by one backward pass through all T steps; memory grows with T (RGU).
+
+    Source: Shen et al. 2024, eq. 5 and 6. Unlike the released code of that paper it unrolls the moments and the first
+    step too.
+    """
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return "reverse"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The exact hypergradient.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it.
+        """
+        start = _begin(unroll, psi)
+        cotangent, through, finish = pull(unroll, start, psi, 0, unroll.steps, None, phi)
+        assert finish is not None
+        through = added(through, pull_start(unroll, psi, cotangent))
+        return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncated:
+    """Reverse over the last s steps only; biased, cheap (TRGU).
+
+    The bias is at most (1 − ηα)^s/(ηα)·‖d_T‖·max‖B‖ where g is α-strongly convex, and anything where it is not.
+
+    Source: Shen et al. 2024, eq. 21 (its product is printed in the transposed order) and 22.
+    """
+
+    steps: int
+    """Steps s that the backward pass reaches back (count); at T or beyond it is exact."""
+
+    def __post_init__(self) -> None:
+        """Refuse a count below one."""
+        if self.steps < 1:
+            raise UserError("Truncated.steps", got=self.steps, why="it reaches back s steps", do="pass steps >= 1")
+
+    def __str__(self) -> str:
+        """Name for tables."""
+        return f"truncated {self.steps}"
+
+    def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
+        """The hypergradient of the last steps, moments at the cut held constant.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            phi: φ.
+
+        Returns:
+            Both parts of it.
+        """
+        if self.steps >= unroll.steps:
+            return Reverse().estimate(unroll, psi, phi)
+        cut = unroll.steps - self.steps
+        _, through, finish = pull(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
+        assert finish is not None
+        return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
+
+
+def _begin(unroll: Unroll, psi: Tree) -> State:
+    with torch.no_grad():
+        return unroll.start(psi)

@@ -1,0 +1,172 @@
+"""From the derivatives along b directions to a gradient, and to how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.hypergrad.directions import Coordinate, Gaussian, Law, Rademacher, Sphere
+from sparing.hypergrad.trees import Tree, ravel, size
+
+Z = 1.959963984540054  # two-sided 95 % of the standard normal
+_BLOCK = 16  # directions regenerated at once when they are summed up
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which directions an estimate uses: nothing but seeds and counts, so any rank can make any of them again."""
+
+    law: Law
+    """Law of the directions."""
+    count: int
+    """b."""
+    size: int
+    """N, or n of ψ."""
+    seed: int
+    """Seed of the estimate."""
+    like: Tree
+    """Gives dtype and device."""
+
+    def rows(self, numbers: Sequence[int]) -> Tensor:
+        """Directions by number, shape (len(numbers), N)."""
+        sample = ravel(self.like)
+        return self.law.rows(
+            numbers, count=self.count, size=self.size, seed=self.seed, dtype=sample.dtype, device=sample.device
+        )
+
+    def blocks(self) -> list[range]:
+        """All numbers, a few at a time."""
+        return [range(low, min(low + _BLOCK, self.count)) for low in range(0, self.count, _BLOCK)]
+
+
+def draw_of(law: Law, count: int, psi: Tree, seed: int) -> Draw:
+    """The directions of an estimate in the space of ψ.
+
+    Args:
+        law: Law of the directions.
+        count: b.
+        psi: φ or ψ(φ).
+        seed: Seed of the estimate.
+
+    Returns:
+        The draw.
+
+    Raises:
+        UserError: If there are no such directions (fewer than one, or more than the law has).
+    """
+    draw = Draw(law, count, size(psi), seed, psi)
+    draw.rows([0])
+    return draw
+
+
+def combined(draw: Draw, weights: Tensor) -> Tensor:
+    """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10).
+
+    Args:
+        draw: The directions, made again here.
+        weights: w_i = g·v_i, shape (b,); not a number where a direction overflowed.
+
+    Returns:
+        Shape (N,); the mean is over the directions that are left.
+    """
+    left = torch.isfinite(weights)
+    clean = torch.where(left, weights, torch.zeros_like(weights)) / left.sum().clamp(min=1)
+    parts = [clean[block.start : block.stop] @ draw.rows(block) for block in draw.blocks()]
+    return torch.stack(parts).sum(0)
+
+
+def controlled(draw: Draw, weights: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+    """The estimate with a control variate, and the variate for the next step (SEGA).
+
+    ĝ = (1/b) Σ [ω_i·h + (w_i − ω_i·h·v_i) v_i], where ω_i is the regression of w on h·v over the other directions,
+    clipped to [0, 1]: it does not depend on v_i, so ĝ stays unbiased whatever h is, and a stale h costs little. Where
+    directions depend on each other (drawn without replacement), ω is 1.
+
+    Args:
+        draw: The directions; all b rows are held at once.
+        weights: w_i, shape (b,).
+        control: h, shape (N,).
+
+    Returns:
+        ĝ, and h + P_V(g − h) with P_V the projection onto the directions; both of shape (N,).
+
+    Source: Hanzely, Mishchenko & Richtárik 2018; the leave-one-out multiplier is ours.
+    """
+    left = torch.isfinite(weights)
+    rows, kept = draw.rows(range(draw.count))[left], weights[left]
+    along = rows @ control
+    both, square = kept * along, along * along
+    others = square.sum() - square
+    omega = torch.where(others > 0, (both.sum() - both) / others.clamp(min=torch.finfo(others.dtype).tiny), 1.0)
+    apart = isinstance(draw.law, Rademacher | Gaussian | Sphere) and len(kept) > 1
+    omega = omega.clamp(0.0, 1.0) if apart else torch.ones_like(kept)
+    estimate = omega.mean() * control + (kept - omega * along) @ rows / len(kept)
+    step = torch.linalg.pinv(rows @ rows.T) @ (kept - along)
+    return estimate, control + step @ rows
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How sure a sampled gradient is, from its weights alone."""
+
+    norm_squared: float
+    interval: tuple[float, float] | None
+    cosine: float
+
+
+def confidence(draw: Draw, weights: Tensor, known: Tensor, cross: Tensor) -> Confidence:
+    """‖g‖² and the expected cosine of the estimate.
+
+    w_i² has mean ‖g‖² and at most the variance it has under Gaussian directions, where b·mean/‖g‖² is χ² with b degrees
+    of freedom; so the interval covers at least 95 % for Rademacher, Gaussian and sphere directions.
+
+    Args:
+        draw: The directions.
+        weights: w_i of the sampled part, shape (b,).
+        known: The part that is not sampled but exact, shape (N,).
+        cross: known·v_i, shape (b,).
+
+    Returns:
+        ‖g‖² of the sampled part, its interval, and the expected cosine of the whole.
+
+    Source: Shen et al. 2024, Lemma 3.1 for the error; Wilson & Hilferty 1931 for the quantiles.
+    """
+    left = torch.isfinite(weights)
+    kept, count = weights[left].double(), int(left.sum())
+    sampled = float(kept.square().mean()) if count else math.nan
+    whole = float(known.double().square().sum()) + 2 * float((kept * cross[left].double()).mean()) + sampled
+    error = draw.law.excess(max(count, 1), draw.size) * sampled
+    cosine = math.sqrt(max(whole, 0.0) / (max(whole, 0.0) + error)) if whole > 0 else 0.0
+    return Confidence(sampled, None if isinstance(draw.law, Coordinate) else _interval(sampled, count), cosine)
+
+
+def _interval(mean: float, count: int) -> tuple[float, float] | None:
+    """The 95 % interval of a variance from the mean of ``count`` squares."""
+    if count < 1 or not math.isfinite(mean):
+        return None
+    spread = 2 / (9 * count)
+    low, high = ((max(1 - spread + sign * Z * math.sqrt(spread), 1e-3)) ** 3 for sign in (1, -1))
+    return mean / low, mean / high
+
+
+def exponent(growth: Sequence[float]) -> float | None:
+    """Growth per step over the second half of a run (nat/step).
+
+    Args:
+        growth: ‖y_t‖/‖v‖ after each step.
+
+    Returns:
+        Slope of the logarithm by least squares; None where there is too little to fit or y vanishes.
+    """
+    late = [
+        (step, math.log(size)) for step, size in enumerate(growth) if 2 * step >= len(growth) and 0 < size < math.inf
+    ]
+    if len(late) < 3:
+        return None
+    middle = sum(step for step, _ in late) / len(late)
+    square = sum((step - middle) ** 2 for step, _ in late)
+    return sum((step - middle) * value for step, value in late) / square

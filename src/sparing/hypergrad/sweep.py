@@ -1,0 +1,107 @@
+"""Derivatives of the outer loss along given directions, chunk by chunk: the work that all forward methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.hypergrad.estimate import Estimate
+from sparing.hypergrad.reverse import flat, pull
+from sparing.hypergrad.tangents import growth, push, start
+from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
+from sparing.hypergrad.unroll import State, Unroll
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What one pass over the directions leaves."""
+
+    weights: Tensor
+    """w_i = d·y_i by position in ``numbers``, shape (len(numbers),)."""
+    known: list[Tensor]
+    """What the reversed tail adds exactly, leaves as of ψ."""
+    finish: Estimate
+    """Value, direct part and end of the run."""
+    growth: tuple[float, ...]
+    """‖y_t‖/‖v‖ after each step of the head, over all directions."""
+
+
+def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None) -> tuple[State, State, list[Tensor]]:
+    """Run the first steps with tangents beside the state.
+
+    Args:
+        unroll: The inner run.
+        psi: φ or ψ(φ).
+        rows: Directions, leading axis b.
+        steps: Steps to take (count).
+        width: Directions that pass through a step together; None for all.
+
+    Returns:
+        State, tangents, and ‖y_t‖²/‖v‖² (mean over directions) after each step.
+    """
+    state, tangents = start(unroll, psi, rows)
+    sizes = []
+    for step in range(steps):
+        state, tangents = push(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
+        sizes.append(growth(tangents, rows).square())
+    return state, tangents, sizes
+
+
+def sweep(
+    unroll: Unroll,
+    psi: Tree,
+    phi: Tree,
+    rows_of: Callable[[Sequence[int]], Tensor],
+    numbers: Sequence[int],
+    *,
+    chunk: int | None = None,
+    width: int | None = None,
+    tail: int = 0,
+) -> Sweep:
+    """Push directions to step T − s, reverse the last s steps and the outer loss once, take inner products.
+
+    The primal run repeats for each chunk, so memory is that of one chunk; inside a chunk it runs once.
+
+    Args:
+        unroll: The inner run.
+        psi: φ or ψ(φ).
+        phi: φ.
+        rows_of: Numbers -> directions, shape (len, N).
+        numbers: Directions to take; none still runs the primal.
+        chunk: Directions carried through the run together (count); None for all.
+        width: Directions that pass through a step together (count); None for the chunk.
+        tail: Steps s reversed at the end (count).
+
+    Returns:
+        Weights, exact part, end of the run, growth.
+    """
+    head = unroll.steps - tail
+    step = chunk or max(len(numbers), 1)
+    chunks = [numbers[low : low + step] for low in range(0, len(numbers), step)]
+    back: tuple[list[Tensor], list[Tensor], Estimate] | None = None
+    weights: list[Tensor] = []
+    sizes: list[Tensor] = []
+    for part in chunks:
+        rows = unravel(rows_of(part), psi)
+        state, tangents, grown = carried(unroll, psi, rows, head, width)
+        back = back or _reversed_tail(unroll, state, psi, phi, head)
+        weights.append(row_products(flat(tangents), back[0]))
+        if grown:
+            sizes.append(torch.stack(grown) * len(part))
+    if back is None:
+        back = _reversed_tail(unroll, unroll.run(psi, last=head), psi, phi, head)
+    none = ravel(psi).new_zeros(0)
+    mean = (torch.stack(sizes).sum(0) / len(numbers)).sqrt().tolist() if sizes else []
+    found = torch.cat(weights) if weights else none
+    return Sweep(weights=found, known=back[1], finish=back[2], growth=tuple(mean))
+
+
+def _reversed_tail(
+    unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int
+) -> tuple[list[Tensor], list[Tensor], Estimate]:
+    cotangent, known, finish = pull(unroll, state, psi, head, unroll.steps, None, phi)
+    assert finish is not None
+    return flat(cotangent), known, finish

@@ -1,0 +1,137 @@
+"""Tangents pushed through the inner run beside it: y_t = A_t·y_{t−1} + B_t·v for many directions v at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vmap
+from torch.utils._pytree import tree_map
+
+from sparing.hypergrad.refusals import forward_mode_refusal
+from sparing.hypergrad.reverse import flat, shaped
+from sparing.hypergrad.trees import Tree, leaves
+from sparing.hypergrad.unroll import State, Unroll, reproducible
+
+
+def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A function and its derivatives along a batch of directions; the function itself runs once.
+
+    Args:
+        function: Trees in, tree out.
+        primals: Its arguments.
+        tangents: As the primals, each leaf with a leading axis of b directions.
+
+    Returns:
+        The value, and its derivatives with a leading axis of b.
+
+    Raises:
+        UserError: If an operation has no forward mode; it is named, with the fix.
+        RuntimeError: Whatever else the function raised.
+    """
+
+    def along(*directions: Any) -> tuple[Any, Any]:
+        value, tangent = jvp(function, primals, directions)[:2]
+        return value, tangent
+
+    try:
+        with torch.no_grad():
+            pair: tuple[Any, Any] = vmap(along, out_dims=(None, 0), randomness="same")(*tangents)  # type: ignore[arg-type]
+            return pair
+    except (RuntimeError, NotImplementedError) as failure:
+        refusal = forward_mode_refusal(failure)
+        if refusal is None:
+            raise
+        raise refusal from failure
+
+
+def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
+    """Ω₀ and y₀ = B₀v.
+
+    Args:
+        unroll: The inner run.
+        psi: φ or ψ(φ).
+        rows: Directions, leaves as of ψ with a leading axis of b.
+
+    Returns:
+        State, and tangents with a leading axis of b (zero where θ₀ is a constant).
+    """
+    with reproducible(unroll.seed, "init"):
+        if callable(unroll.problem.init):
+            return _as_states(lifted(unroll.start, (psi,), (rows,)))
+        state = unroll.start(psi)
+    count = len(_first(rows))
+    zeros = [[torch.zeros(count, *w.shape, dtype=w.dtype, device=w.device) for w in part] for part in _parts(state)]
+    return state, State(zeros[0], tuple(zeros[1:]))
+
+
+def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:
+    """One inner step for the state and all its tangents, taken at the old θ (eq. 8).
+
+    Args:
+        unroll: The inner run.
+        step: t, from 0.
+        state: θ_t and moments.
+        tangents: y_t, leading axis b.
+        psi: φ or ψ(φ).
+        rows: Directions, leading axis b.
+        width: Directions that pass through the step together (count); bounds its activations.
+
+    Returns:
+        The next state and tangents.
+    """
+    count = len(_first(rows))
+    pieces = []
+    for low in range(0, count, width):
+        piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
+        with unroll.at(step) as batch:
+            moved = lifted(partial(_step, unroll, step, batch), (state, psi), piece)
+        pieces.append(_as_states(moved))
+    if len(pieces) == 1:
+        return pieces[0]
+    return pieces[0][0], _joined([tangent for _, tangent in pieces])
+
+
+def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> State:
+    return unroll.step(step, state, psi, batch)
+
+
+def growth(tangents: State, rows: Tree) -> Tensor:
+    """‖y‖/‖v‖, root mean square over directions; weights only, without moments.
+
+    Args:
+        tangents: y_t, leading axis b.
+        rows: Directions, leading axis b.
+
+    Returns:
+        Shape (); not a number if a direction overflowed.
+    """
+    up, down = (
+        torch.stack([torch.linalg.vector_norm(part) for part in parts]) for parts in (tangents.theta, leaves(rows))
+    )
+    ratio: Tensor = torch.linalg.vector_norm(up) / torch.linalg.vector_norm(down)
+    return ratio
+
+
+def _as_states(pair: tuple[Any, Any]) -> tuple[State, State]:
+    return State(*pair[0]), State(*pair[1])
+
+
+def _parts(state: State) -> list[list[Tensor]]:
+    return [state.theta, *state.slots]
+
+
+def _first(rows: Tree) -> Tensor:
+    return leaves(rows)[0]
+
+
+def _cut(tree: Tree, low: int, high: int) -> Any:
+    return tree_map(lambda leaf: leaf[low:high], tree)
+
+
+def _joined(parts: list[State]) -> State:
+    columns = zip(*(flat(part) for part in parts), strict=True)
+    return shaped(parts[0], [torch.cat(column) for column in columns])

@@ -1,0 +1,112 @@
+"""Trees of tensors: any nesting of dicts, lists and tuples, and the flat vectors that stand for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+Tree = Any
+"""Tensors in any nesting of dicts, lists, tuples and named tuples."""
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in its order."""
+    return list(tree_flatten(tree)[0])
+
+
+def rebuilt(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """A tree of the shape of ``tree`` that holds ``tensors``.
+
+    Args:
+        tree: Gives the nesting.
+        tensors: As many as ``tree`` has leaves, in its order.
+
+    Returns:
+        The new tree.
+    """
+    return tree_unflatten(list(tensors), tree_flatten(tree)[1])
+
+
+def detached(tree: Tree) -> Tree:
+    """The same values without their history."""
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def size(tree: Tree) -> int:
+    """Number of elements of all leaves together (N of a φ, M of a θ)."""
+    return sum(leaf.numel() for leaf in leaves(tree))
+
+
+def bytes_of(tree: Tree) -> int:
+    """Bytes of all leaves together."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def ravel(tree: Tree) -> Tensor:
+    """All leaves, one after another, as one vector.
+
+    Args:
+        tree: Floating tensors on one device.
+
+    Returns:
+        Shape (size,), in the widest dtype of the leaves.
+    """
+    parts = leaves(tree)
+    if not parts:
+        return torch.zeros(0)
+    wide = _widest(parts)
+    return torch.cat([part.reshape(-1).to(wide) for part in parts])
+
+
+def unravel(vector: Tensor, tree: Tree) -> Tree:
+    """Cut a vector into the leaves of a tree; leading axes are kept.
+
+    Args:
+        vector: Shape (..., size).
+        tree: Gives nesting, shapes and dtypes.
+
+    Returns:
+        A tree of tensors of shape (..., *leaf.shape).
+    """
+    parts = leaves(tree)
+    ahead = vector.shape[:-1]
+    cuts = torch.split(vector, [math.prod(part.shape) for part in parts], dim=-1)
+    shaped = [cut.reshape((*ahead, *part.shape)).to(part.dtype) for cut, part in zip(cuts, parts, strict=True)]
+    return rebuilt(tree, shaped)
+
+
+def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """Sum of products over all leaves, in the dtype of the leaves, shape ()."""
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+def row_products(rows: Sequence[Tensor], vector: Sequence[Tensor]) -> Tensor:
+    """Inner product of each row with one vector, over all leaves.
+
+    Args:
+        rows: Leaves with a leading axis, shape (b, *leaf).
+        vector: Leaves, shape (*leaf).
+
+    Returns:
+        Shape (b,).
+    """
+    parts = [row.reshape(len(row), -1) @ leaf.reshape(-1).to(row.dtype) for row, leaf in zip(rows, vector, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+def added(a: Tree, b: Tree) -> Tree:
+    """Leaf by leaf sum, in the shape and dtypes of ``a``."""
+    pairs = zip(leaves(a), leaves(b), strict=True)
+    return rebuilt(a, [x + y.to(x.dtype) for x, y in pairs])
+
+
+def _widest(parts: Sequence[Tensor]) -> torch.dtype:
+    wide = parts[0].dtype
+    for part in parts[1:]:
+        wide = torch.promote_types(wide, part.dtype)
+    return wide

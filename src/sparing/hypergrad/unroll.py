@@ -1,0 +1,207 @@
+"""The inner run as pure steps: state in, state out, with the randomness of a step fixed by (seed, step)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sparing.hypergrad.problem import Bilevel, scalar
+from sparing.hypergrad.trees import Tree, detached, leaves, rebuilt
+from sparing.seeds import number
+
+
+class State(NamedTuple):
+    """The whole inner state: everything that a step reads and the next one writes."""
+
+    theta: list[Tensor]
+    """Leaves of θ."""
+    slots: tuple[list[Tensor], ...]
+    """Moments of the optimizer, each as the leaves of θ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unroll:
+    """An inner run bound to a seed and to the nesting of θ."""
+
+    problem: Bilevel
+    """What is run."""
+    seed: int
+    """Seed of batches, initial weights and dropout."""
+    theta: Tree
+    """Gives the nesting of θ; its values are not read."""
+
+    @property
+    def steps(self) -> int:
+        """Unroll depth T."""
+        return self.problem.steps
+
+    def start(self, psi: Tree) -> State:
+        """Ω₀: weights that may depend on ψ, moments of zero."""
+        with reproducible(self.seed, "init"):
+            theta = leaves(self.problem.start(psi, self.seed))
+        zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
+        return State(theta, zeros)
+
+    @contextlib.contextmanager
+    def at(self, step: int) -> Iterator[Any]:
+        """The batch and the randomness of a step.
+
+        Attention runs by its plain formula meanwhile: the fused kernels have neither forward mode nor a second
+        derivative on the CPU.
+
+        Args:
+            step: From 0.
+
+        Yields:
+            The batch.
+        """
+        batch = self.problem.batch(step, self.seed)
+        with reproducible(self.seed, "step", step), sdpa_kernel(SDPBackend.MATH):
+            yield batch
+
+    def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
+        """Inner loss g at leaves of θ."""
+        return self.problem.inner(rebuilt(self.theta, theta), psi, batch)
+
+    def step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
+        """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap).
+
+        Args:
+            step: t, from 0.
+            state: θ_t and moments.
+            psi: φ or ψ(φ).
+            batch: Data of the step.
+
+        Returns:
+            The next state.
+        """
+        slopes = grad(self.loss)(state.theta, psi, batch)
+        return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+
+    def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
+        """The same step with its graph kept, for reverse mode; the weights must require gradients.
+
+        Args:
+            step: t, from 0.
+            state: θ_t and moments, part of a graph.
+            psi: φ or ψ(φ), with or without gradients.
+            batch: Data of the step.
+
+        Returns:
+            The next state.
+        """
+        with torch.enable_grad():
+            loss = self.loss(state.theta, psi, batch)
+            slopes = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
+            return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+
+    def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
+        """The same step with no graph left behind.
+
+        Args:
+            step: t, from 0.
+            state: θ_t and moments.
+            psi: φ or ψ(φ).
+            batch: Data of the step.
+
+        Returns:
+            The next state, without history.
+        """
+        with torch.enable_grad():
+            watched = [weight.detach().requires_grad_() for weight in state.theta]
+            slopes = torch.autograd.grad(self.loss(watched, psi, batch), watched, materialize_grads=True)
+        with torch.no_grad():
+            return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+
+    def run(self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None) -> State:
+        """Run steps ``first`` … ``last`` − 1 without a graph.
+
+        Args:
+            psi: φ or ψ(φ).
+            state: State at ``first``; Ω₀ by default.
+            first: From 0.
+            last: T by default.
+
+        Returns:
+            The state at ``last``.
+        """
+        psi = detached(psi)
+        with torch.no_grad():
+            state = self.start(psi) if state is None else state
+        for step in range(first, self.steps if last is None else last):
+            with self.at(step) as batch:
+                state = self.plain_step(step, state, psi, batch)
+        return state
+
+    def outer(self, state: State, phi: Tree) -> Tensor:
+        """Outer loss f at a state, shape ()."""
+        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH):
+            return scalar("outer", self.problem.outer(rebuilt(self.theta, state.theta), phi))
+
+    def outer_slopes(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass.
+
+        Args:
+            state: θ_T.
+            phi: φ.
+
+        Returns:
+            Value of shape (); leaves like θ; leaves like φ. Zero where f does not depend on a leaf.
+        """
+        with torch.enable_grad():
+            theta = [weight.detach().requires_grad_() for weight in state.theta]
+            given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
+            value = self.outer(State(theta, state.slots), rebuilt(phi, given))
+        slopes = pulled(value, [*theta, *given])
+        return value.detach(), slopes[: len(theta)], slopes[len(theta) :]
+
+
+def pulled(outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Any = None) -> list[Tensor]:
+    """Cotangents of the inputs, zero where nothing reaches them.
+
+    Args:
+        outputs: One tensor or several; those without a graph are skipped.
+        inputs: Leaves of the graph.
+        cotangents: As the outputs; None for one scalar.
+
+    Returns:
+        One tensor per input.
+    """
+    listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    weights = [None] * len(listed) if cotangents is None else list(cotangents)
+    kept = [(out, weight) for out, weight in zip(listed, weights, strict=True) if out.requires_grad]
+    if not kept:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    outs, ws = zip(*kept, strict=True)
+    found = torch.autograd.grad(outs, inputs, ws, allow_unused=True)
+    return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, found, strict=True)]
+
+
+@contextlib.contextmanager
+def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
+    """Inside, torch's global generators stand where (seed, labels) put them; afterwards they are as before.
+
+    Dropout has no generator of its own, so this is the one place where the global one is set.
+
+    Args:
+        seed: Seed of the run.
+        labels: What the randomness is for.
+    """
+    generators = [torch.default_generator]
+    if torch.cuda.is_available():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(number(seed, "dropout", *labels))
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
