@@ -15,7 +15,7 @@ from sparing.hypergrad.checks import check_problem, check_tree
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.trees import Tree, added, detached, leaves, rebuilt
-from sparing.hypergrad.unroll import Unroll, pulled
+from sparing.hypergrad.unroll import Unroll, pulled, reproducible
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 
 
@@ -64,15 +64,16 @@ def hypergradient(problem: Bilevel | BlackBox, phi: Tree, method: Method, *, see
         found = black_box(problem, phi, method, seed)
         grad = added(found.through, found.direct)
         theta = found.state.theta
-        return _result(problem, phi, method, found, grad, theta, (begin, held))
-    psi, watched = _bottleneck(problem, phi)
+        return _result(found, _report(problem, phi, method, found, begin, held), rebuilt(phi, grad), theta, phi)
+    psi, watched = bottleneck(problem, phi, seed)
     unroll = check_problem(problem, psi, seed)
     found = method.estimate(unroll, psi, phi)
     if not (finite(found.state.theta) and torch.isfinite(found.value)):
         raise RunError(_overflow(unroll, psi, found))
     through = found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through)
     grad = added(found.direct, through)
-    return _result(problem, phi, method, found, grad, rebuilt(unroll.theta, found.state.theta), (begin, held))
+    theta = rebuilt(unroll.theta, found.state.theta)
+    return _result(found, _report(problem, phi, method, found, begin, held), rebuilt(phi, grad), theta, psi)
 
 
 def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
@@ -87,7 +88,7 @@ def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
         θ_T.
     """
     phi = check_tree("phi", phi)
-    psi, _ = _bottleneck(problem, phi)
+    psi, _ = bottleneck(problem, phi, seed)
     unroll = check_problem(problem, psi, seed)
     return rebuilt(unroll.theta, unroll.run(psi).theta)
 
@@ -127,11 +128,20 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
     return method
 
 
-def _bottleneck(problem: Bilevel, phi: Tree) -> tuple[Tree, tuple[Tree, list[Tensor]] | None]:
-    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck."""
+def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree, list[Tensor]] | None]:
+    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck.
+
+    Args:
+        problem: The two-level problem.
+        phi: φ, detached.
+        seed: Seed of whatever is random inside ψ.
+
+    Returns:
+        ψ, detached; ψ with its graph and the leaves of φ it hangs on.
+    """
     if problem.through is None:
         return phi, None
-    with torch.enable_grad():
+    with torch.enable_grad(), reproducible(seed, "through"):
         given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
         psi = problem.through(rebuilt(phi, given))
     check_tree("through(phi)", psi)
@@ -161,19 +171,16 @@ def _watched(place: torch.device) -> int | None:
     return torch.cuda.memory_allocated(place)
 
 
-def _result(
-    problem: Any, phi: Tree, method: Method, found: Estimate, grad: Any, theta: Any, start: tuple[float, int | None]
-) -> Result:
-    begin, held = start
+def _report(problem: Any, phi: Tree, method: Method, found: Estimate, begin: float, held: int | None) -> Report:
+    """Time, bytes and what the method tells; warnings are raised as such too."""
     peak = None if held is None else torch.cuda.max_memory_allocated(leaves(phi)[0].device) - held
-    report = Report(
-        method=str(method),
-        steps=getattr(problem, "steps", 0),
-        seconds=time.perf_counter() - begin,
-        bytes=peak,
-        **found.facts,
-    )
+    seconds = time.perf_counter() - begin
+    report = Report(method=str(method), steps=getattr(problem, "steps", 0), seconds=seconds, bytes=peak, **found.facts)
     for warning in report.warnings:
         python_warnings.warn(warning, RuntimeWarning, stacklevel=3)
-    control = None if found.control is None else rebuilt(phi, found.control)
-    return Result(grad=rebuilt(phi, grad), value=found.value, theta=theta, report=report, control=control)
+    return report
+
+
+def _result(found: Estimate, report: Report, grad: Tree, theta: Tree, psi: Tree) -> Result:
+    control = None if found.control is None else rebuilt(psi, found.control)
+    return Result(grad=grad, value=found.value, theta=theta, report=report, control=control)

@@ -8,7 +8,7 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.hypergrad.problem import Bilevel, same, scalar
 from sparing.hypergrad.trees import Tree, detached, leaves
-from sparing.hypergrad.unroll import Unroll
+from sparing.hypergrad.unroll import Unroll, reproducible
 
 
 def check_tree(name: str, tree: Tree) -> Tree:
@@ -57,7 +57,8 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
             why="the run and each of its directions must see the same batches",
             do="make it a function of the step, or draw from the generator it is given",
         )
-    theta = check_tree("init", problem.start(psi, seed))
+    with torch.no_grad(), reproducible(seed, "init"):
+        theta = check_tree("init", problem.start(psi, seed))
     unroll = Unroll(problem, seed, theta)
     _check_inner(unroll, psi)
     return unroll

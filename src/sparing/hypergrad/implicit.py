@@ -34,14 +34,12 @@ class Stationary:
 
     def hessian(self, vector: Vector) -> Vector:
         """(H + λI)·vector."""
-        found = torch.autograd.grad(self.slopes, self.theta, vector, retain_graph=True, allow_unused=True)
-        pairs = zip(found, vector, strict=True)
-        return [self.decay * v if h is None else h + self.decay * v for h, v in pairs]
+        found = pulled(self.slopes, self.theta, vector, keep=True)
+        return [h + self.decay * v for h, v in zip(found, vector, strict=True)]
 
     def mixed(self, vector: Vector) -> Vector:
         """vector·Y with Y = ∂²g/∂θ∂ψ."""
-        found = torch.autograd.grad(self.slopes, self.given, vector, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(self.given, found, strict=True)]
+        return pulled(self.slopes, self.given, vector, keep=True)
 
 
 def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
@@ -59,7 +57,7 @@ def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss(theta, rebuilt(psi, given), batch)
-        slopes = torch.autograd.grad(loss, theta, create_graph=True)
+        slopes = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
     return Stationary(theta, given, list(slopes), unroll.problem.optimizer.coupled_decay)
 
 

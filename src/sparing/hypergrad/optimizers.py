@@ -59,7 +59,7 @@ def rate_at(rate: Rate, step: int, phi: Any) -> Any:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function takes ``count`` positional arguments.
+    """Whether a function asks for ``count`` positional arguments; those with a default are the caller's own.
 
     Args:
         function: Any callable.
@@ -69,14 +69,12 @@ def takes(function: Callable[..., Any], count: int) -> bool:
         True also where the signature cannot be read.
     """
     try:
-        signature = inspect.signature(function)
+        asked = inspect.signature(function).parameters.values()
     except ValueError:
         return True
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
+    positional = [one for one in asked if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    required = sum(one.default is one.empty for one in positional)
+    return required >= count or any(one.kind is one.VAR_POSITIONAL for one in asked)
 
 
 def _clipped(grads: Leaves, limit: float | None) -> list[Tensor]:

@@ -114,19 +114,20 @@ class Bilevel:
             return self.batches(step, stream(seed, "batch", step))
         return self.batches(step)
 
-    def start(self, psi: Tree, seed: int) -> Tree:
+    def start(self, psi: Tree, seed: int, generator: torch.Generator | None = None) -> Tree:
         """θ₀, a function of (ψ, seed) only.
 
         Args:
             psi: φ or ψ(φ).
             seed: Seed of the run.
+            generator: That of (seed, "init"), if it is made already.
 
         Returns:
             The tree of weights.
         """
         if not callable(self.init):
             return self.init
-        return self.init(psi, stream(seed, "init")) if takes(self.init, 2) else self.init(psi)
+        return self.init(psi, generator or stream(seed, "init")) if takes(self.init, 2) else self.init(psi)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.reverse import flat, pull
+from sparing.hypergrad.reverse import flat, pull, pull_start
 from sparing.hypergrad.tangents import growth, push, start
 from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
 from sparing.hypergrad.unroll import State, Unroll
@@ -104,4 +104,7 @@ def _reversed_tail(
 ) -> tuple[list[Tensor], list[Tensor], Estimate]:
     cotangent, known, finish = pull(unroll, state, psi, head, unroll.steps, None, phi)
     assert finish is not None
+    if head == 0:  # nothing is left to sample but θ₀, whose part costs one backward pass: the whole is exact
+        known = [a + b for a, b in zip(known, pull_start(unroll, psi, cotangent), strict=True)]
+        return [torch.zeros_like(part) for part in flat(cotangent)], known, finish
     return flat(cotangent), known, finish

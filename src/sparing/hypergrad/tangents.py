@@ -15,6 +15,7 @@ from sparing.hypergrad.refusals import forward_mode_refusal
 from sparing.hypergrad.reverse import flat, shaped
 from sparing.hypergrad.trees import Tree, leaves
 from sparing.hypergrad.unroll import State, Unroll, reproducible
+from sparing.seeds import stream
 
 
 def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -61,7 +62,8 @@ def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
     """
     with reproducible(unroll.seed, "init"):
         if callable(unroll.problem.init):
-            return _as_states(lifted(unroll.start, (psi,), (rows,)))
+            made = partial(unroll.start, generator=stream(unroll.seed, "init"))  # setting a state is no pure operation
+            return _as_states(lifted(made, (psi,), (rows,)))
         state = unroll.start(psi)
     count = len(_first(rows))
     zeros = [[torch.zeros(count, *w.shape, dtype=w.dtype, device=w.device) for w in part] for part in _parts(state)]

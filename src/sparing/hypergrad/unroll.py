@@ -42,10 +42,18 @@ class Unroll:
         """Unroll depth T."""
         return self.problem.steps
 
-    def start(self, psi: Tree) -> State:
-        """Ω₀: weights that may depend on ψ, moments of zero."""
+    def start(self, psi: Tree, generator: torch.Generator | None = None) -> State:
+        """Ω₀: weights that may depend on ψ, moments of zero.
+
+        Args:
+            psi: φ or ψ(φ).
+            generator: That of the initial weights, made beforehand where the call is transformed.
+
+        Returns:
+            The state before the first step.
+        """
         with reproducible(self.seed, "init"):
-            theta = leaves(self.problem.start(psi, self.seed))
+            theta = leaves(self.problem.start(psi, self.seed, generator))
         zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
         return State(theta, zeros)
 
@@ -163,13 +171,16 @@ class Unroll:
         return value.detach(), slopes[: len(theta)], slopes[len(theta) :]
 
 
-def pulled(outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Any = None) -> list[Tensor]:
+def pulled(
+    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Any = None, *, keep: bool = False
+) -> list[Tensor]:
     """Cotangents of the inputs, zero where nothing reaches them.
 
     Args:
         outputs: One tensor or several; those without a graph are skipped.
         inputs: Leaves of the graph.
         cotangents: As the outputs; None for one scalar.
+        keep: Whether the graph is used again.
 
     Returns:
         One tensor per input.
@@ -180,7 +191,7 @@ def pulled(outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], cotange
     if not kept:
         return [torch.zeros_like(leaf) for leaf in inputs]
     outs, ws = zip(*kept, strict=True)
-    found = torch.autograd.grad(outs, inputs, ws, allow_unused=True)
+    found = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
     return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, found, strict=True)]
 
 

@@ -123,8 +123,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # therefore counts only once the operands are gone: what runs without a ledger never holds all three.
         settle = not (func is _ADD and self._backward and not torch.is_grad_enabled())
         category = self._category_of_newborn()
+        strangers = {key for tensor in tree_leaves(args) if (key := _key(tensor)) is not None and key not in self._book}
+        if strangers and getattr(func, "is_view", False):  # a view of what was there before the block is no birth
+            return out
         for tensor in _tensors(out):
-            self._enter(tensor, category, settle=settle)
+            if _key(tensor) not in strangers:
+                self._enter(tensor, category, settle=settle)
         return out
 
     def _notice_backward(self) -> None:
@@ -139,6 +143,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter(self, tensor: Tensor, category: Category, *, settle: bool = True) -> None:
         if self._device is not None and tensor.device.type != self._device:
+            return
+        if tensor._is_zerotensor():  # forward mode's symbolic zero: a size without memory behind it
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -198,6 +204,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._claim_state()
         if not _inside_backward():
             self._phases["step"] = self._book.now
+
+
+def _key(thing: object) -> int | None:
+    """The storage of a dense tensor; None for anything else."""
+    if not isinstance(thing, Tensor) or thing.layout is not torch.strided or thing._is_zerotensor():
+        return None
+    return int(thing.untyped_storage()._cdata)
 
 
 def _inside_backward() -> bool:
