@@ -15,20 +15,25 @@ Shen et al., "Memory-Efficient Gradient Unrolling for Large-Scale Bi-level Optim
 
 from sparing.hypergrad.apply import hypergradient, phases, solve
 from sparing.hypergrad.checkpointed import Checkpointed
+from sparing.hypergrad.choose import choose
 from sparing.hypergrad.directions import Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere
 from sparing.hypergrad.forward import Forward, ForwardGradient
 from sparing.hypergrad.implicit import ConjugateGradient, FiniteDifference, HessianFree, Neumann
-from sparing.hypergrad.optimizers import SGD, Adam, AdamW, cosine
+from sparing.hypergrad.models import stateless
+from sparing.hypergrad.optimizers import SGD, Adam, AdamW
+from sparing.hypergrad.optimizers import cosine as cosine
+from sparing.hypergrad.predict import predict
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.reverse import Reverse, Truncated
-from sparing.hypergrad.spread import Spread
+from sparing.hypergrad.spread import Spread as Spread
+from sparing.hypergrad.stream import Stream
 from sparing.hypergrad.zeroth import ZerothOrder
 
 METHODS = (
     Checkpointed, ConjugateGradient, FiniteDifference, Forward, ForwardGradient, HessianFree, Neumann, Reverse,
     Truncated, ZerothOrder,
 )  # fmt: skip
-"""Ways to a hypergradient: values of one protocol, counted as one public name."""
+"""Ways to a hypergradient: values of one protocol, counted as one public name of the room; so are the next two."""
 
 LAWS = (Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere)
 """Laws of random directions."""
@@ -42,9 +47,11 @@ __all__ = [
     "OPTIMIZERS",
     "Bilevel",
     "BlackBox",
-    "Spread",
-    "cosine",
+    "Stream",
+    "choose",
     "hypergradient",
     "phases",
+    "predict",
     "solve",
+    "stateless",
 ]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 import warnings as python_warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparing.errors import RunError, UserError
-from sparing.hypergrad.checks import check_problem, check_tree
+from sparing.hypergrad.checks import check_kinds, check_problem, check_tree
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.trees import Tree, added, detached, leaves, rebuilt
@@ -53,6 +52,7 @@ def hypergradient(problem: Bilevel | BlackBox, phi: Tree, method: Method, *, see
         tensor([0.5625, 0.5625, 0.5625])
     """
     begin = time.perf_counter()
+    check_kinds(problem, method)
     phi = check_tree("phi", phi)
     place = leaves(phi)[0].device
     held = _watched(place)
@@ -61,23 +61,59 @@ def hypergradient(problem: Bilevel | BlackBox, phi: Tree, method: Method, *, see
             raise UserError(
                 "method", got=str(method), why="a black box has no derivative", do="pass ZerothOrder(directions=...)"
             )
-        found = black_box(problem, phi, method, seed)
+        found, theta = black_box(problem, phi, method, seed)
+        if not torch.isfinite(found.value):
+            raise RunError("the outer loss of the solver's u is not finite; look at solve(phi) and outer(u, phi)")
+        _refuse_no_direction(found)
         grad = added(found.through, found.direct)
-        theta = found.state.theta
-        return _result(found, _report(problem, phi, method, found, begin, held), rebuilt(phi, grad), theta, phi)
-    psi, watched = bottleneck(problem, phi, seed)
+        return _result(found, _report(method, phi, found, begin, held, 0), rebuilt(phi, grad), theta, phi)
+    psi, _ = bottleneck(problem, phi, seed)
     unroll = check_problem(problem, psi, seed)
     found = method.estimate(unroll, psi, phi)
+    return finished(problem, unroll, phi, method, found, begin, held=held)
+
+
+def finished(
+    problem: Bilevel,
+    unroll: Unroll,
+    phi: Tree,
+    method: Method,
+    found: Estimate,
+    begin: float,
+    *,
+    held: int | None = None,
+    steps: int | None = None,
+) -> Result:
+    """From an estimate in the space of ψ to the result in that of φ.
+
+    Args:
+        problem: The two-level problem.
+        unroll: Its run.
+        phi: φ, detached.
+        method: How it was got.
+        found: The estimate.
+        begin: When it was begun (s, of the performance counter).
+        held: Bytes on the device before it.
+        steps: Inner steps taken; T by default.
+
+    Returns:
+        The result.
+
+    Raises:
+        RunError: If the run overflowed.
+    """
+    psi, watched = bottleneck(problem, phi, unroll.seed)
     if not (finite(found.state.theta) and torch.isfinite(found.value)):
         raise RunError(_overflow(unroll, psi, found))
+    _refuse_no_direction(found)
     through = found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through)
-    grad = added(found.direct, through)
-    theta = rebuilt(unroll.theta, found.state.theta)
-    return _result(found, _report(problem, phi, method, found, begin, held), rebuilt(phi, grad), theta, psi)
+    grad = rebuilt(phi, added(found.direct, through))
+    report = _report(method, phi, found, begin, held, problem.steps if steps is None else steps)
+    return _result(found, report, grad, rebuilt(unroll.theta, found.state.theta), psi)
 
 
 def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
-    """The inner run alone: θ_T, the same to the bit as under every reverse or implicit method.
+    """The inner run alone: θ_T as every method sees it, to rounding (and mostly to the bit).
 
     Args:
         problem: The two-level problem.
@@ -113,7 +149,11 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
         >>> [str(plan(step)) for step in range(4)]
         ['Hessian-free', 'Hessian-free', '(FG)²U b=8', '(FG)²U b=8']
     """
-    if not parts or any(count is None for _, count in parts[:-1]) or any((count or 1) < 1 for _, count in parts):
+    if (
+        not parts
+        or any(count is None for _, count in parts[:-1])
+        or any(count is not None and count < 1 for _, count in parts)
+    ):
         raise UserError(
             "phases", got=parts, why="each but the last needs a count of outer steps", do="pass (method, count >= 1)"
         )
@@ -171,11 +211,27 @@ def _watched(place: torch.device) -> int | None:
     return torch.cuda.memory_allocated(place)
 
 
-def _report(problem: Any, phi: Tree, method: Method, found: Estimate, begin: float, held: int | None) -> Report:
+def _refuse_no_direction(found: Estimate) -> None:
+    """An estimate from no direction at all would be a zero that looks like an optimum.
+
+    Args:
+        found: The estimate.
+
+    Raises:
+        RunError: If every direction overflowed.
+    """
+    if found.facts.get("masked") and found.facts["masked"] == found.facts["directions"]:
+        raise RunError(
+            f"all {found.facts['masked']} directions were lost or overflowed though the run itself did not: the "
+            "tangents grow too fast, lower optimizer.lr or pass clip="
+        )
+
+
+def _report(method: Method, phi: Tree, found: Estimate, begin: float, held: int | None, steps: int) -> Report:
     """Time, bytes and what the method tells; warnings are raised as such too."""
     peak = None if held is None else torch.cuda.max_memory_allocated(leaves(phi)[0].device) - held
     seconds = time.perf_counter() - begin
-    report = Report(method=str(method), steps=getattr(problem, "steps", 0), seconds=seconds, bytes=peak, **found.facts)
+    report = Report(method=str(method), steps=steps, seconds=seconds, bytes=peak, **found.facts)
     for warning in report.warnings:
         python_warnings.warn(warning, RuntimeWarning, stacklevel=3)
     return report

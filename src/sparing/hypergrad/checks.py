@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.hypergrad.problem import Bilevel, same, scalar
+from sparing.hypergrad.problem import Bilevel, BlackBox, same, scalar
 from sparing.hypergrad.trees import Tree, detached, leaves
 from sparing.hypergrad.unroll import Unroll, reproducible
 
@@ -34,6 +34,22 @@ def check_tree(name: str, tree: Tree) -> Tree:
     return detached(tree)
 
 
+def check_kinds(problem: object, method: object) -> None:
+    """Refuse what is no problem or no method.
+
+    Args:
+        problem: A ``Bilevel`` or ``BlackBox``.
+        method: A value with ``estimate``.
+
+    Raises:
+        UserError: If either is something else.
+    """
+    if not isinstance(problem, Bilevel | BlackBox):
+        raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
+    if isinstance(method, type) or not hasattr(method, "estimate"):
+        raise UserError("method", got=repr(method), why="a method is a value", do="pass one, such as Reverse()")
+
+
 def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     """Look at the first step once: shapes, dependence, repeatable data.
 
@@ -48,8 +64,6 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     Raises:
         UserError: If something cannot work.
     """
-    if not isinstance(problem, Bilevel):
-        raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
     if callable(problem.batches) and not same(problem.batch(0, seed), problem.batch(0, seed)):
         raise UserError(
             "batches",

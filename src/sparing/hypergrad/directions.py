@@ -186,9 +186,9 @@ class Coordinate:
 class Orthonormal:
     """√N times the rows of a uniformly random orthonormal frame: relative error N/b − 1, exact at b = N.
 
-    The frame is the Q of a Gaussian matrix, with the signs that make R's diagonal positive. It exists whole, in
-    float64, while its rows are made: 8bN bytes and O(b²N) work in each call, so ask for many rows at once. `Hadamard`
-    needs neither.
+    The frame is the Q of a Gaussian matrix, with the signs that make R's diagonal positive: O(b²N) work. It has to
+    exist whole, in float64, to give any row, so the latest one is kept for the next chunk: 8bN bytes. `Hadamard` needs
+    neither.
 
     Source: Feng & Wang 2022 (arXiv:2205.14737); sign correction: Mezzadri 2007 (arXiv:math-ph/0609050).
     """
@@ -205,11 +205,7 @@ class Orthonormal:
     ) -> Tensor:
         """Directions of the given numbers, shape (len(numbers), size)."""
         _check(self, numbers, count, size)
-        normal = Gaussian().rows(range(count), count=count, size=size, seed=seed, dtype=torch.float64)
-        frame, triangle = torch.linalg.qr(normal.T)
-        signs = triangle.diagonal().sign()
-        rows: Tensor = math.sqrt(size) * (frame * signs).T[list(numbers)]
-        return rows.to(device=device, dtype=dtype)
+        return _frame(count, size, seed)[list(numbers)].to(device=device, dtype=dtype)
 
     def limit(self, size: int) -> int | None:
         """N: no more than N vectors of R^N are orthogonal."""
@@ -321,6 +317,15 @@ def _sylvester(row: int, size: int) -> Tensor:
         if row >> bit & 1:
             out[half:end].neg_()
     return out
+
+
+@lru_cache(maxsize=1)  # chunks of one estimate ask for the same frame again and again
+def _frame(count: int, size: int, seed: int) -> Tensor:
+    """Uniformly random orthogonal rows of length √N, float64, shape (count, size)."""
+    normal = torch.randn(size, count, generator=stream(seed, "direction", "frame"), dtype=torch.float64)
+    frame, triangle = torch.linalg.qr(normal)
+    rows: Tensor = math.sqrt(size) * (frame * triangle.diagonal().sign()).T
+    return rows
 
 
 @lru_cache(maxsize=8)  # chunks of one estimate ask for the same b integers again and again

@@ -13,7 +13,7 @@ from sparing.errors import UserError
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.guided import Frame, frame_of, guided
-from sparing.hypergrad.sampled import combined, confidence, controlled, draw_of, exponent
+from sparing.hypergrad.sampled import Draw, combined, confidence, controlled, draw_of, exponent, masked_warning
 from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.sweep import Sweep, sweep
 from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
@@ -33,6 +33,11 @@ class Forward:
 
     chunk: int | None = None
     """Tangents carried through the run together (count); None for all."""
+
+    def __post_init__(self) -> None:
+        """Refuse a chunk below one."""
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError("chunk", got=self.chunk, why="tangents are counted", do="pass at least 1, or None")
 
     def __str__(self) -> str:
         """Name for tables."""
@@ -136,11 +141,26 @@ class ForwardGradient:
         """Directions of the law, with or without a control variate."""
         draw = draw_of(self.law, self.directions, psi, seed)
         swept, weights = self._swept(unroll, psi, phi, draw.rows)
+        return self.assembled(unroll, psi, draw, swept, weights)
+
+    def assembled(self, unroll: Unroll, psi: Tree, draw: Draw, swept: Sweep, weights: Tensor) -> Estimate:
+        """From the weights of all directions to the estimate and its facts.
+
+        Args:
+            unroll: The inner run.
+            psi: φ or ψ(φ).
+            draw: The directions.
+            swept: Exact part and end of the run.
+            weights: Of all directions, shape (b,).
+
+        Returns:
+            Both parts of the hypergradient.
+        """
         control = None
         if self.control is None:
             grad = combined(draw, weights)
         else:
-            grad, control = controlled(draw, weights, ravel(self.control).to(weights))
+            grad, control = controlled(draw, weights, _vector("control", self.control, draw.size).to(weights))
         if self.shrink:
             grad = grad / (1 + draw.law.excess(draw.count, draw.size))
         known = _known(unroll, swept)
@@ -169,7 +189,7 @@ class ForwardGradient:
         slope = exponent(swept.growth)
         warnings = []
         if masked:
-            warnings.append(f"{masked} of {self.directions} directions were lost or overflowed and are left out")
+            warnings.append(masked_warning(masked, self.directions))
         if slope is not None and slope * len(swept.growth) / 2 > torch.tensor(CHAOTIC).log().item():
             warnings.append(f"‖y_t‖ grows by {slope:.2g} nat a step: the run is chaotic, lower the inner rate")
         told = {"directions": self.directions, "masked": masked, "weights": weights, "growth": swept.growth}
@@ -191,7 +211,18 @@ def _known(unroll: Unroll, swept: Sweep) -> Tensor:
 
 def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
     """A guess as a vector: a tree as it is, a method asked."""
-    return ravel(guide.estimate(unroll, psi, phi).through if hasattr(guide, "estimate") else guide)
+    if hasattr(guide, "estimate"):
+        return ravel(guide.estimate(unroll, psi, phi).through)
+    return _vector("guides", guide, size(psi)).to(ravel(psi))
+
+
+def _vector(name: str, tree: Tree, count: int) -> Tensor:
+    """A tree that must be like ψ, as a vector."""
+    if size(tree) != count:
+        raise UserError(
+            name, got=f"{size(tree)} elements", why=f"φ (or ψ) has {count}", do="pass a tree of the same shapes"
+        )
+    return ravel(tree)
 
 
 def _named(guide: Any) -> str:

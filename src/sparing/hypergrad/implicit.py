@@ -86,17 +86,27 @@ def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int
 
 
 def _norm(vector: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(part.double().square().sum()) for part in vector))
+    return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in vector))
 
 
 def _moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
     return [a + step * b for a, b in zip(vector, along, strict=True)]
 
 
-def _solved(
+def solved(
     unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[Stationary, Vector], tuple[Vector, dict[str, object]]]
 ) -> Estimate:
-    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts."""
+    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts.
+
+    Args:
+        unroll: The inner run.
+        psi: φ or ψ(φ).
+        phi: φ.
+        solve: (place, d) -> x and facts.
+
+    Returns:
+        Both parts of the hypergradient.
+    """
     state = unroll.run(psi)
     value, slopes, direct = unroll.outer_slopes(state, phi)
     place = stationary(unroll, state, psi)
@@ -121,7 +131,7 @@ class HessianFree:
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
-        return _solved(unroll, psi, phi, lambda place, d: ([self.scale * part for part in d], {}))
+        return solved(unroll, psi, phi, lambda place, d: ([self.scale * part for part in d], {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +180,7 @@ class Neumann:
             solution = [self.step * part for part in total]
             return solution, {"curvature": largest, "residual": _residual(place, solution, d)}
 
-        return _solved(unroll, psi, phi, solve)
+        return solved(unroll, psi, phi, solve)
 
     def _refuse_divergence(self, place: Stationary, seed: int) -> float | None:
         """λ_max, unless the series cannot converge.
@@ -233,7 +243,7 @@ class ConjugateGradient:
         Returns:
             Both parts of it.
         """
-        return _solved(unroll, psi, phi, self._solve)
+        return solved(unroll, psi, phi, self._solve)
 
     def _solve(self, place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
         solution = [torch.zeros_like(part) for part in d]

@@ -92,6 +92,11 @@ def _root(square: Tensor) -> Tensor:
     return torch.where(dead, torch.zeros_like(square), torch.where(dead, torch.ones_like(square), square).sqrt())
 
 
+def _down(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
+    """One kernel where the rate is a number; a rate may also depend on φ."""
+    return weight - lr * move if isinstance(lr, Tensor) else torch.add(weight, move, alpha=-lr)
+
+
 def _checked(optimizer: SGD | Adam) -> None:
     """Refuse settings that no run can use."""
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
@@ -154,19 +159,20 @@ class SGD:
         lr = rate_at(self.lr, step, phi)
         moves = _clipped(grads, self.clip)
         if self.weight_decay:
-            moves = [grad + self.weight_decay * weight for grad, weight in zip(moves, theta, strict=True)]
+            moves = [torch.add(g, weight, alpha=self.weight_decay) for g, weight in zip(moves, theta, strict=True)]
         if not self.momentum:
-            return [weight - lr * move for weight, move in zip(theta, moves, strict=True)], ()
-        if step == 0:
-            kept = moves
-        else:
-            fresh = 1 - self.dampening
-            kept = [self.momentum * old + fresh * move for old, move in zip(slots[0], moves, strict=True)]
+            return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], ()
+        kept = moves if step == 0 else self._moment(slots[0], moves)
         if self.nesterov:
-            moves = [move + self.momentum * moment for move, moment in zip(moves, kept, strict=True)]
+            moves = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(moves, kept, strict=True)]
         else:
             moves = kept
-        return [weight - lr * move for weight, move in zip(theta, moves, strict=True)], (list(kept),)
+        return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], (list(kept),)
+
+    def _moment(self, old: Leaves, moves: Leaves) -> list[Tensor]:
+        """The next moment m' = μm + (1 − τ)g."""
+        fresh = moves if not self.dampening else [(1 - self.dampening) * move for move in moves]
+        return [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(fresh, old, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +234,8 @@ class Adam:
         lr = rate_at(self.lr, step, phi)
         theta, grads = self._decayed(theta, _clipped(grads, self.clip), lr)
         one, two = self.betas
-        first = [one * old + (1 - one) * grad for old, grad in zip(slots[0], grads, strict=True)]
-        second = [two * old + (1 - two) * grad * grad for old, grad in zip(slots[1], grads, strict=True)]
+        first = [torch.lerp(old, grad, 1 - one) for old, grad in zip(slots[0], grads, strict=True)]
+        second = [torch.addcmul(two * old, g, g, value=1 - two) for old, g in zip(slots[1], grads, strict=True)]
         size = lr / (1 - one ** (step + 1))
         scale = math.sqrt(1 - two ** (step + 1))
         moved = [

@@ -72,6 +72,11 @@ class Bilevel:
         for name in ("inner", "outer"):
             if not callable(getattr(self, name)):
                 raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
+        if self.batches is not None and not callable(self.batches) and not hasattr(self.batches, "__len__"):
+            raise UserError(
+                "batches", got=type(self.batches).__name__, why="a run is repeated, so its data must be there again",
+                do="list() it, or pass a function of the step",
+            )  # fmt: skip
         listed = self.batches is not None and not callable(self.batches)
         if listed and len(self.batches) < self.steps:  # type: ignore[arg-type]
             raise UserError(
@@ -92,8 +97,15 @@ class Bilevel:
             made = lambda phi, generator: init(through(phi), generator)  # noqa: E731
         elif callable(init):
             made = lambda phi: init(through(phi))  # noqa: E731
+        optimizer, lr = self.optimizer, self.optimizer.lr
+        if callable(lr) and takes(lr, 2):
+            optimizer = replace(optimizer, lr=lambda step, phi: lr(step, through(phi)))
         return replace(
-            self, inner=lambda theta, phi, batch: self.inner(theta, through(phi), batch), init=made, through=None
+            self,
+            inner=lambda theta, phi, batch: self.inner(theta, through(phi), batch),
+            init=made,
+            optimizer=optimizer,
+            through=None,
         )
 
     def batch(self, step: int, seed: int) -> Any:
@@ -187,7 +199,9 @@ def same(a: Any, b: Any) -> bool:
 
 def _equal(x: Any, y: Any) -> bool:
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        return x.shape == y.shape and x.dtype == y.dtype and bool(torch.equal(x, y))
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return False
+        return bool(torch.equal(x, y)) or (x.is_floating_point() and torch.equal(x.nan_to_num(), y.nan_to_num()))
     try:
         return bool(x == y)
     except (RuntimeError, ValueError):  # arrays have no single truth value: not ours to judge

@@ -9,7 +9,10 @@ from sparing.errors import UserError
 FIXES = (
     (r"scaled_dot_product|flash_attention|efficient_attention", 'load the model with attn_implementation="eager"'),
     (r"mkldnn_rnn|_thnn_fused|lstm|gru|rnn", "run the model inside torch.backends.mkldnn.flags(enabled=False)"),
-    (r"batch_norm|running_mean|vmap.*in-?place|in-?place.*vmap", "use GroupNorm, or track_running_stats=False"),
+    (
+        r"batch_norm|running_mean|vmap.*in-?place|in-?place.*vmap|\badd_\b|mutate a captured",
+        "use GroupNorm, or BatchNorm with track_running_stats=False; a loss may not change a tensor in place",
+    ),
     (r"\.item\(\)|data-dependent control flow", "keep the loss free of .item() and of branches on values"),
     (r"randomness", "pass dropout masks as part of the batch"),
 )

@@ -8,10 +8,10 @@ from sparing.errors import UserError
 
 
 def capacity(states: int, replays: int) -> int:
-    """Longest run that ``states`` snapshots reverse with each step advanced at most ``replays`` times.
+    """Longest run that so many snapshots reverse with each step advanced at most ``replays`` times.
 
     Args:
-        states: Snapshots besides the start (count).
+        states: Snapshots, the start among them (count).
         replays: Times a step may be advanced (count).
 
     Returns:
@@ -30,12 +30,10 @@ def replays_of(length: int, states: int) -> int:
         states: Snapshots besides the start (count).
 
     Returns:
-        r with capacity(states, r) >= length.
+        Least r with capacity(states + 1, r) >= length.
     """
     replays = 0
-    while capacity(states, replays) < length:
-        if states == 0:
-            return length - 1
+    while capacity(states + 1, replays) < length:
         replays += 1
     return replays
 
@@ -48,11 +46,11 @@ def split(length: int, states: int) -> int:
         states: Snapshots free, at least 1 (count).
 
     Returns:
-        Units before the snapshot, 1 … length − 1; the choice of least total work.
+        Units before the snapshot, 1 … length − 1; a choice of least total work.
     """
     replays = replays_of(length, states)
-    fewest = capacity(states, replays - 2) if replays >= 2 else 1
-    place = max(fewest, length - capacity(states - 1, replays))
+    fewest = capacity(states + 1, replays - 2) if replays >= 2 else 1
+    place = max(fewest, length - capacity(states, replays))
     return min(max(place, 1), length - 1)
 
 
@@ -68,10 +66,8 @@ def work(length: int, states: int) -> int:
     """
     if length <= 1:
         return 0
-    if states == 0:
-        return length * (length - 1) // 2
     replays = replays_of(length, states)
-    return replays * length - capacity(states + 1, replays - 1)
+    return replays * length - capacity(states + 2, replays - 1)
 
 
 def square_root(steps: int) -> tuple[int, int]:

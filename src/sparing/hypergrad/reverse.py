@@ -57,6 +57,9 @@ def pull(
         cotangent = State(slopes, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
         reached = shaped(now, [tensor.detach() for tensor in ends])
         finish = Estimate(through=[], direct=direct, value=value, state=reached)
+    if first == 0 and not callable(unroll.problem.init):  # nobody asks for the cotangent of a constant
+        through = pulled(ends, given, flat(cotangent))
+        return shaped(state, [torch.zeros_like(part) for part in start]), through, finish
     found = pulled(ends, [*start, *given], flat(cotangent))
     return shaped(state, found[: len(start)]), found[len(start) :], finish
 

@@ -63,6 +63,11 @@ def draw_of(law: Law, count: int, psi: Tree, seed: int) -> Draw:
     return draw
 
 
+def masked_warning(masked: int, count: int) -> str:
+    """What to say of directions that are left out."""
+    return f"{masked} of {count} directions were lost or overflowed and are left out"
+
+
 def combined(draw: Draw, weights: Tensor) -> Tensor:
     """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10).
 

@@ -87,22 +87,36 @@ def sweep(
     for part in chunks:
         rows = unravel(rows_of(part), psi)
         state, tangents, grown = carried(unroll, psi, rows, head, width)
-        back = back or _reversed_tail(unroll, state, psi, phi, head)
+        back = back or reversed_tail(unroll, state, psi, phi, head, unroll.steps)
         weights.append(row_products(flat(tangents), back[0]))
         if grown:
             sizes.append(torch.stack(grown) * len(part))
+        del rows, state, tangents  # before the next chunk brings its own
     if back is None:
-        back = _reversed_tail(unroll, unroll.run(psi, last=head), psi, phi, head)
-    none = ravel(psi).new_zeros(0)
+        back = reversed_tail(unroll, unroll.run(psi, last=head), psi, phi, head, unroll.steps)
+    wide = ravel(psi)
     mean = (torch.stack(sizes).sum(0) / len(numbers)).sqrt().tolist() if sizes else []
-    found = torch.cat(weights) if weights else none
+    found = torch.cat(weights).to(wide) if weights else wide.new_zeros(0)
     return Sweep(weights=found, known=back[1], finish=back[2], growth=tuple(mean))
 
 
-def _reversed_tail(
-    unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int
+def reversed_tail(
+    unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int, last: int
 ) -> tuple[list[Tensor], list[Tensor], Estimate]:
-    cotangent, known, finish = pull(unroll, state, psi, head, unroll.steps, None, phi)
+    """The outer loss and the last steps, reversed.
+
+    Args:
+        unroll: The inner run.
+        state: State at ``head``.
+        psi: φ or ψ(φ).
+        phi: φ.
+        head: First step that is reversed.
+        last: End of the run.
+
+    Returns:
+        d at ``head``, as of ``flat``; what the stretch gives exactly, leaves as of ψ; end of the run.
+    """
+    cotangent, known, finish = pull(unroll, state, psi, head, last, None, phi)
     assert finish is not None
     if head == 0:  # nothing is left to sample but θ₀, whose part costs one backward pass: the whole is exact
         known = [a + b for a, b in zip(known, pull_start(unroll, psi, cotangent), strict=True)]

@@ -63,7 +63,8 @@ def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
     with reproducible(unroll.seed, "init"):
         if callable(unroll.problem.init):
             made = partial(unroll.start, generator=stream(unroll.seed, "init"))  # setting a state is no pure operation
-            return _as_states(lifted(made, (psi,), (rows,)))
+            state, tangents = _as_states(lifted(made, (psi,), (rows,)))
+            return state, shaped(tangents, [part.contiguous() for part in flat(tangents)])
         state = unroll.start(psi)
     count = len(_first(rows))
     zeros = [[torch.zeros(count, *w.shape, dtype=w.dtype, device=w.device) for w in part] for part in _parts(state)]
@@ -83,18 +84,19 @@ def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, ro
         width: Directions that pass through the step together (count); bounds its activations.
 
     Returns:
-        The next state and tangents.
+        The next state and tangents; where directions pass in several pieces, the tangents given are overwritten.
     """
     count = len(_first(rows))
-    pieces = []
     for low in range(0, count, width):
         piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
         with unroll.at(step) as batch:
-            moved = lifted(partial(_step, unroll, step, batch), (state, psi), piece)
-        pieces.append(_as_states(moved))
-    if len(pieces) == 1:
-        return pieces[0]
-    return pieces[0][0], _joined([tangent for _, tangent in pieces])
+            following, moved = lifted(partial(_step, unroll, step, batch), (state, psi), piece)
+        if width >= count:
+            return _as_states((following, moved))
+        for place, part in zip(flat(piece[0]), flat(State(*moved)), strict=True):
+            place.copy_(part)  # a piece depends on itself alone, so b tangents never exist twice
+        del moved
+    return State(*following), tangents
 
 
 def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> State:
@@ -132,8 +134,3 @@ def _first(rows: Tree) -> Tensor:
 
 def _cut(tree: Tree, low: int, high: int) -> Any:
     return tree_map(lambda leaf: leaf[low:high], tree)
-
-
-def _joined(parts: list[State]) -> State:
-    columns = zip(*(flat(part) for part in parts), strict=True)
-    return shaped(parts[0], [torch.cat(column) for column in columns])

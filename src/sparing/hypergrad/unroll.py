@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from sparing.hypergrad.problem import Bilevel, scalar
 from sparing.hypergrad.trees import Tree, detached, leaves, rebuilt
@@ -76,7 +78,8 @@ class Unroll:
 
     def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
         """Inner loss g at leaves of θ."""
-        return self.problem.inner(rebuilt(self.theta, theta), psi, batch)
+        with SameMasks():
+            return self.problem.inner(rebuilt(self.theta, theta), psi, batch)
 
     def step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap).
@@ -150,7 +153,7 @@ class Unroll:
 
     def outer(self, state: State, phi: Tree) -> Tensor:
         """Outer loss f at a state, shape ()."""
-        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH):
+        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), SameMasks():
             return scalar("outer", self.problem.outer(rebuilt(self.theta, state.theta), phi))
 
     def outer_slopes(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -193,6 +196,26 @@ def pulled(
     outs, ws = zip(*kept, strict=True)
     found = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
     return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, found, strict=True)]
+
+
+_DRAWS = {
+    F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+    torch.rand_like, torch.randn_like, torch.bernoulli,
+}  # fmt: skip
+
+
+class SameMasks(TorchFunctionMode):
+    """Random masks are drawn for contiguous tensors.
+
+    Plain torch fills a mask in the order of memory, torch.func in that of the indices: a transposed activation would
+    get other masks in forward mode than in the run itself.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, its tensor made contiguous where it draws."""
+        if func in _DRAWS and args:
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

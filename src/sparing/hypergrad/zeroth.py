@@ -13,7 +13,7 @@ from sparing.errors import UserError
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.problem import BlackBox, scalar
-from sparing.hypergrad.sampled import combined, confidence, draw_of
+from sparing.hypergrad.sampled import combined, confidence, draw_of, masked_warning
 from sparing.hypergrad.trees import Tree, added, detached, inner_product, leaves, ravel, rebuilt, unravel
 from sparing.hypergrad.unroll import State, Unroll, pulled
 from sparing.seeds import number
@@ -101,14 +101,16 @@ class ZerothOrder:
         found = torch.stack(weights).to(ravel(psi))
         grad, known = combined(draw, found), ravel(direct) if direct else torch.zeros_like(ravel(psi))
         sure = confidence(draw, found, known, torch.cat([draw.rows(block) @ known for block in draw.blocks()]))
+        masked = int((~torch.isfinite(found)).sum())
         facts = {
-            "directions": self.directions, "weights": found, "masked": int((~torch.isfinite(found)).sum()),
+            "directions": self.directions, "weights": found, "masked": masked,
             "norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine,
+            "warnings": (masked_warning(masked, self.directions),) if masked else (),
         }  # fmt: skip
         return leaves(unravel(grad, psi)), facts
 
 
-def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> Estimate:
+def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> tuple[Estimate, Tree]:
     """The hypergradient around a solver that cannot be differentiated.
 
     Args:
@@ -118,7 +120,7 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> E
         seed: Seed of the directions.
 
     Returns:
-        Both parts; the state holds the leaves of u.
+        Both parts, and u.
     """
 
     def solve(at: Tree) -> list[Tensor]:
@@ -133,4 +135,4 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> E
     direct = slopes[len(ends) :]
     through, facts = method.along(solve, slopes[: len(ends)], phi, direct, seed)
     state = State([leaf.detach() for leaf in ends], ())
-    return Estimate(through=through, direct=direct, value=value.detach(), state=state, facts=facts)
+    return Estimate(through=through, direct=direct, value=value.detach(), state=state, facts=facts), tree

@@ -1,0 +1,167 @@
+"""(FG)²U as a process: step the inner run with its tangents, ask for a hypergradient at any time, stop and go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.hypergrad.apply import bottleneck, finished
+from sparing.hypergrad.checks import check_problem, check_tree
+from sparing.hypergrad.estimate import Result
+from sparing.hypergrad.forward import ForwardGradient
+from sparing.hypergrad.problem import Bilevel
+from sparing.hypergrad.reverse import flat, shaped
+from sparing.hypergrad.sampled import draw_of
+from sparing.hypergrad.sweep import Sweep, reversed_tail
+from sparing.hypergrad.tangents import growth, push, start
+from sparing.hypergrad.trees import Tree, leaves, rebuilt, row_products, unravel
+from sparing.hypergrad.unroll import State
+from sparing.seeds import number
+
+
+class Stream:
+    """The inner run and its tangents, a step at a time.
+
+    One run gives hypergradients of every depth, which no reverse method can. Steps may go beyond ``problem.steps``;
+    ``turn`` changes φ on the way and, unless told otherwise, carries the tangents into the next window: with a slowly
+    moving φ they are mildly stale, without them each window has only the gradient of itself.
+
+    Source: Shen et al. 2024, eq. 8; Silver et al. 2022 (DODGE) for tangents carried while φ moves.
+
+    Example:
+        >>> from sparing import hypergrad as hg
+        >>> problem = hg.Bilevel(
+        ...     inner=lambda theta, phi, batch: ((theta - phi) ** 2).sum() / 2,
+        ...     outer=lambda theta, phi: theta.sum(),
+        ...     init=torch.zeros(2), optimizer=hg.SGD(lr=0.5), steps=2,
+        ... )
+        >>> stream = hg.Stream(problem, torch.ones(2), hg.ForwardGradient(directions=2, law=hg.Orthonormal()))
+        >>> for _ in range(2):
+        ...     stream.step()
+        ...     print([round(float(slope), 4) for slope in stream.peek().grad])
+        [0.5, 0.5]
+        [0.75, 0.75]
+    """
+
+    def __init__(self, problem: Bilevel, phi: Tree, method: ForwardGradient, *, seed: int = 0, late: int = 0) -> None:
+        """Take the state before the first step.
+
+        Args:
+            problem: The two-level problem.
+            phi: Tree of floating tensors.
+            method: Directions, law and width; guides, tail, control and spread belong to a whole run.
+            seed: Seed of everything random.
+            late: Steps without tangents at the start (count): drops the oldest part of the derivative, biased.
+
+        Raises:
+            UserError: If the method needs a whole run, or something does not fit.
+        """
+        if method.guides or method.tail or method.control is not None or method.spread is not None:
+            raise UserError(
+                "method", got=str(method), why="guides, tail, control and spread need a whole run",
+                do="pass ForwardGradient(directions=…, law=…, width=…)",
+            )  # fmt: skip
+        self.problem, self.method, self.seed, self.late = problem, method, seed, late
+        self.steps = 0
+        """Steps taken so far."""
+        self.phi = check_tree("phi", phi)
+        self._psi, _ = bottleneck(problem, self.phi, seed)
+        self._unroll = check_problem(problem, self._psi, seed)
+        self._draw = draw_of(method.law, method.directions, self._psi, number(seed, "directions"))
+        self._state, self._tangents = start(self._unroll, self._psi, self._rows())
+        self._growth: list[float] = []
+        if late:
+            self._tangents = _zeros(self._tangents)
+
+    def _rows(self) -> Tree:
+        return unravel(self._draw.rows(range(self.method.directions)), self._psi)
+
+    def step(self) -> None:
+        """Take one inner step, for the run and for all tangents."""
+        if self.steps < self.late:
+            self._state = self._unroll.run(self._psi, state=self._state, first=self.steps, last=self.steps + 1)
+        else:
+            rows, width = self._rows(), self.method.width or self.method.directions
+            self._state, self._tangents = push(
+                self._unroll, self.steps, self._state, self._tangents, self._psi, rows, width
+            )
+            self._growth.append(float(growth(self._tangents, rows)))
+        self.steps += 1
+
+    def peek(self) -> Result:
+        """The hypergradient of the run so far; the run is not touched.
+
+        Returns:
+            As of ``hypergradient`` at T = steps.
+        """
+        begin = time.perf_counter()
+        back, known, finish = reversed_tail(self._unroll, self._state, self._psi, self.phi, self.steps, self.steps)
+        weights = row_products(flat(self._tangents), back)
+        swept = Sweep(weights=weights, known=known, finish=finish, growth=tuple(self._growth))
+        found = self.method.assembled(self._unroll, self._psi, self._draw, swept, weights)
+        return finished(self.problem, self._unroll, self.phi, self.method, found, begin, steps=self.steps)
+
+    def turn(self, phi: Tree, *, carry: bool = True) -> None:
+        """Go on with another φ.
+
+        Args:
+            phi: As before, with other values.
+            carry: Whether the tangents go on; else they start again at zero and hold this window alone.
+
+        Raises:
+            UserError: If shapes or dtypes differ.
+        """
+        fresh = check_tree("phi", phi)
+        if [(x.shape, x.dtype) for x in leaves(fresh)] != [(x.shape, x.dtype) for x in leaves(self.phi)]:
+            raise UserError("phi", got="other shapes or dtypes", why="the directions have the old ones", do="keep them")
+        self.phi = fresh
+        self._psi, _ = bottleneck(self.problem, fresh, self.seed)
+        if not carry:
+            self._tangents = _zeros(self._tangents)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """State, tangents and counters as tensors by name, fit for safetensors; directions are made again from seeds.
+
+        Returns:
+            Copies.
+        """
+        parts = {"state": flat(self._state), "tangents": flat(self._tangents), "phi": leaves(self.phi)}
+        held = {f"{name}.{k}": part.clone() for name, listed in parts.items() for k, part in enumerate(listed)}
+        return held | {
+            "steps": torch.tensor(self.steps),
+            "growth": torch.tensor(self._growth, dtype=torch.float64),
+            "seed": torch.tensor(number(self.seed, "stream", self.method.directions)),
+        }
+
+    def load_state_dict(self, held: Mapping[str, Tensor]) -> None:
+        """Go on where a state dict was taken, to the same bits.
+
+        Args:
+            held: Of a stream over the same problem, method and seed.
+
+        Raises:
+            UserError: If it belongs to another.
+        """
+        if int(held["seed"]) != number(self.seed, "stream", self.method.directions):
+            raise UserError(
+                "state", got="another seed or number of directions", why="the tangents belong to those directions",
+                do="make the stream with the same seed and method",
+            )  # fmt: skip
+
+        def like(name: str, parts: list[Tensor]) -> list[Tensor]:
+            return [held[f"{name}.{k}"].to(part).clone() for k, part in enumerate(parts)]
+
+        phi: Any = rebuilt(self.phi, like("phi", leaves(self.phi)))
+        self.turn(phi)
+        self._state = shaped(self._state, like("state", flat(self._state)))
+        self._tangents = shaped(self._tangents, like("tangents", flat(self._tangents)))
+        self.steps, self._growth = int(held["steps"]), held["growth"].tolist()
+
+
+def _zeros(tangents: State) -> State:
+    return shaped(tangents, [torch.zeros_like(part) for part in flat(tangents)])
