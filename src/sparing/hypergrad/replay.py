@@ -11,15 +11,15 @@ def capacity(states: int, replays: int) -> int:
     """Longest run that so many snapshots reverse with each step advanced at most ``replays`` times.
 
     Args:
-        states: Snapshots besides the start (count).
+        states: Snapshots, the start among them (count).
         replays: Times a step may be advanced (count).
 
     Returns:
         Units (count).
 
-    Source: Griewank & Walther 2000, Algorithm 799, whose count of snapshots includes the start.
+    Source: Griewank & Walther 2000, Algorithm 799: C(states + replays, states).
     """
-    return math.comb(states + 1 + replays, states + 1)
+    return math.comb(states + replays, states)
 
 
 def replays_of(length: int, states: int) -> int:
@@ -30,10 +30,10 @@ def replays_of(length: int, states: int) -> int:
         states: Snapshots besides the start (count).
 
     Returns:
-        Least r with capacity(states, r) >= length.
+        Least r with capacity(states + 1, r) >= length.
     """
     replays = 0
-    while capacity(states, replays) < length:
+    while capacity(states + 1, replays) < length:
         replays += 1
     return replays
 
@@ -49,8 +49,8 @@ def split(length: int, states: int) -> int:
         Units before the snapshot, 1 … length − 1; a choice of least total work.
     """
     replays = replays_of(length, states)
-    fewest = capacity(states, replays - 2) if replays >= 2 else 1
-    place = max(fewest, length - capacity(states - 1, replays))
+    fewest = capacity(states + 1, replays - 2) if replays >= 2 else 1
+    place = max(fewest, length - capacity(states, replays))
     return min(max(place, 1), length - 1)
 
 
@@ -67,7 +67,7 @@ def work(length: int, states: int) -> int:
     if length <= 1:
         return 0
     replays = replays_of(length, states)
-    return replays * length - capacity(states + 1, replays - 1)
+    return replays * length - capacity(states + 2, replays - 1)
 
 
 def square_root(steps: int) -> tuple[int, int]:
