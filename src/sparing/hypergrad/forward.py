@@ -157,14 +157,12 @@ class ForwardGradient:
             Both parts of the hypergradient.
         """
         control = None
-        if self.control is None:
-            grad = combined(draw, weights)
-        else:
+        known = _known(unroll, swept).to(weights)
+        grad, cross = combined(draw, weights, known)
+        if self.control is not None:
             grad, control = controlled(draw, weights, _vector("control", self.control, draw.size).to(weights))
         if self.shrink:
             grad = grad / (1 + draw.law.excess(draw.count, draw.size))
-        known = _known(unroll, swept)
-        cross = torch.cat([draw.rows(block) @ known.to(weights) for block in draw.blocks()])
         sure = confidence(draw, weights, known, cross)
         facts = {"norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine}
         return self._made(swept, psi, weights, grad, facts, control)

@@ -143,6 +143,11 @@ class SGD:
         """λ that acts as a quadratic term of the inner loss."""
         return self.weight_decay
 
+    @property
+    def linear(self) -> bool:
+        """Whether the update is linear in (θ, g, m), so that tangents take the very same step."""
+        return self.clip is None and not (callable(self.lr) and takes(self.lr, 2))
+
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
 
@@ -206,6 +211,11 @@ class Adam:
     def slots(self) -> int:
         """Moments per weight k; state and tangents hold (1 + k)·M floats."""
         return 2
+
+    @property
+    def linear(self) -> bool:
+        """Never: the step is divided by a root of squares."""
+        return False
 
     @property
     def coupled_decay(self) -> float:

@@ -68,20 +68,25 @@ def masked_warning(masked: int, count: int) -> str:
     return f"{masked} of {count} directions were lost or overflowed and are left out"
 
 
-def combined(draw: Draw, weights: Tensor) -> Tensor:
+def combined(draw: Draw, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10).
 
     Args:
         draw: The directions, made again here.
         weights: w_i = g·v_i, shape (b,); not a number where a direction overflowed.
+        known: A vector to multiply with each direction while it is there, shape (N,).
 
     Returns:
-        Shape (N,); the mean is over the directions that are left.
+        ĝ of shape (N,), whose mean is over the directions that are left, and known·v_i of shape (b,).
     """
     left = torch.isfinite(weights)
     clean = torch.where(left, weights, torch.zeros_like(weights)) / left.sum().clamp(min=1)
-    parts = [clean[block.start : block.stop] @ draw.rows(block) for block in draw.blocks()]
-    return torch.stack(parts).sum(0)
+    total, cross = torch.zeros_like(known), []
+    for block in draw.blocks():
+        rows = draw.rows(block)
+        total = total + clean[block.start : block.stop] @ rows
+        cross.append(rows @ known)
+    return total, torch.cat(cross)
 
 
 def controlled(draw: Draw, weights: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,13 +90,25 @@ def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, ro
     for low in range(0, count, width):
         piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
         with unroll.at(step) as batch:
-            following, moved = lifted(partial(_step, unroll, step, batch), (state, psi), piece)
+            following, moved = _moved(unroll, step, batch, (state, psi), piece)
         if width >= count:
             return _as_states((following, moved))
         for place, part in zip(flat(piece[0]), flat(State(*moved)), strict=True):
             place.copy_(part)  # a piece depends on itself alone, so b tangents never exist twice
         del moved
     return State(*following), tangents
+
+
+def _moved(unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any) -> tuple[Any, Any]:
+    """A step for state and tangents; only the gradient is lifted where the update itself is linear."""
+    (state, psi), (tangents, rows) = primals, piece
+    optimizer = unroll.problem.optimizer
+    if not optimizer.linear:
+        return lifted(partial(_step, unroll, step, batch), primals, piece)
+    slopes, bent = lifted(partial(unroll.slopes, batch), (state.theta, psi), (tangents.theta, rows))
+    with torch.no_grad():
+        following = optimizer.update(state.theta, slopes, state.slots, step, psi)
+        return following, optimizer.update(tangents.theta, bent, tangents.slots, step, psi)
 
 
 def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> State:

@@ -93,8 +93,13 @@ class Unroll:
         Returns:
             The next state.
         """
-        slopes = grad(self.loss)(state.theta, psi, batch)
+        slopes = self.slopes(batch, state.theta, psi)
         return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+
+    def slopes(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> list[Tensor]:
+        """∇_θ g in a form that torch.func can transform."""
+        found: list[Tensor] = grad(self.loss)(list(theta), psi, batch)
+        return found
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """The same step with its graph kept, for reverse mode; the weights must require gradients.

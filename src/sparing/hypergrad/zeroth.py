@@ -99,8 +99,9 @@ class ZerothOrder:
                 pairs = zip(solve(added(psi, move)), solve(added(psi, back)), strict=True)
                 weights.append(inner_product(slopes, [(up - down) / (2 * self.step) for up, down in pairs]))
         found = torch.stack(weights).to(ravel(psi))
-        grad, known = combined(draw, found), ravel(direct) if direct else torch.zeros_like(ravel(psi))
-        sure = confidence(draw, found, known, torch.cat([draw.rows(block) @ known for block in draw.blocks()]))
+        known = ravel(direct).to(found) if direct else torch.zeros_like(ravel(psi))
+        grad, cross = combined(draw, found, known)
+        sure = confidence(draw, found, known, cross)
         masked = int((~torch.isfinite(found)).sum())
         facts = {
             "directions": self.directions, "weights": found, "masked": masked,
