@@ -89,7 +89,8 @@ def _norm(vector: Sequence[Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in vector))
 
 
-def _moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
+def moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
+    """The vector plus ``step`` times another."""
     return [a + step * b for a, b in zip(vector, along, strict=True)]
 
 
@@ -175,8 +176,8 @@ class Neumann:
             largest = self._refuse_divergence(place, unroll.seed)
             total, term = d, d
             for _ in range(self.terms):
-                term = _moved(term, -self.step, place.hessian(term))
-                total = _moved(total, 1.0, term)
+                term = moved(term, -self.step, place.hessian(term))
+                total = moved(total, 1.0, term)
             solution = [self.step * part for part in total]
             return solution, {"curvature": largest, "residual": _residual(place, solution, d)}
 
@@ -253,15 +254,15 @@ class ConjugateGradient:
         for _ in range(self.terms):
             if float(square) ** 0.5 <= self.tolerance * whole:
                 break
-            bent = _moved(place.hessian(direction), self.damping, direction)
+            bent = moved(place.hessian(direction), self.damping, direction)
             curve = inner_product(direction, bent)
             if not float(curve) > 0:
                 warnings = ("the inner Hessian has negative curvature: more damping, or another method",)
                 break
             step = square / curve
-            solution, residual = _moved(solution, step, direction), _moved(residual, -step, bent)
+            solution, residual = moved(solution, step, direction), moved(residual, -step, bent)
             before, square = square, _square(residual)
-            direction = _moved(residual, square / before, direction)
+            direction = moved(residual, square / before, direction)
         return solution, {"residual": _norm(residual) / whole if whole else 0.0, "warnings": warnings}
 
 
@@ -296,13 +297,22 @@ class FiniteDifference:
         value, d, direct = unroll.outer_slopes(state, phi)
         length = _norm(d)
         step = self.radius / length if length else 1.0
-        up, down = (_slopes_of_psi(unroll, _moved(state.theta, sign * step, d), psi) for sign in (1, -1))
+        up, down = (slopes_of_psi(unroll, moved(state.theta, sign * step, d), psi) for sign in (1, -1))
         through = [-self.scale * (a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
         return Estimate(through=through, direct=direct, value=value, state=state)
 
 
-def _slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
-    """∇_ψ g at some θ."""
+def slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
+    """∇_ψ g at some θ, on the batch of the last step.
+
+    Args:
+        unroll: The inner run.
+        theta: Leaves of θ.
+        psi: φ or ψ(φ).
+
+    Returns:
+        Leaves as of ψ.
+    """
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss(theta, rebuilt(psi, given), batch)
@@ -316,4 +326,4 @@ def _square(vector: Vector) -> Tensor:
 def _residual(place: Stationary, solution: Vector, d: Vector) -> float:
     """‖d − Hx‖/‖d‖."""
     length = _norm(d)
-    return _norm(_moved(d, -1.0, place.hessian(solution))) / length if length else 0.0
+    return _norm(moved(d, -1.0, place.hessian(solution))) / length if length else 0.0

@@ -1,0 +1,99 @@
+"""The price on fake tensors is what a ledger sees on real ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+from sparing.memory import Ledger
+
+ROWS, WIDE, HIDDEN = 64, 96, 48
+X = torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(ROWS) % 5
+THETA = {
+    "in": torch.randn(WIDE, HIDDEN, generator=torch.Generator().manual_seed(1)) / 10,
+    "out": torch.randn(HIDDEN, 5, generator=torch.Generator().manual_seed(2)) / 7,
+}
+PHI = torch.ones(ROWS)
+
+
+def inner(theta, phi, batch):
+    loss = nn.functional.cross_entropy(torch.relu(X @ theta["in"]) @ theta["out"], Y, reduction="none")
+    return (loss * phi).mean()
+
+
+def problem(optimizer: hg.SGD | hg.Adam, steps: int = 12) -> hg.Bilevel:
+    outer = lambda theta, phi: inner(theta, torch.ones(ROWS), None)  # noqa: E731
+    return hg.Bilevel(inner=inner, outer=outer, init=THETA, optimizer=optimizer, steps=steps)
+
+
+TIGHT = [
+    hg.Reverse(), hg.Truncated(steps=4), hg.Checkpointed(), hg.Checkpointed(states=2), hg.ForwardGradient(directions=6),
+    hg.ForwardGradient(directions=6, chunk=2), hg.ForwardGradient(directions=8, width=2),
+    hg.ForwardGradient(directions=4, tail=3), hg.Forward(chunk=8), hg.ZerothOrder(directions=2), hg.HessianFree(),
+]  # fmt: skip
+LOOSE = [hg.Neumann(step=0.01, terms=3), hg.ConjugateGradient(terms=3, damping=1.0), hg.FiniteDifference()]
+
+
+def seen(task: hg.Bilevel, method) -> int:
+    with Ledger(nn.Module()) as ledger:
+        hg.hypergradient(task, PHI, method)
+    return ledger.peak.total
+
+
+@pytest.mark.parametrize("optimizer", [hg.SGD(momentum=0.9), hg.Adam()], ids=["sgd", "adam"])
+@pytest.mark.parametrize("method", TIGHT, ids=str)
+def test_predicted_bytes_are_those_of_the_ledger(method, optimizer):
+    """Within 8 %: the line through a few steps, and small vectors that are not priced."""
+    price = hg.predict(problem(optimizer), PHI, method)
+    assert price.bytes == pytest.approx(seen(problem(optimizer), method), rel=0.08)
+
+
+@pytest.mark.parametrize("method", LOOSE, ids=str)
+def test_solvers_are_priced_within_a_quarter(method):
+    """Their vectors are counted at one place only, not along the iterations."""
+    assert hg.predict(problem(hg.SGD()), PHI, method).bytes == pytest.approx(seen(problem(hg.SGD()), method), rel=0.25)
+
+
+def test_reverse_grows_with_the_run_and_the_forward_gradient_does_not():
+    def bytes_at(steps: int, method) -> int:
+        return hg.predict(problem(hg.SGD(momentum=0.9), steps), PHI, method).bytes
+
+    assert bytes_at(400, hg.Reverse()) > 8 * bytes_at(40, hg.Reverse())
+    method = hg.ForwardGradient(directions=4)
+    assert bytes_at(400, method) == bytes_at(40, method)
+    assert bytes_at(400, hg.Checkpointed()) < bytes_at(400, hg.Reverse()) / 5
+
+
+def test_nothing_is_run_and_nothing_is_drawn():
+    before = torch.get_rng_state()
+    hg.predict(problem(hg.SGD()), PHI, hg.Reverse())
+    assert torch.equal(before, torch.get_rng_state())
+    assert float(THETA["in"].abs().max()) > 0
+
+
+def test_an_expected_cosine_stands_beside_every_sample():
+    price = hg.predict(problem(hg.SGD()), PHI, hg.ForwardGradient(directions=16))
+    assert price.cosine == pytest.approx((16 / (ROWS - 1 + 16)) ** 0.5, rel=1e-12)
+    assert hg.predict(problem(hg.SGD()), PHI, hg.Reverse()).cosine == 1.0
+    assert hg.predict(problem(hg.SGD()), PHI, hg.HessianFree()).cosine is None
+
+
+def test_a_fresh_start_and_minibatches_can_be_priced():
+    task = hg.Bilevel(
+        inner=lambda theta, phi, batch: ((X[batch] @ theta).square().mean(1) * phi[batch]).mean(),
+        outer=lambda theta, phi: theta.square().sum(),
+        init=lambda phi, generator: torch.randn(WIDE, 4, generator=generator),
+        optimizer=hg.SGD(),
+        steps=5,
+        batches=lambda step, generator: torch.randint(ROWS, (8,), generator=generator),
+    )
+    assert hg.predict(task, PHI, hg.ForwardGradient(directions=2)).bytes > 0
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(UserError, match="nothing is known of its price"):
+        hg.predict(problem(hg.SGD()), PHI, object())
