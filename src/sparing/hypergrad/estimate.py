@@ -71,7 +71,8 @@ class Report:
     norm_squared_interval: tuple[float, float] | None = None
     """95 % interval of it, conservative for Rademacher, Gaussian and sphere directions; else None."""
     cosine: float | None = None
-    """Expected cosine between the estimate and the truth."""
+    """Expected cosine between the estimate and the truth, in the space that is sampled: that of ψ where there is a
+    bottleneck."""
     growth: tuple[float, ...] = ()
     """‖y_t‖/‖v‖ after each step, root mean square over directions: how a small change of φ grows along the run."""
     exponent: float | None = None

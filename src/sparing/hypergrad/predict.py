@@ -22,6 +22,8 @@ from sparing.hypergrad.implicit import (
     Neumann,
     Stationary,
     Vector,
+    moved,
+    slopes_of_psi,
     solved,
 )
 from sparing.hypergrad.problem import Bilevel
@@ -98,7 +100,9 @@ def _price(unroll: Unroll, psi: Tree, phi: Tree, method: Any) -> Price:
     if isinstance(method, Checkpointed):
         leaf, states = method.schedule(unroll, psi, unroll.start(psi))
         units = -(-steps // leaf)
-        kept = states if states >= units - 1 else states + 1  # a stretch of many units holds a cotangent besides
+        kept = (
+            states if states >= units - 1 else states + 2
+        )  # in a longer run a cotangent comes in and another goes out besides
         bytes_ = _pull_bytes(unroll, psi, phi, min(leaf, steps)) + kept * held + 2 * bytes_of(psi)
         done = leaf * work(units, states) + _PULL * steps
         return Price(method=method, bytes=bytes_, gradient_steps=done, **_EXACT)
@@ -141,7 +145,11 @@ def _forward_price(unroll: Unroll, psi: Tree, phi: Tree, method: Forward | Forwa
 def _implicit_price(unroll: Unroll, psi: Tree, phi: Tree, method: Any) -> Price:
     """One step's run, then the vectors of the solver beside the graph of the slopes."""
     if isinstance(method, FiniteDifference):
-        room, products = _plain_bytes(unroll, psi), 0
+        with Ledger(nn.Module()) as ledger:
+            state = unroll.run(psi, last=min(2, unroll.steps))
+            _, slopes, _ = unroll.outer_slopes(state, phi)
+            slopes_of_psi(unroll, moved(state.theta, 1.0, slopes), psi)
+        room, products = ledger.peak.total, 0
     elif isinstance(method, HessianFree | Neumann | ConjugateGradient):
         products = method.terms + method.check if isinstance(method, Neumann) else getattr(method, "terms", 0)
         with Ledger(nn.Module()) as ledger:

@@ -9,6 +9,7 @@ Example:
 from sparing.report.bars import Bar, Stack, bars, stacked_bars
 from sparing.report.curves import lines, scatter
 from sparing.report.maps import heatmap
+from sparing.report.mosaic import images
 from sparing.report.palette import Role, Style, style
 from sparing.report.series import Axis, Series, series
 
@@ -21,6 +22,7 @@ __all__ = [
     "Style",
     "bars",
     "heatmap",
+    "images",
     "lines",
     "scatter",
     "series",

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparing.jobs.demo import condensation
 from sparing.jobs.demo.layers import run_chapter
 from sparing.jobs.demo.materials import Source, gather
 from sparing.jobs.demo.page import show, write_page
@@ -22,10 +23,11 @@ QUESTION = "How little memory does it take to fine-tune a language model, and wh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Fine-tune a real pretrained language model four ways and write a page that compares them.
+    """Two chapters on real data, and a page that shows them.
 
-    Full, LISA, LISA with a frozen embedding, LoRA, each at a learning rate from a small sweep; held-out loss against
-    seconds and bytes, on real text of another kind than the model has seen.
+    Fine-tune a pretrained language model four ways: full, LISA, LISA with a frozen embedding, LoRA, each at a learning
+    rate from a small sweep; held-out loss against seconds and bytes, on real text of another kind than the model has
+    seen. Then condense handwritten digits to one image per class by three hypergradients in equal CPU time.
     """
 
     out: Path = Path("runs/demo")
@@ -36,10 +38,10 @@ class Settings:
     trained here, no network); auto takes the first that can be had."""
 
     seed: int = 0
-    """Seed of the order of rows and of the layer draws."""
+    """Seed of the order of rows, of the layer draws, and of the images, nets and directions of the second chapter."""
 
     resume: bool = False
-    """Go on where an interrupted demo stopped, arm by arm, instead of starting over."""
+    """Go on where an interrupted demo stopped, method by method, instead of starting over."""
 
 
 def run(settings: Settings) -> Record:
@@ -49,7 +51,8 @@ def run(settings: Settings) -> Record:
         settings: What to run and where to write.
 
     Returns:
-        The record: tables "sweep", "arms", "curve", "memory", "switches", "samples".
+        The record: tables "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
+        "condensed", "condense_curve", "condense_memory", "condense_data" of the second.
     """
     start = time.monotonic()
     path = settings.out / "record.jsonl"
@@ -64,6 +67,7 @@ def run(settings: Settings) -> Record:
     if settings.resume and path.exists() and Record.read(path).settings == record.settings:
         record = Record.read(path)
     run_chapter(materials, record, seed=settings.seed, path=path)
+    condensation.run_chapter(record, seed=settings.seed, path=path)
     page = settings.out / "report.html"
     told = {"licence": materials.licence, "materials": materials.title, "page": str(page)}
     record.add("run", seconds=time.monotonic() - start, **told)

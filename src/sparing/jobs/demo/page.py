@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.jobs.condense.methods import ROLES as CONDENSERS
+from sparing.jobs.demo import condensation_page
 from sparing.memory import CATEGORIES
 from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots, print_table
 
@@ -41,6 +43,11 @@ def show(record: Record) -> None:
     print_table(
         arms(record), title=record.table("run")[0]["materials"], units=units, columns=list(COLUMNS), roles=ROLES
     )
+    if record.table("condensed"):
+        print_table(
+            condensation_page.rows_of(record), title="One condensed image per class, equal CPU time", units=units,
+            columns=list(condensation_page.COLUMNS), roles=CONDENSERS,
+        )  # fmt: skip
     sys.stdout.write(f"report: {record.table('run')[0]['page']}\n")
 
 
@@ -152,8 +159,11 @@ def write_page(record: Record, path: Path) -> None:
         "Measured comparisons, with their commands, are in docs/results.md.",
         "At this size the logits are most of the activations; the share that LISA saves grows with the model.",
     ]
+    chapters = [chapter]
+    if record.table("condensed"):
+        chapters.append(condensation_page.chapter(record, path.parent))
     page = Page(
-        title="sparing: training with little", question=record.question, answer=answer(record), sections=[chapter],
+        title="sparing: training with little", question=record.question, answer=answer(record), sections=chapters,
         record=record, reproduce={"go deeper": "sparing finetune --help", "licences": run["licence"]}, caveats=caveats,
     )  # fmt: skip
     page.write(path)

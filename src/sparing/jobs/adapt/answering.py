@@ -1,0 +1,144 @@
+"""What a method is judged by: the rate chosen on validation, the marks on the test stream, the weights themselves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.jobs.adapt.evaluate import adapted, best_rate, marks, sweep
+from sparing.jobs.adapt.lm import Language
+from sparing.jobs.adapt.materials import live
+from sparing.jobs.adapt.prepare import Bench
+from sparing.jobs.adapt.problem import Window
+from sparing.jobs.adapt.settings import Adapt
+from sparing.jobs.adapt.weights import Phi, weigh
+
+SHOWN = 6
+"""Questions shown with their answers."""
+
+OFTEN = 2
+"""Times that a token occurs before its mean weight is listed."""
+
+
+@torch.no_grad()
+def unit(phi: Phi, window: Window) -> Tensor:
+    """Weights of a stream's tokens.
+
+    Args:
+        phi: The network.
+        window: The stream.
+
+    Returns:
+        Shape (n,).
+    """
+    return weigh(phi, window.read)
+
+
+def judged(bench: Bench, phi: Phi, settings: Adapt) -> tuple[dict[str, Any], list[dict[str, float]], list[str]]:
+    """Choose a rate on validation, adapt once to the test stream, mark the answers.
+
+    Args:
+        bench: Model and streams.
+        phi: The network.
+        settings: Rates and locality.
+
+    Returns:
+        (lr, nll, em, f1, kl; the rows of the sweep; the answers).
+    """
+    tried = sweep(
+        bench.lm,
+        unit(phi, bench.validation),
+        bench.validation,
+        settings.rates,
+        locality=settings.locality,
+        clip=settings.inner_clip,
+    )
+    lr = best_rate(tried)
+    theta = adapted(bench.lm, unit(phi, bench.test), bench.test.stream.texts, lr=lr, clip=settings.inner_clip)
+    found, given = marks(bench.lm, theta, bench.test)
+    return {"lr": lr, **asdict(found)}, tried, given
+
+
+def pieces(lm: Language, text: Tensor) -> list[str]:
+    """The tokens of a document as text, without the start token.
+
+    Args:
+        lm: Whose tokens.
+        text: Ids, shape (L,).
+
+    Returns:
+        One string per token; blanks where the text has them.
+    """
+    ids, found, before = text.tolist(), [], ""
+    for end in range(2, len(ids) + 1):
+        whole: str = lm.tokenizer.decode(ids[:end], skip_special_tokens=True)
+        found.append(whole[len(before) :])
+        before = whole
+    return found
+
+
+def token_rows(lm: Language, window: Window, weights: Tensor, *, count: int = 10) -> list[dict[str, Any]]:
+    """The tokens with the highest and the lowest mean weight.
+
+    Args:
+        lm: Whose tokens.
+        window: A stream.
+        weights: Of its tokens, shape (n,).
+        count: Rows of each kind.
+
+    Returns:
+        token, weight (1 is the mean of the stream), times, end ("high" or "low").
+    """
+    sums: dict[int, list[float]] = defaultdict(list)
+    ids = torch.cat([text[1:] for text in window.stream.texts]).tolist()
+    for token, weight in zip(ids, (weights / weights.mean()).tolist(), strict=True):
+        sums[token].append(weight)
+    means = sorted((sum(w) / len(w), token) for token, w in sums.items() if len(w) >= OFTEN)
+    rows = [("high", pair) for pair in reversed(means[-count:])] + [("low", pair) for pair in means[:count]]
+    return [
+        {"end": end, "token": lm.tokenizer.decode([token]).strip() or "␣", "weight": mean, "times": len(sums[token])}
+        for end, (mean, token) in rows
+    ]
+
+
+def passage_rows(lm: Language, window: Window, weights: dict[str, Tensor], *, number: int = 0) -> list[dict[str, Any]]:
+    """One document token by token, with its weights under every method.
+
+    Args:
+        lm: Whose tokens.
+        window: A stream.
+        weights: By method, each of shape (n,).
+        number: Which document.
+
+    Returns:
+        token, and per method its weight relative to the stream's mean.
+    """
+    first, end = live(window.stream.texts)[number]
+    shares = {name: (value / value.mean())[first:end].tolist() for name, value in weights.items()}
+    tokens = pieces(lm, window.stream.texts[number])
+    return [{"token": token, **{name: shares[name][at] for name in shares}} for at, token in enumerate(tokens)]
+
+
+def sample_rows(window: Window, given: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Some questions, and what each method answers.
+
+    Args:
+        window: The stream.
+        given: Answers by method.
+
+    Returns:
+        Those where the methods differ most come first, of those that any answers.
+    """
+    asked = window.stream.asked
+    right = {name: [a == b for a, b in zip(said, asked.wanted, strict=True)] for name, said in given.items()}
+    order = sorted(range(len(asked.wanted)), key=lambda at: -len({said[at] for said in given.values()}))
+    order.sort(key=lambda at: not any(marked[at] for marked in right.values()))
+    return [
+        {"prompt": asked.asking[at], "answer": asked.wanted[at], **{name: said[at] for name, said in given.items()}}
+        for at in order[:SHOWN]
+    ]

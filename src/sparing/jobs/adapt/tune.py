@@ -1,0 +1,57 @@
+"""What comes before all methods: the pretrained model meets this kind of text, so that adapting is about its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.jobs.adapt.lm import Language, language, padded, positions
+from sparing.report import Progress
+from sparing.seeds import stream
+
+WARM = 10
+"""Steps over which the rate rises."""
+
+
+def tuned_(lm: Language, texts: Sequence[Tensor], *, passes: int, lr: float, seed: int, batch: int = 8) -> Language:
+    """A few passes of AdamW over documents about which nothing is asked later.
+
+    Args:
+        lm: The model, changed in place.
+        texts: Documents as ids.
+        passes: Over all of them (count); 0 changes nothing.
+        lr: Peak rate; falls linearly to 0.
+        seed: Order of documents.
+        batch: Documents per step.
+
+    Returns:
+        The model with its new θ₀.
+    """
+    model: Any = lm.scored.model
+    steps = passes * -(-len(texts) // batch)
+    if not steps:
+        return lm
+    parameters = [parameter.requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+    with Progress("tune the base model", total=steps) as bar:
+        for step in range(steps):
+            each, turn = divmod(step, steps // passes)
+            order = torch.randperm(len(texts), generator=stream(seed, "tune", each)).tolist()
+            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / WARM) * (1 - step / steps)
+            loss = _loss(lm, [texts[index] for index in order[turn * batch : (turn + 1) * batch]])
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            bar.advance(loss=loss.item())
+    return language(model, lm.tokenizer)
+
+
+def _loss(lm: Language, texts: Sequence[Tensor]) -> Tensor:
+    """Mean NLL over all tokens of some documents."""
+    ids, (rows, cols) = padded(texts), positions(texts)
+    scores = torch.log_softmax(lm.scored(ids, rows, cols), dim=-1)
+    return -scores.gather(-1, ids[rows, cols + 1][:, None]).mean()

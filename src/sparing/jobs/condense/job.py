@@ -1,0 +1,142 @@
+"""The whole job: load, condense, judge, save, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sparing.jobs.condense import outputs
+from sparing.jobs.condense.course import Course, begun, restore_, state_of
+from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_
+from sparing.jobs.condense.material import gather
+from sparing.jobs.condense.methods import TITLES, simple
+from sparing.jobs.condense.page import write_page
+from sparing.jobs.condense.pictures import gallery
+from sparing.jobs.condense.settings import Condense
+from sparing.jobs.finetune import checkpoint
+from sparing.jobs.finetune.checkpoint import refusing_to_write
+from sparing.jobs.finetune.job import StoppedError, patient
+from sparing.jobs.finetune.settings import require
+from sparing.report import Record, print_table
+
+
+@dataclass(slots=True)
+class Run:
+    """A run with its files."""
+
+    course: Course
+    """The outer loop."""
+    record: Record
+    """Rows so far."""
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    """Images at the looks so far, by outer step."""
+
+    def save(self) -> Path:
+        """Write a checkpoint."""
+        tree = {"course": state_of(self.course), "kept": self.kept, "rows": self.record.rows}
+        return checkpoint.save(self.course.settings.out / outputs.CHECKPOINTS, self.course.step, tree)
+
+    def restore_(self, tree: dict[str, Any]) -> None:
+        """Go back to where ``save`` was called."""
+        restore_(self.course, tree["course"])
+        self.kept.update({int(step): images for step, images in tree["kept"].items()})
+        self.record.rows[:] = tree["rows"]
+
+
+def begin_(run: Run) -> None:
+    """What comes before the first step: the length of the run and the bytes of a step.
+
+    Args:
+        run: At step 0; its record is filled.
+    """
+    course, record = run.course, run.record
+    fix_length_(course, record)
+    chosen = course.settings.method
+    others = [method for method in TITLES if method not in {chosen, "two-phase"}] if course.settings.compare else []
+    for method in (chosen, *others):
+        value = simple(dataclasses.replace(course.settings, method=method))
+        record.add("memory", method=TITLES[method], setting=str(value), peak=bytes_of_a_step(course, value))
+
+
+def walk_(run: Run) -> None:
+    """The outer loop, with checkpoints and a clean stop at a signal.
+
+    Args:
+        run: At its first step or at a restored one.
+
+    Raises:
+        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
+    """
+    every = run.course.settings.save_every
+    with patient() as signals:
+
+        def after(course: Course) -> None:
+            due = every and course.step % every == 0
+            if course.step < course.steps and (due or signals):
+                path = run.save()
+                if signals:
+                    how = "run the same command with --resume to go on"
+                    raise StoppedError(f"interrupted; outer step {course.step} is saved in {path}; {how}")
+
+        label = f"condense {run.course.material.name}, {TITLES[run.course.settings.method]}"
+        advance_(run.course, run.record, run.kept, label=label, after=after)
+
+
+def finish(run: Run) -> None:
+    """Write images, record and page.
+
+    Args:
+        run: At its end.
+    """
+    course, out = run.course, run.course.settings.out
+    classes = course.material.classes
+    with refusing_to_write("saving", out):
+        outputs.save_images(out / outputs.IMAGES, course.images, course.labels, run.kept)
+        title = f"{course.material.name} condensed to {len(course.images)} images"
+        gallery(course.images, classes, title=title).save_png(out / outputs.PICTURE)
+        run.record.write(out / outputs.RECORD)
+        write_page(run.record, out / outputs.PAGE, run.kept, classes)
+
+
+def run(settings: Condense) -> Record:
+    """Condense a data set as the command line does.
+
+    Args:
+        settings: All of them; nothing is written before all of them are known to work.
+
+    Returns:
+        The record, also in OUT/record.jsonl, with tables "length", "memory", "curve", "train" and "methods".
+    """
+    require(settings.looks >= 1, "looks", settings.looks, "the page shows the way", "pass at least 1")
+    outputs.check_out(settings)
+    tree = outputs.latest(settings)
+    material = gather(settings.data, held_out=settings.held_out)
+    each = "one condensed image" if settings.per_class == 1 else f"{settings.per_class} condensed images"
+    question = f"How well do nets do that are trained on {each} per class alone?"
+    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+    now = Run(begun(settings, material), record)
+    if tree is None:
+        outputs.claim_(settings)
+        begin_(now)
+    else:
+        now.restore_(tree)
+    walk_(now)
+    finish(now)
+    record.settings["out"] = str(settings.out)  # for ``show``; what is on the disk has no folders of this machine
+    return record
+
+
+def show(record: Record) -> None:
+    """Print the tables of a run on standard output; the last line says where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    for name, title in (("curve", "One net's accuracy on the way"), ("methods", "Fresh nets"), ("memory", "Bytes")):
+        print_table(record.table(name), title=title, units=record.units)
+    sys.stdout.write(f"report: {Path(record.settings['out']) / outputs.PAGE}\n")

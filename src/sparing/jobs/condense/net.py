@@ -1,0 +1,100 @@
+"""The convolutional net of the condensation experiments as pure functions of a dict of tensors.
+
+Three blocks of 3 × 3 convolution, ReLU, instance norm with its own scale and shift, and average pooling by two; then
+one linear layer. The norm comes after the activation, as in the authors' code.
+
+Source: Shen et al., NeurIPS 2024 (arXiv:2406.14095), section 4.1 and its released code; the architecture is that of
+Gidaris & Komodakis 2018 as used by Zhao et al. 2021 (arXiv:2006.05929).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+"""Parameter name -> tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What the net takes and gives."""
+
+    channels: int
+    """Channels of an image (count)."""
+
+    side: int
+    """Height and width of an image (pixels)."""
+
+    classes: int
+    """Classes to tell apart (count)."""
+
+    width: int
+    """Channels of each block (count); 128 in the paper."""
+
+    depth: int = 3
+    """Blocks (count); 3 in the paper."""
+
+    @property
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter, in order of use."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for block in range(self.depth):
+            into = self.channels if block == 0 else self.width
+            shapes[f"block{block}.weight"] = (self.width, into, 3, 3)
+            shapes[f"block{block}.bias"] = shapes[f"block{block}.shift"] = (self.width,)
+            shapes[f"block{block}.scale"] = (self.width,)
+        features = self.width * (self.side >> self.depth) ** 2
+        return shapes | {"linear.weight": (self.classes, features), "linear.bias": (self.classes,)}
+
+    @property
+    def count(self) -> int:
+        """Parameters in all; the paper's M."""
+        return sum(math.prod(shape) for shape in self.parameters.values())
+
+
+def initial(shape: Shape, generator: torch.Generator) -> Weights:
+    """Fresh weights: matrices normal with variance 1 / inputs, scales 1, the rest 0.
+
+    Args:
+        shape: Of the net.
+        generator: Where the numbers come from.
+
+    Returns:
+        The weights, float32.
+    """
+    return {name: _drawn(name, size, generator) for name, size in shape.parameters.items()}
+
+
+def _drawn(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name.endswith(".weight"):
+        return torch.randn(size, generator=generator) / math.sqrt(math.prod(size[1:]))
+    return torch.ones(size) if name.endswith(".scale") else torch.zeros(size)
+
+
+def logits(weights: Weights, images: Tensor) -> Tensor:
+    """Scores of the classes.
+
+    Args:
+        weights: As ``initial`` makes them, of any floating-point type.
+        images: Values 0 to 1, shape (N, channels, side, side).
+
+    Returns:
+        Shape (N, classes).
+    """
+    out, block = images, 0
+    while f"block{block}.weight" in weights:
+        part = f"block{block}."
+        out = F.conv2d(out, weights[part + "weight"], weights[part + "bias"], padding=1)
+        out = F.instance_norm(F.relu(out), weight=weights[part + "scale"], bias=weights[part + "shift"])
+        out, block = F.avg_pool2d(out, 2), block + 1
+    return F.linear(out.flatten(1), weights["linear.weight"], weights["linear.bias"])
+
+
+def penalty(weights: Weights) -> Tensor:
+    """Sum of squares of all weights, ‖θ‖² (no half)."""
+    return torch.stack([(weight * weight).sum() for weight in weights.values()]).sum()

@@ -1,0 +1,154 @@
+"""What a person may choose about a condensation, checked before anything is read or written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sparing.jobs.finetune.settings import require
+
+Data = Literal["mnist", "fashion-mnist", "cifar10"]
+Method = Literal[
+    "forward-gradient", "truncated", "hessian-free", "neumann", "conjugate-gradient", "reverse", "checkpointed",
+    "two-phase",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condense:
+    """Distil a data set into a few images per class, so that a fresh net trained on them alone does well.
+
+    Outer loop: change the images so that a net freshly trained on them has a small loss on real ones; the method says
+    how the gradient through that training is had. Defaults are the paper's; on a few cores pass a smaller width and
+    unroll. OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
+    """
+
+    out: Path = Path("runs/condense")
+    """Directory for everything this run writes."""
+
+    data: Data = "mnist"
+    """What is condensed: 10 classes each; fetched on first use."""
+
+    per_class: int = 1
+    """Condensed images per class (count); the paper's IPC."""
+
+    method: Method = "forward-gradient"
+    """How the hypergradient is had: (FG)²U, truncated or full reverse, reverse from checkpoints, three implicit ones,
+    or two-phase: Hessian-free first, then (FG)²U."""
+
+    width: int = 128
+    """Channels of the net's three blocks (count)."""
+
+    unroll: int = 100
+    """Inner steps per outer step (count); the paper's T."""
+
+    inner_lr: float = 0.01
+    """First learning rate of the inner gradient descent (its momentum is 0.9), decayed to 0 along half a cosine."""
+
+    penalty: float = 1e-4
+    """Weight of ‖θ‖² (no half) in the inner loss."""
+
+    steps: int = 10_000
+    """Outer steps (count)."""
+
+    seconds: float | None = None
+    """CPU seconds, summed over threads, for the outer loop in place of `steps`: a few steps are timed, and from them
+    the number of steps is fixed once and recorded; a run of one phase with that `steps` has the same bits."""
+
+    outer_lr: float = 0.01
+    """First learning rate of the outer Adam (images are 0 to 1), decayed linearly to 0."""
+
+    batch: int = 512
+    """Real images per outer step (count)."""
+
+    directions: int = 32
+    """Random directions per outer step of (FG)²U (count); the paper's b."""
+
+    chunk: int | None = None
+    """Directions carried at once (count): memory grows with them; none: all."""
+
+    truncate: int = 10
+    """Last inner steps that truncated reverse looks at (count); the paper does not give its own."""
+
+    terms: int = 20
+    """Terms of the Neumann series, or iterations of conjugate gradient (count)."""
+
+    neumann_step: float = 0.01
+    """Step α of the Neumann series; a run stops where it is not below 2 / λ_max of the inner Hessian. On MNIST λ_max
+    was 4 to 52 in a trial, so that 0.01 is about a quarter of the limit or less."""
+
+    damping: float = 0.001
+    """Added to the Hessian's diagonal by conjugate gradient."""
+
+    first_phase: float = 0.5
+    """Share of the outer steps (with `seconds`: of the time) that two-phase spends on Hessian-free (0 to 1)."""
+
+    eval_steps: int = 1000
+    """Steps that a fresh net is trained for when the images are judged (count)."""
+
+    eval_lr: float = 0.01
+    """First learning rate of that training, decayed to 0 along half a cosine."""
+
+    eval_nets: int = 5
+    """Fresh nets that judge the final images (count)."""
+
+    looks: int = 4
+    """Times at which the images are kept and judged by one net, evenly over the run, the start apart (count)."""
+
+    held_out: int = 5000
+    """Training images set aside for choosing rates (count): none of them is learnt from."""
+
+    judge: Literal["test", "held-out"] = "test"
+    """Real images that the nets are judged on; choose settings by `held-out`, report `test`."""
+
+    compare: bool = False
+    """Whether the bytes of one outer step are measured for every method (yes) or for the chosen one (no); full reverse
+    may need far more memory than the run itself."""
+
+    seed: int = 0
+    """Start of every stream of random numbers: images, nets, batches, directions."""
+
+    save_every: int = 50
+    """Outer steps between checkpoints (count); 0: only when interrupted."""
+
+    resume: bool = False
+    """Whether to go on from the newest checkpoint in `out` (yes or no)."""
+
+    overwrite: bool = False
+    """Whether a run that `out` already holds may be deleted (yes or no)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before any file is opened.
+
+        Raises:
+            UserError: If a setting is out of range or two contradict each other.
+        """
+        counts = ("per_class", "width", "unroll", "steps", "batch", "directions", "truncate", "terms", "eval_steps")
+        for name in (*counts, "eval_nets"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "it counts things to do", "pass at least 1")
+        for name in ("save_every", "held_out", "looks"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "it is a count", "pass 0 or more")
+        for name in ("inner_lr", "outer_lr", "eval_lr", "neumann_step"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, name, value, "a step needs a positive finite size", "pass one such as 0.01")
+        for name in ("penalty", "damping"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, name, value, "it is a finite size", "pass 0 or more")
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        """Refuse settings that contradict each other."""
+        fits = self.chunk is None or 1 <= self.chunk <= self.directions
+        require(fits, "chunk", self.chunk, f"there are {self.directions} directions", "pass 1 to that many, or none")
+        time = self.seconds is None or 0 < self.seconds < math.inf
+        require(time, "seconds", self.seconds, "no step would be taken", "pass a positive number, or --steps")
+        fits = self.method != "truncated" or self.truncate <= self.unroll
+        why = f"the inner run has {self.unroll} steps"
+        require(fits, "truncate", self.truncate, why, "pass at most that many, or a larger --unroll")
+        require(0 <= self.first_phase <= 1, "first_phase", self.first_phase, "it is a share", "pass 0 to 1")
+        given = self.judge == "test" or self.held_out > 0
+        require(given, "judge", self.judge, "nothing is held out", "pass --held-out 1000 or more")
+        both = self.resume and self.overwrite
+        require(not both, "resume", "and overwrite", "one goes on with a run, the other deletes it", "pass one of them")

@@ -1,0 +1,93 @@
+"""From unconstrained numbers p to a positive coefficient ν, and back. The chain rule lives here, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparing.jobs.invert.equations import Equation
+from sparing.jobs.invert.observations import FIELD
+from sparing.jobs.invert.spectral import differentiation, interpolation, points
+from sparing.seeds import stream
+
+Parameter = Literal["log", "square"]
+_FORWARD: dict[Parameter, Callable[[Tensor], Tensor]] = {"log": torch.exp, "square": torch.square}
+_BACK: dict[Parameter, Callable[[Tensor], Tensor]] = {"log": torch.log, "square": torch.sqrt}
+
+
+@lru_cache(maxsize=8)
+def _spread(count: int, grid: int) -> Tensor:
+    """Trigonometric interpolation from ``count`` to ``grid`` points, shape (grid, count)."""
+    return torch.from_numpy(interpolation(count, points(grid)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coefficient:
+    """ν as a function of p: ν = exp(p) or p², for a field after p was interpolated to the solver's grid.
+
+    Whoever differentiates does so with respect to p, through ``value``; no derivative of it is written out anywhere.
+    The released code of the paper perturbs p and then multiplies by dν/dp = 2p once more.
+
+    Example:
+        >>> Coefficient(size=0, grid=64, parameter="square").value(torch.tensor([3.0])).item()
+        9.0
+    """
+
+    size: int
+    """Unknowns of a field (count); 0: one number."""
+
+    grid: int
+    """Points of the solver (count)."""
+
+    parameter: Parameter = "log"
+    """What keeps ν positive."""
+
+    def value(self, p: Tensor) -> Tensor:
+        """ν, shape () or (grid,); differentiable.
+
+        Args:
+            p: Shape (1,), or (size,) for a field.
+
+        Returns:
+            The coefficient as the solver takes it.
+        """
+        forward = _FORWARD[self.parameter]
+        return forward(_spread(self.size, self.grid) @ p) if self.size else forward(p[0])
+
+    def roughness(self, p: Tensor) -> Tensor:
+        """Mean over the unknowns of (∂x log ν)², a scalar; 0 for one number.
+
+        Args:
+            p: As in ``value``.
+
+        Returns:
+            A scalar, differentiable.
+        """
+        if not self.size:
+            return p.new_zeros(())
+        log = p if self.parameter == "log" else torch.log(p.square())
+        return (torch.from_numpy(differentiation(self.size).copy()).to(p.dtype) @ log).square().mean()
+
+    def guess(self, equation: Equation, seed: int) -> Tensor:
+        """Where a run starts.
+
+        Args:
+            equation: Whose ν is sought.
+            seed: Of the run.
+
+        Returns:
+            p of a number uniform in (0, highest]; or of a constant field, log-uniform within a factor of 3 of the
+            geometric mean of the true one. float64, shape (1,) or (size,).
+        """
+        drawn = torch.rand(1, generator=stream(seed, "guess"), dtype=torch.float64)
+        if self.size:
+            nu = FIELD[equation.name] * torch.exp(math.log(3) * (2 * drawn - 1)).expand(self.size)
+        else:
+            nu = equation.highest * (1 - drawn)
+        return _BACK[self.parameter](nu).clone()

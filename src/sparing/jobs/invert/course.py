@@ -1,0 +1,143 @@
+"""The outer loop of one run: estimate the hypergradient, let Adam move p, note what came of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing import hypergrad as hg
+from sparing.errors import RunError
+from sparing.jobs.invert.arms import Arm
+from sparing.jobs.invert.observations import Data, relative
+from sparing.jobs.invert.settings import Settings
+from sparing.report import Progress, Record
+from sparing.seeds import stream
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Run:
+    """The live state of one run; its tree is what a checkpoint holds."""
+
+    seed: int
+    """Of guess, directions and batches."""
+
+    p: Tensor
+    """The unknowns, float64."""
+
+    adam: torch.optim.Adam
+    """Over ``p``."""
+
+    carried: Any
+    """What an outer step leaves to the next: weights of a network, or None."""
+
+    step: int = 0
+    """Outer steps done (count)."""
+
+    quiet: int = 0
+    """Steps in a row that moved ν by less than ``still`` (count)."""
+
+    seconds: float = 0.0
+    """CPU time of the process so far (seconds), of the outer steps alone."""
+
+    def tree(self) -> dict[str, Any]:
+        """All of it as a nest of tensors and numbers."""
+        plain = {name: getattr(self, name) for name in ("seed", "p", "carried", "step", "quiet", "seconds")}
+        return {**plain, "adam": self.adam.state_dict()}
+
+
+def begun(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | None = None) -> Run:
+    """A run at its start, or where a checkpoint left it.
+
+    Args:
+        settings: Equation, outer rate.
+        arm: The way from ν to a solution.
+        seed: Of the run.
+        tree: What ``Run.tree`` gave.
+
+    Returns:
+        The run.
+    """
+    p = arm.coefficient.guess(settings.model, seed) if tree is None else tree["p"].clone()
+    adam = torch.optim.Adam([p], lr=settings.rate, betas=settings.memory)
+    if tree is None:
+        return Run(seed=seed, p=p, adam=adam, carried=arm.begin(seed))
+    adam.load_state_dict(tree["adam"])
+    kept = {name: tree[name] for name in ("carried", "step", "quiet", "seconds")}
+    return Run(seed=seed, p=p, adam=adam, **kept)
+
+
+def ended(run: Run, settings: Settings) -> bool:
+    """Whether a run has used its steps or stands still.
+
+    Args:
+        run: Of one seed.
+        settings: ``steps``, ``patience``.
+
+    Returns:
+        True once nothing is left to do.
+    """
+    return run.step >= settings.steps or run.quiet >= settings.patience
+
+
+def advance_(run: Run, settings: Settings, arm: Arm, data: Data) -> dict[str, Any]:
+    """One outer step.
+
+    Args:
+        run: Its ``p``, optimizer and counters change.
+        settings: Rate, steps, stillness.
+        arm: The way from ν to a solution.
+        data: The truth, for the error.
+
+    Returns:
+        The row of this step: loss and ν before it, and the CPU seconds up to its end.
+
+    Raises:
+        RunError: If loss or gradient are not finite.
+    """
+    start = time.process_time()
+    before = arm.coefficient.value(run.p)
+    seed = stream(run.seed, "outer", run.step).initial_seed()
+    result = hg.hypergradient(arm.problem(run.carried), {"p": run.p}, arm.method, seed=seed)
+    loss, gradient = float(result.value), result.grad["p"]
+    if not (torch.isfinite(gradient).all() and torch.isfinite(result.value)):
+        raise RunError(f"step {run.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range")
+    if run.carried is not None:
+        run.carried = {name: weight.detach() for name, weight in result.theta.items()}
+    run.adam.param_groups[0]["lr"] = settings.rate * (1 + math.cos(math.pi * run.step / settings.steps)) / 2
+    run.p.grad = gradient.detach()
+    run.adam.step()
+    moved = (arm.coefficient.value(run.p) / before - 1).abs().max().item()
+    run.quiet = run.quiet + 1 if moved < settings.still else 0
+    run.step += 1
+    run.seconds += time.process_time() - start
+    error = relative(before.numpy(), data.coefficient)
+    nu = float(before.log().mean().exp())
+    return {"seed": run.seed, "step": run.step, "loss": loss, "nu": nu, "error": error, "seconds": run.seconds}
+
+
+def finish_(
+    run: Run, settings: Settings, arm: Arm, data: Data, record: Record, bar: Progress, after: Callable[[Run], None]
+) -> None:
+    """Take a run to its end.
+
+    Args:
+        run: Of one seed.
+        settings: Of the run.
+        arm: The way from ν to a solution.
+        data: Observations and truth.
+        record: Receives a row of the table "path" each step.
+        bar: Advanced each step; shows ν and loss.
+        after: Called after each step, with the run.
+    """
+    while not ended(run, settings):
+        row = advance_(run, settings, arm, data)
+        record.add("path", **row)
+        bar.advance(ν=row["nu"], loss=row["loss"])
+        after(run)
+    bar.advance(settings.steps - run.step)  # what early stopping saved

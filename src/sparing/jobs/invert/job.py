@@ -1,0 +1,197 @@
+"""The whole job: observe, invert from each seed's guess, judge, report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.jobs.finetune import StoppedError, checkpoint
+from sparing.jobs.finetune.job import patient
+from sparing.jobs.invert.arms import Arm, network, numerical
+from sparing.jobs.invert.course import Run, begun, finish_
+from sparing.jobs.invert.observations import Data, observe, relative
+from sparing.jobs.invert.page import write_page
+from sparing.jobs.invert.settings import Settings
+from sparing.jobs.invert.spectral import points
+from sparing.report import Progress, Record, print_table
+from sparing.report.atomic import write_whole
+from sparing.report.record import plain
+
+RUN, RECORD, PAGE, FOUND, CHECKPOINTS = (
+    "run.json", "record.jsonl", "report.html", "coefficients.safetensors", "checkpoints",
+)  # fmt: skip
+OURS: Final = (RUN, RECORD, PAGE, FOUND, CHECKPOINTS)
+"""Every name that a run writes in its directory."""
+
+HARMLESS: Final = {"out", "resume", "overwrite", "save_every"}
+"""Settings that may differ when a run is resumed."""
+
+UNITS: Final = {"seconds": "s"}
+SHOWN: Final = (0.25, 0.5, 1.0)
+"""Times at which the page compares solutions."""
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    known = {name: value for name, value in asdict(settings).items() if name not in HARMLESS}
+    return dict(plain(known))
+
+
+def claim_(settings: Settings) -> dict[str, Any] | None:
+    """Make the directory this run's, or take up the run that is in it.
+
+    Args:
+        settings: ``out``, ``resume``, ``overwrite``.
+
+    Returns:
+        The newest checkpoint's tree, or None at the beginning.
+
+    Raises:
+        UserError: If it holds another run, or one with other settings, or cannot be written.
+    """
+    out, now = settings.out, _identity(settings)
+    held = (out / RUN).is_file()
+    if settings.resume and held:
+        before = json.loads((out / RUN).read_text(encoding="utf-8"))
+        changed = sorted(name for name in now if now[name] != before.get(name))
+        if changed:
+            why = "a resumed run must reach the same bits"
+            raise UserError("resume", got=f"another {', '.join(changed)}", why=why, do="pass the settings of the run")
+        found = checkpoint.saved(out / CHECKPOINTS)
+        return checkpoint.load(found[-1]) if found else None
+    if held and not settings.overwrite:
+        do = "pass another --out, --resume to go on with it, or --overwrite to delete it"
+        raise UserError("out", got=out, why="it holds another run", do=do)
+    with checkpoint.refusing_to_write("out", out):
+        for name in OURS if held else ():
+            path = out / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        write_whole(out / RUN, json.dumps(now, indent=2) + "\n")
+    return None
+
+
+def judge(run: Run, settings: Settings, arm: Arm, data: Data, record: Record) -> None:
+    """Measure what a finished run has found.
+
+    Args:
+        run: Of one seed.
+        settings: Of the run.
+        arm: The way from ν to a solution.
+        data: The truth.
+        record: Receives rows of "runs", and of "profiles" and "fields" for the page.
+    """
+    nu = arm.coefficient.value(run.p).numpy()
+    u = arm.solution(run.p, run.carried)
+    record.add(
+        "runs", seed=run.seed, nu=float(np.exp(np.log(nu).mean())), coefficient_error=relative(nu, data.coefficient),
+        solution_error=relative(u, data.solution), steps=run.step, seconds=run.seconds,
+    )  # fmt: skip
+    x, stride = points(settings.points), max(1, settings.points // 128)
+    if nu.shape:
+        for at in range(0, settings.points, stride):
+            record.add("fields", seed=run.seed, x=x[at], true=data.coefficient[at], found=nu[at])
+    if run.seed != settings.seeds[0]:
+        return
+    for t in SHOWN:
+        row = int(np.abs(data.grid_times - t).argmin())
+        for at in range(0, settings.points, stride):
+            record.add("profiles", t=t, x=x[at], true=data.solution[row, at], found=u[row, at])
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """Means and standard deviations (n − 1) over the seeds.
+
+    Args:
+        record: With the table "runs".
+
+    Returns:
+        ``coefficient_error``, ``solution_error``, ``seconds`` and each with ``_sd`` (None for one seed), and n.
+    """
+    rows = record.table("runs")
+    found: dict[str, float | None] = {}
+    for name in ("coefficient_error", "solution_error", "seconds"):
+        values = np.array([row[name] for row in rows])
+        found[name] = float(values.mean())
+        found[f"{name}_sd"] = float(values.std(ddof=1)) if len(values) > 1 else None
+    return {**found, "n": len(rows)}
+
+
+def _save(settings: Settings, index: int, run: Run, record: Record, found: dict[str, Tensor]) -> Path:
+    number = index * (settings.steps + 1) + run.step
+    tree = {"index": index, "run": run.tree(), "rows": record.rows, "found": found}
+    return checkpoint.save(settings.out / CHECKPOINTS, number, tree)
+
+
+def _all_seeds(settings: Settings, data: Data, record: Record, tree: dict[str, Any] | None) -> dict[str, Tensor]:
+    """Every seed in turn; returns p by seed."""
+    arm = numerical(settings, data) if settings.method == "numerical" else network(settings, data)
+    first, found = 0, {}
+    if tree is not None:
+        first, found = tree["index"], dict(tree["found"])
+        record.rows[:] = tree["rows"]
+    done = first * settings.steps + (tree["run"]["step"] if tree else 0)
+    total = settings.steps * len(settings.seeds)
+    with Progress("invert", total=total, resume_at=done, units=UNITS) as bar, patient() as signals:
+        for index in range(first, len(settings.seeds)):
+            run = begun(settings, arm, settings.seeds[index], tree["run"] if tree and index == first else None)
+
+            def after(run: Run, index: int = index) -> None:
+                if signals or run.step % settings.save_every == 0:
+                    path = _save(settings, index, run, record, found)
+                    if signals:
+                        raise StoppedError(f"interrupted; saved in {path}; run the same command with --resume to go on")
+
+            finish_(run, settings, arm, data, record, bar, after)
+            if f"seed{run.seed}" not in found:
+                judge(run, settings, arm, data, record)
+                found[f"seed{run.seed}"] = run.p.detach().clone()
+                _save(settings, index, run, record, found)
+    return found
+
+
+def run(settings: Settings) -> Record:
+    """Invert as the command line does.
+
+    Args:
+        settings: All of them.
+
+    Returns:
+        The record, also in OUT/record.jsonl: tables "path" (a row a step), "runs" (a row a seed), "summary",
+        "profiles", "fields". Beside it the page, and ν by seed in coefficients.safetensors.
+
+    Raises:
+        UserError: If a setting is at fault, or the directory holds another run.
+        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
+    """
+    data = observe(settings)
+    tree = claim_(settings)
+    equation = settings.model
+    question = f"Which ν makes {equation.formula} fit {data.values.numel()} observations?"
+    record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
+    found = _all_seeds(settings, data, record, tree)
+    record.add("summary", equation=equation.name, method=settings.method, **summary(record))
+    with checkpoint.refusing_to_write("saving", settings.out):
+        write_whole(settings.out / FOUND, save({**found, "truth": torch.from_numpy(np.array(data.coefficient))}))
+        record.write(settings.out / RECORD)
+        write_page(record, settings.out / PAGE)
+    record.settings["out"] = str(settings.out)  # for ``show``; what is on the disk has no folders of this machine
+    return record
+
+
+def show(record: Record) -> None:
+    """Print the results; the last line says where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    print_table(record.table("runs"), title=record.question, units=record.units)
+    sys.stdout.write(f"report: {Path(record.settings['out']) / PAGE}\n")

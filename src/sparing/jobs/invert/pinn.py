@@ -1,0 +1,239 @@
+"""A physics-informed network: û(x, t) = (1 − e^(−t)) NN(x, t) + u_0(x), trained to satisfy the equation.
+
+Derivatives along x and t are carried through the layers beside the value, by plain tensor operations, so that the inner
+gradient and then the tangent of the whole inner run can be taken through them.
+
+Source: Shen et al. 2024 (arXiv:2406.14095), section 4.3 and table F.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import jvp
+
+from sparing import hypergrad as hg
+from sparing.hypergrad.optimizers import SGD
+from sparing.jobs.invert.coefficient import Coefficient
+from sparing.jobs.invert.equations import Equation, Name
+from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.settings import Pinn, Settings
+from sparing.jobs.invert.spectral import Array, points
+
+Weights = Mapping[str, Tensor]
+Function = Callable[[Tensor], Tensor]
+
+INITIAL: dict[Name, Function] = {
+    "burgers": lambda x: -torch.sin(torch.pi * x),
+    "allen-cahn": lambda x: x * x * torch.cos(torch.pi * x),
+    "kdv": lambda x: torch.cos(torch.pi * x),
+}
+"""u_0 as the tensor function that the solver's ``Equation.initial`` is for arrays."""
+
+
+def weights(shape: Pinn, generator: torch.Generator) -> dict[str, Tensor]:
+    """Fresh weights: Glorot normal matrices, zero biases.
+
+    Args:
+        shape: Depth and width.
+        generator: Source of the numbers.
+
+    Returns:
+        "weight0", "bias0", … in float64, from (x, t) to a number.
+    """
+    sizes = [2, *[shape.width] * (shape.depth - 1), 1]
+    found: dict[str, Tensor] = {}
+    for layer, (before, after) in enumerate(itertools.pairwise(sizes)):
+        matrix = torch.randn(after, before, generator=generator, dtype=torch.float64)
+        found[f"weight{layer}"] = matrix * (2 / (before + after)) ** 0.5
+        found[f"bias{layer}"] = torch.zeros(after, dtype=torch.float64)
+    return found
+
+
+def predict(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> Tensor:
+    """û, which equals u_0 at t = 0 whatever the weights.
+
+    Args:
+        equation: Whose u_0.
+        theta: Weights.
+        x: Positions, shape (n,).
+        t: Times, shape (n,).
+
+    Returns:
+        Shape (n,).
+    """
+    value, last = torch.stack([x, t], dim=-1), len(theta) // 2 - 1
+    for layer in range(last + 1):
+        value = value @ theta[f"weight{layer}"].T + theta[f"bias{layer}"]
+        value = torch.tanh(value) if layer < last else value
+    return (1 - torch.exp(-t)) * value.squeeze(-1) + INITIAL[equation.name](x)
+
+
+def slopes(function: Function, x: Tensor, order: int) -> tuple[Tensor, ...]:
+    """A function of one variable, elementwise, and its derivatives.
+
+    Args:
+        function: Applied to each element of x alone.
+        x: Where, shape (n,).
+        order: Highest derivative.
+
+    Returns:
+        (value, first, …), order + 1 tensors of shape (n,).
+
+    Example:
+        >>> [round(v.item(), 3) for v in slopes(torch.exp, torch.zeros(1), 3)]
+        [1.0, 1.0, 1.0, 1.0]
+    """
+    if not order:
+        return (function(x),)
+
+    def below(at: Tensor) -> tuple[Tensor, ...]:
+        return slopes(function, at, order - 1)
+
+    values, tangents = jvp(below, (x,), (torch.ones_like(x),))  # type: ignore[misc]  # without has_aux it is a pair
+    return (*values, tangents[-1])
+
+
+def through_tanh(streams: list[Tensor]) -> list[Tensor]:
+    """A layer's tanh, with its derivatives along x and t (Faà di Bruno's formula).
+
+    Args:
+        streams: a, a_t, a_x, a_xx and, where wanted, a_xxx.
+
+    Returns:
+        The same of tanh(a).
+    """
+    a, by_t, *by_x = streams
+    y = torch.tanh(a)
+    one = 1 - y * y
+    two = -2 * y * one
+    found = [y, one * by_t, one * by_x[0], two * by_x[0] ** 2 + one * by_x[1]]
+    if len(by_x) == 3:
+        three = -2 * (one * one + y * two)
+        found.append(three * by_x[0] ** 3 + 3 * two * by_x[0] * by_x[1] + one * by_x[2])
+    return found
+
+
+def derivatives(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> list[Tensor]:
+    """û with its derivatives, all carried through the layers at once: nested jvp would give the same ten times slower.
+
+    Args:
+        equation: Whose u_0, and whether the third derivative is wanted.
+        theta: Weights.
+        x: Positions, shape (n,).
+        t: Times, shape (n,).
+
+    Returns:
+        û, û_t, û_x, û_xx and, where dispersive, û_xxx; each of shape (n,).
+    """
+    order, last = (3 if equation.dispersive else 2), len(theta) // 2 - 1
+    none, one = torch.zeros_like(x), torch.ones_like(x)
+    streams = [torch.stack(pair, dim=-1) for pair in ((x, t), (none, one), (one, none), *[(none, none)] * (order - 1))]
+    for layer in range(last + 1):
+        streams = list((torch.stack(streams) @ theta[f"weight{layer}"].T).unbind(0))
+        streams[0] = streams[0] + theta[f"bias{layer}"]
+        streams = through_tanh(streams) if layer < last else streams
+    net, by_t, *by_x = (stream.squeeze(-1) for stream in streams)
+    start, rise = slopes(INITIAL[equation.name], x, order), 1 - torch.exp(-t)
+    along_x = [rise * own + given for own, given in zip(by_x, start[1:], strict=True)]
+    return [rise * net + start[0], rise * by_t + torch.exp(-t) * net, *along_x]
+
+
+def residual(equation: Equation, theta: Weights, nu: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    """What the equation is off by: û_t + û û_x − ν û_xx − reaction, or + ν û_xxx for KdV.
+
+    Args:
+        equation: Which.
+        theta: Weights.
+        nu: ν, a scalar.
+        x: Positions, shape (n,).
+        t: Times, shape (n,).
+
+    Returns:
+        Shape (n,).
+    """
+    u, value, *along_x = derivatives(equation, theta, x, t)
+    if equation.advects:
+        value = value + u * along_x[0]
+    if equation.reacts:
+        value = value - 5 * (u - u**3)
+    return value + nu * along_x[2] if equation.dispersive else value - nu * along_x[1]
+
+
+def edges(equation: Equation, theta: Weights, t: Tensor) -> Tensor:
+    """Mean squared breach of u(−1, t) = u(1, t), and for Burgers and Allen–Cahn of their value u_0(±1) there.
+
+    Args:
+        equation: Which.
+        theta: Weights.
+        t: Times, shape (n,).
+
+    Returns:
+        A scalar.
+    """
+    left, right = (predict(equation, theta, torch.full_like(t, side), t) for side in (-1.0, 1.0))
+    if equation.dispersive:
+        return (left - right).square().mean()
+    held = INITIAL[equation.name](torch.ones_like(t))
+    return (left - held).square().mean() + (right - held).square().mean()
+
+
+def bilevel(settings: Settings, data: Data, coefficient: Coefficient, theta: Weights) -> hg.Bilevel:
+    """Inner: satisfy the equation with ν(φ); outer: fit the observations.
+
+    Args:
+        settings: Equation, size of the inner run.
+        data: The observations.
+        coefficient: From p to ν.
+        theta: Weights that the inner run starts from.
+
+    Returns:
+        The problem, with a fresh batch of points (x, t) a step.
+    """
+    equation, shape = settings.model, settings.pinn
+    times, where = torch.from_numpy(data.times), torch.from_numpy(data.where)
+    t, x = (grid.reshape(-1) for grid in torch.meshgrid(times, where, indexing="ij"))
+    seen = data.values.reshape(-1)
+
+    def inner(theta: Weights, phi: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+        nu = coefficient.value(phi["p"])
+        off = residual(equation, theta, nu, batch[0], batch[1]).square().mean()
+        return off + edges(equation, theta, batch[1])
+
+    def outer(theta: Weights, _: Mapping[str, Tensor]) -> Tensor:
+        return (predict(equation, theta, x, t) - seen).square().mean()
+
+    def batch(_: int, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(2, shape.batch, generator=generator, dtype=torch.float64)
+        return torch.stack([2 * drawn[0] - 1, drawn[1]])
+
+    return hg.Bilevel(
+        inner=inner,
+        outer=outer,
+        init=dict(theta),
+        optimizer=SGD(lr=shape.lr, clip=shape.clip),
+        steps=shape.steps,
+        batches=batch,
+    )
+
+
+def evaluate(equation: Equation, theta: Weights, times: Array, grid: int) -> Array:
+    """û on a grid.
+
+    Args:
+        equation: Whose u_0.
+        theta: Weights.
+        times: Shape (m,).
+        grid: Points of space.
+
+    Returns:
+        Shape (m, grid).
+    """
+    where = torch.from_numpy(points(grid))
+    with torch.no_grad():
+        rows = [predict(equation, theta, where, torch.full_like(where, float(t))).numpy() for t in times]
+    return np.stack(rows)

@@ -1,0 +1,96 @@
+"""Fourier collocation on [−1, 1): points, derivatives, interpolation. The endpoint x = 1 is x = −1 and kept once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sparing.errors import UserError
+
+Array = npt.NDArray[np.float64]
+Spectrum = npt.NDArray[np.complex128]
+
+LENGTH: Final = 2.0
+"""Period of every function here (length of [−1, 1])."""
+
+
+def points(count: int) -> Array:
+    """Collocation points x_j = −1 + 2j/count.
+
+    Args:
+        count: How many; even.
+
+    Returns:
+        Shape (count,), from −1 to just below 1.
+
+    Raises:
+        UserError: If the count is odd or below 8.
+
+    Example:
+        >>> points(8).tolist()
+        [-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75]
+    """
+    if count < 8 or count % 2:
+        raise UserError("grid", got=count, why="a Fourier grid here has an even number of points", do="pass 8, 10, …")
+    return -1 + LENGTH * np.arange(count) / count
+
+
+def wavenumbers(count: int) -> Array:
+    """The wavenumbers πm of the half spectrum of a real function, m = 0 … count/2.
+
+    Args:
+        count: Points of the grid.
+
+    Returns:
+        Shape (count/2 + 1,), in radians per unit of length.
+    """
+    return np.asarray(2 * np.pi / LENGTH * np.arange(count // 2 + 1), dtype=np.float64)
+
+
+@lru_cache(maxsize=32)
+def differentiation(count: int, order: int = 1) -> Array:
+    """The matrix that differentiates the interpolating trigonometric polynomial.
+
+    Args:
+        count: Points of the grid.
+        order: Of the derivative (1, 2, 3).
+
+    Returns:
+        Shape (count, count); shared, so not writable. For odd orders the highest wave, which has no sine on the grid,
+        is taken to have derivative zero.
+
+    Source: Trefethen 2000, Spectral Methods in MATLAB, chapter 3.
+    """
+    factor = (1j * wavenumbers(count)) ** order
+    if order % 2:
+        factor[-1] = 0
+    matrix = np.fft.irfft(factor[:, None] * np.fft.rfft(np.eye(count), axis=0), n=count, axis=0)
+    matrix.flags.writeable = False
+    return matrix
+
+
+def interpolation(count: int, where: Array) -> Array:
+    """The matrix that evaluates the interpolating trigonometric polynomial anywhere.
+
+    Args:
+        count: Points of the grid.
+        where: Positions, shape (m,).
+
+    Returns:
+        Shape (m, count). Each row sums to 1; at a grid point it picks that point.
+
+    Example:
+        >>> import numpy as np
+        >>> wave = np.sin(np.pi * points(16))
+        >>> bool(np.allclose(interpolation(16, np.array([0.3])) @ wave, np.sin(0.3 * np.pi), atol=1e-14))
+        True
+    """
+    offset = np.asarray(where, dtype=np.float64)[:, None] - points(count)[None, :]
+    total = np.ones_like(offset)
+    for wave in wavenumbers(count)[1:-1]:
+        total += 2 * np.cos(wave * offset)
+    total += np.cos(wavenumbers(count)[-1] * offset)
+    return total / count

@@ -1,0 +1,248 @@
+"""The verb: what it returns, what it leaves alone, and one line of help for each way to get it wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from oracles.problems import bilevel, data, draw, example_weights, maml, nested
+from oracles.unrolled import unrolled, vector
+from sparing import hypergrad as hg
+from sparing.errors import RunError, UserError
+
+EVERY = [
+    hg.Reverse(), hg.Checkpointed(), hg.Truncated(steps=2), hg.Forward(), hg.ForwardGradient(directions=2),
+    hg.ZerothOrder(directions=2), hg.HessianFree(), hg.Neumann(step=0.05, terms=2),
+    hg.ConjugateGradient(terms=2, damping=5.0), hg.FiniteDifference(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", EVERY, ids=str)
+def test_a_result_has_gradient_value_end_and_report(method: Any) -> None:
+    case = example_weights()
+    found = hg.hypergradient(*case, method, seed=2)
+    assert found.grad["weight"].shape == (6,)
+    assert found.value.shape == ()
+    torch.testing.assert_close(found.value, unrolled(*case, seed=2)[1], rtol=1e-13, atol=0)
+    assert set(found.theta) == {"hidden", "out"}
+    report = found.report
+    assert report.method == str(method)
+    assert report.steps == 4
+    assert report.seconds > 0
+    assert not any(leaf.requires_grad for leaf in (found.value, *found.theta.values(), found.grad["weight"]))
+
+
+def test_every_method_of_the_room_is_tried_above_and_has_a_name_of_its_own() -> None:
+    assert {type(method) for method in EVERY} == set(hg.METHODS)
+    assert len({str(method) for method in EVERY}) == len(EVERY)
+
+
+@pytest.mark.parametrize("method", EVERY, ids=str)
+def test_an_optimizer_can_step_with_the_gradient(method: Any) -> None:
+    """The outer loop is the user's: assign, step, and the loss falls along minus the exact gradient."""
+    case = example_weights()
+    phi = {"weight": torch.nn.Parameter(case.phi["weight"].clone())}
+    outer = torch.optim.SGD(phi.values(), lr=1e-3)
+    found = hg.hypergradient(case.problem, phi, method)
+    for name, leaf in phi.items():
+        leaf.grad = found.grad[name]
+    outer.step()
+    assert not torch.equal(phi["weight"], case.phi["weight"])
+
+
+@pytest.mark.parametrize("method", [hg.Reverse(), hg.Forward(), hg.HessianFree()], ids=str)
+def test_what_the_user_gave_is_left_as_it_was(method: Any) -> None:
+    """Also an initialisation, a bottleneck and losses that use torch's global generator."""
+    noisy = lambda psi: {name: leaf + 0.1 * torch.randn(leaf.shape).double() for name, leaf in psi.items()}  # noqa: E731
+    case = maml()
+    problem = dataclasses.replace(case.problem, init=noisy, through=noisy)
+    kept = {name: leaf.clone() for name, leaf in case.phi.items()}
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = hg.hypergradient(problem, case.phi, method)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    second = hg.hypergradient(problem, case.phi, method)
+    torch.testing.assert_close(first.grad, second.grad, rtol=0, atol=0)
+    torch.testing.assert_close(case.phi, kept, rtol=0, atol=0)
+
+
+def test_another_seed_is_another_run() -> None:
+    case = maml()
+    problem = dataclasses.replace(case.problem, init=lambda phi, generator: draw_init(phi, generator))
+    first, second = (hg.hypergradient(problem, case.phi, hg.Reverse(), seed=seed).value for seed in (0, 1))
+    assert first != second
+
+
+def draw_init(phi: Any, generator: torch.Generator) -> Any:
+    return {name: leaf + torch.randn(leaf.shape, generator=generator).double() for name, leaf in phi.items()}
+
+
+def test_phases_follow_one_another() -> None:
+    one, two, three = hg.HessianFree(), hg.Truncated(steps=2), hg.Reverse()
+    plan = hg.phases((one, 2), (two, 1), (three, None))
+    assert [plan(step) for step in range(6)] == [one, one, two, three, three, three]
+    assert hg.phases((one, 1))(7) == one
+
+
+@pytest.mark.parametrize("parts", [(), ((hg.Reverse(), None), (hg.Forward(), 1)), ((hg.Reverse(), 0),)])
+def test_phases_that_cannot_be_reached_are_refused(parts: Any) -> None:
+    with pytest.raises(UserError, match="phases: got"):
+        hg.phases(*parts)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a loss of several numbers": (
+        {"inner": lambda theta, phi, batch: theta["out"]},
+        r"inner: got \(3,\); a loss is one number; return a tensor of shape \(\)",
+    ),
+    "a loss that is no tensor": ({"inner": lambda theta, phi, batch: 1.0}, "inner: got float; a loss is one number"),
+    "an integer loss": ({"inner": lambda theta, phi, batch: torch.tensor(1)}, "inner: got torch.int64; a loss has"),
+    "a loss without theta": (
+        {"inner": lambda theta, phi, batch: phi["weight"].sum()},
+        "inner: got a loss that does not depend on theta; nothing would move; use theta",
+    ),
+    "an outer loss of several numbers": (
+        {"outer": lambda theta, phi: theta["out"]},
+        r"outer: got \(3,\); a loss is one",
+    ),
+    "integer weights": (
+        {"init": {"out": torch.zeros(3, dtype=torch.int64)}},
+        "init: got a leaf torch.int64; only float",
+    ),
+    "no weights": ({"init": {}}, "init: got {}; there is nothing to differentiate"),
+    "other data on a second call": (
+        {"batches": (lambda counter: lambda step: counter.append(1) or torch.tensor(len(counter)))([])},
+        "batches: got other data on a second call; the run and each of its directions must see the same",
+    ),
+    "a bottleneck of integers": (
+        {"through": lambda phi: phi["weight"].long()},
+        r"through\(phi\): got a leaf torch.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", [hg.Reverse(), hg.Forward(), hg.HessianFree(), hg.ZerothOrder()], ids=str)
+@pytest.mark.parametrize("name", BAD)
+def test_a_problem_that_cannot_work_is_refused_in_one_line(name: str, method: Any) -> None:
+    changes, words = BAD[name]
+    case = example_weights()
+    with pytest.raises(UserError, match=words) as caught:
+        hg.hypergradient(dataclasses.replace(case.problem, **changes), case.phi, method)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("phi", "words"),
+    [
+        ({}, "phi: got {}; there is nothing"),
+        ({"weight": torch.zeros(6, dtype=torch.int32)}, "phi: got a leaf torch.int32"),
+        ({"weight": [1.0, 2.0]}, "phi: got a leaf of type float; only floating tensors"),
+    ],
+)
+def test_a_phi_that_cannot_be_differentiated_is_refused(phi: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        hg.hypergradient(example_weights().problem, phi, hg.Reverse())
+
+
+def test_something_that_is_no_problem_is_refused() -> None:
+    with pytest.raises(UserError, match="problem: got str; a problem is run; pass a Bilevel or BlackBox"):
+        hg.hypergradient("problem", torch.zeros(1), hg.Reverse())
+
+
+@pytest.mark.parametrize("method", ["reverse", hg.Reverse, None])
+def test_something_that_is_no_method_is_refused(method: Any) -> None:
+    case = example_weights()
+    with pytest.raises(UserError, match="method: got"):
+        hg.hypergradient(*case, method)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        hg.ForwardGradient(directions=2, control=torch.zeros(5).double()),
+        hg.ForwardGradient(directions=2, guides=(torch.zeros(5).double(),)),
+    ],
+    ids=["control", "guide"],
+)
+def test_a_control_variate_or_guide_of_another_shape_is_refused(method: Any) -> None:
+    case = example_weights()
+    with pytest.raises(UserError, match=r"(control|guides)"):
+        hg.hypergradient(*case, method)
+
+
+def test_a_start_in_another_dtype_than_phi_still_works() -> None:
+    """Mixed precision is a choice: θ in float32, φ in float64, each gradient in the dtype of its leaf."""
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, batch: ((theta - phi.float()) ** 2).sum(),
+        outer=lambda theta, phi: theta.sum(),
+        init=torch.zeros(2),
+        optimizer=hg.SGD(lr=0.25),
+        steps=2,
+    )
+    for method in (hg.Reverse(), hg.Forward(), hg.ForwardGradient(directions=2, law=hg.Orthonormal())):
+        found = hg.hypergradient(problem, torch.ones(2, dtype=torch.float64), method)
+        assert found.grad.dtype == torch.float64
+        assert found.theta.dtype == torch.float32
+        torch.testing.assert_close(found.grad, torch.full((2,), 0.75, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("method", EVERY, ids=str)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the chaos on the way
+def test_a_run_that_overflows_names_its_step_and_the_way_out(method: Any) -> None:
+    """z ← 1e120·z: finite after two steps, not after three."""
+    problem = hg.Bilevel(
+        inner=lambda z, x, batch: -0.5e120 * z.square().sum() + (z * x).sum(),
+        outer=lambda z, x: z.sum(),
+        init=torch.ones(1, dtype=torch.float64),
+        optimizer=hg.SGD(lr=1.0),
+        steps=5,
+    )
+    with pytest.raises((RunError, UserError), match=r"t = 3 of 5.*lower optimizer.lr|Neumann.step") as caught:
+        hg.hypergradient(problem, torch.ones(1, dtype=torch.float64), method)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_growth_of_the_tangent_is_told_where_it_is_known() -> None:
+    problem = hg.Bilevel(
+        inner=lambda z, x, batch: -0.5e120 * z.square().sum() + (z * x).sum(),
+        outer=lambda z, x: z.sum(),
+        init=torch.ones(1, dtype=torch.float64),
+        optimizer=hg.SGD(lr=1.0),
+        steps=5,
+    )
+    with pytest.raises(RunError, match=r"‖y_t‖/‖v‖ = "):
+        hg.hypergradient(problem, torch.ones(1, dtype=torch.float64), hg.Forward())
+
+
+def test_an_outer_loss_that_is_not_finite_is_told_apart() -> None:
+    case = example_weights()
+    problem = dataclasses.replace(case.problem, outer=lambda theta, phi: theta["out"].sum() * math.nan)
+    with pytest.raises(RunError, match="the outer loss is not finite though θ_T is"):
+        hg.hypergradient(problem, case.phi, hg.Reverse())
+
+
+@pytest.mark.parametrize("make", [data, nested], ids=["data", "nested"])
+def test_solve_is_the_run_alone(make: Any) -> None:
+    case = make()
+    _, _, theta = unrolled(*case, seed=6)
+    torch.testing.assert_close(vector(hg.solve(*case, seed=6)), vector(theta), rtol=1e-13, atol=1e-15)
+
+
+def test_more_than_one_parameter_in_the_callables_is_understood() -> None:
+    """The usual way to bind a loop variable: defaults stay the user's."""
+    batches = [torch.tensor(float(step)) for step in range(4)]
+    problem = bilevel(
+        hg.SGD(lr=lambda step, base=0.1: base),
+        inner=lambda theta, phi, batch: theta["out"].sum() * batch * phi["x"].sum(),
+        outer=lambda theta, phi: theta["out"].sum(),
+        init=lambda phi, size=3: {"out": torch.zeros(size, dtype=torch.float64)},
+        batches=lambda step, batches=batches: batches[step],
+    )
+    found = hg.hypergradient(problem, {"x": draw(2, seed=1)}, hg.Reverse())
+    expected = torch.full((2,), -0.1 * (0 + 1 + 2 + 3) * 3, dtype=torch.float64)
+    torch.testing.assert_close(found.grad["x"], expected, rtol=1e-12, atol=0)

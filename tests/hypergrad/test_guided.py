@@ -1,0 +1,134 @@
+"""Guides and a random frame of their complement: unbiased, of the stated error, with an audit of each guess."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracles.problems import example_weights
+from oracles.quadratic import Quadratic, random
+from oracles.unrolled import unrolled, vector
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+from sparing.hypergrad.guided import frame_of, guided
+
+SIZE, COUNT, DRAWS = 12, 5, 400
+G = random(SIZE, seed=1)
+GUESSES = [G + 0.5 * random(SIZE, seed=2), random(SIZE, seed=3)]
+
+
+def inside(guesses: list[Tensor]) -> Tensor:
+    """UUᵀg by least squares."""
+    u = torch.stack(guesses).T
+    return u @ torch.linalg.lstsq(u, G[:, None]).solution[:, 0]
+
+
+@cache
+def estimates(which: tuple[int, ...] = (0, 1)) -> list:
+    guesses = [GUESSES[place] for place in which]
+    frames = (frame_of(guesses, COUNT, seed) for seed in range(DRAWS))
+    return [guided(frame, frame.rows @ G) for frame in frames]
+
+
+def test_a_frame_is_orthonormal_and_spans_the_guesses() -> None:
+    frame = frame_of(GUESSES, COUNT, seed=0)
+    eye = torch.eye(COUNT, dtype=torch.float64)
+    torch.testing.assert_close(frame.rows @ frame.rows.T, eye, rtol=0, atol=1e-13)
+    span = frame.rows[: frame.known]
+    for guess in GUESSES:
+        torch.testing.assert_close(guess @ span.T @ span, guess, rtol=1e-12, atol=1e-13)
+
+
+def test_unbiased_whatever_the_guesses() -> None:
+    grads = torch.stack([found.grad for found in estimates()])
+    error = grads.std(0) / math.sqrt(DRAWS)
+    assert ((grads.mean(0) - G).abs() <= 3.5 * error + 1e-12).all()
+
+
+@pytest.mark.parametrize("which", [(0, 1), (0,), (1,)], ids=["both", "good", "bad"])
+def test_the_error_is_the_stated_one(which: tuple[int, ...]) -> None:
+    """((N − r)/(b − r) − 1)·(1 − cos²(U, g))·‖g‖², and its own estimate of that is unbiased."""
+    r = len(which)
+    missed = (G - inside([GUESSES[place] for place in which])).square().sum()
+    theory = ((SIZE - r) / (COUNT - r) - 1) * missed
+    found = estimates(which)
+    squares = torch.stack([(one.grad - G).square().sum() for one in found])
+    assert abs(squares.mean() - theory) <= 3 * squares.std() / math.sqrt(DRAWS)
+    told = torch.tensor([one.error for one in found], dtype=torch.float64)
+    assert abs(told.mean() - theory) <= 3 * told.std() / math.sqrt(DRAWS)
+
+
+def test_the_squared_norm_is_unbiased_and_the_audit_is_the_squared_cosine() -> None:
+    found = estimates()
+    norms = torch.tensor([one.norm_squared for one in found], dtype=torch.float64)
+    assert abs(norms.mean() - G.square().sum()) <= 3 * norms.std() / math.sqrt(DRAWS)
+    for place, guess in enumerate(GUESSES):
+        truth = torch.cosine_similarity(guess, G, dim=0) ** 2
+        # a ratio of an exact number to an unbiased one: its median has the truth's size
+        audits = torch.tensor([one.audit[place] for one in found], dtype=torch.float64)
+        assert audits.median() == pytest.approx(truth.item(), rel=0.15, abs=0.01)
+
+
+def test_all_directions_are_exact_and_so_is_the_audit() -> None:
+    frame = frame_of(GUESSES, SIZE, seed=0)
+    found = guided(frame, frame.rows @ G)
+    torch.testing.assert_close(found.grad, G, rtol=1e-12, atol=1e-12)
+    assert found.error == 0
+    for place, guess in enumerate(GUESSES):
+        truth = torch.cosine_similarity(guess, G, dim=0).square().item()
+        assert found.audit[place] == pytest.approx(truth, rel=1e-10)
+
+
+def test_guesses_that_say_nothing_new_are_left_out() -> None:
+    guesses = [GUESSES[0], 3 * GUESSES[0], torch.zeros(SIZE, dtype=torch.float64), GUESSES[1]]
+    frame = frame_of(guesses, COUNT, seed=0)
+    assert frame.guides == (0, 3)
+    eye = torch.eye(COUNT, dtype=torch.float64)
+    torch.testing.assert_close(frame.rows @ frame.rows.T, eye, rtol=0, atol=1e-13)
+
+
+def test_a_lost_random_direction_reweights_the_rest() -> None:
+    frame = frame_of(GUESSES, COUNT, seed=0)
+    weights = frame.rows @ G
+    weights[-1] = math.nan
+    rows = frame.rows
+    expected = weights[:2] @ rows[:2] + (SIZE - 2) / 2 * (weights[2:4] @ rows[2:4])
+    torch.testing.assert_close(guided(frame, weights).grad, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 13])
+def test_too_few_or_too_many_directions_are_refused(count: int) -> None:
+    with pytest.raises(UserError, match=f"directions: got {count}; 2 guides and 1 … 12 directions in all are needed"):
+        frame_of(GUESSES, count, seed=0)
+
+
+def test_guides_may_be_methods_and_trees_and_the_report_names_them() -> None:
+    case = example_weights()
+    truth = vector(unrolled(case.problem, case.phi)[0])
+    through = {"weight": truth - 0.2 * case.phi["weight"]}  # without the direct part, which is added exactly
+    method = hg.ForwardGradient(directions=3, guides=(hg.HessianFree(), through))
+    report = hg.hypergradient(case.problem, case.phi, method).report
+    assert list(report.audit) == ["0: Hessian-free", "1: given"]
+    assert report.audit["1: given"] == pytest.approx(1.0, abs=1e-10)
+    # both guesses hold the truth: nothing is left for the random direction to miss
+    found = hg.hypergradient(case.problem, case.phi, method).grad
+    torch.testing.assert_close(vector(found), truth, rtol=1e-9, atol=1e-11)
+    assert report.cosine == pytest.approx(1.0, abs=1e-8)
+
+
+def test_the_meter_reads_the_bias_of_truncation() -> None:
+    case = Quadratic(steps=8, gamma=0.0)
+    short = hg.Truncated(steps=1)
+    method = hg.ForwardGradient(directions=7, guides=(short,))
+    audit = hg.hypergradient(case.problem(), case.x, method).report.audit
+    truth = torch.cosine_similarity(case.hypergradient(), case.hypergradient(1), dim=0).square().item()
+    assert audit["0: truncated 1"] == pytest.approx(truth, rel=1e-9)
+
+
+def test_guides_and_a_control_variate_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="control: got guides too"):
+        hg.ForwardGradient(guides=(hg.HessianFree(),), control=G)

@@ -1,0 +1,208 @@
+"""Implicit methods against dense matrices: partial sums, solves, the ideal gradient, and a rival's mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracles.problems import PROBLEMS, Case, example_weights
+from oracles.quadratic import M, Quadratic
+from oracles.unrolled import vector
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+from sparing.hypergrad.implicit import largest_eigenvalue
+
+EYE = torch.eye(M, dtype=torch.float64)
+TIGHT = {"rtol": 1e-11, "atol": 1e-12}  # float64 sums of a few hundred products
+
+
+def grad(case: Quadratic, method) -> Tensor:
+    return hg.hypergradient(case.problem(), case.x, method).grad
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_hessian_free_is_a_number_in_place_of_the_inverse(scale: float) -> None:
+    case = Quadratic()
+    torch.testing.assert_close(grad(case, hg.HessianFree(scale=scale)), case.implicit(scale * EYE), **TIGHT)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_finite_difference_is_hessian_free_on_a_quadratic(scale: float) -> None:
+    """The central difference of a linear slope is exact; rounding over 2ε with ε‖d‖ = 0.01 leaves 1e-13."""
+    case = Quadratic()
+    found = grad(case, hg.FiniteDifference(scale=scale))
+    torch.testing.assert_close(found, case.implicit(scale * EYE), rtol=1e-9, atol=1e-11)
+
+
+def test_finite_difference_errs_with_the_square_of_its_radius() -> None:
+    case = example_weights()
+    exact = vector(hg.hypergradient(case.problem, case.phi, hg.HessianFree()).grad)
+    errors = [
+        (vector(hg.hypergradient(case.problem, case.phi, hg.FiniteDifference(radius=r)).grad) - exact).norm().item()
+        for r in (0.1, 0.05)
+    ]
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("terms", [0, 1, 5])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_neumann_is_its_partial_sum(terms: int, decay: float) -> None:
+    case, alpha = Quadratic(decay=decay), 0.5
+    total = sum(torch.linalg.matrix_power(EYE - alpha * case.h, k) for k in range(terms + 1))
+    torch.testing.assert_close(grad(case, hg.Neumann(step=alpha, terms=terms)), case.implicit(alpha * total), **TIGHT)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_conjugate_gradients_equal_a_dense_solve(damping: float, decay: float) -> None:
+    case = Quadratic(decay=decay)
+    inverse = torch.linalg.inv(case.h + damping * EYE)
+    found = hg.hypergradient(case.problem(), case.x, hg.ConjugateGradient(terms=M, damping=damping))
+    torch.testing.assert_close(found.grad, case.implicit(inverse), rtol=1e-8, atol=1e-9)
+    assert found.report.residual < 1e-8
+
+
+def test_the_released_solver_with_a_scaled_product_is_wrong_and_ours_is_not() -> None:
+    """betty 0.2.1 takes its step length from α·Hp and updates the residual with Hp: right for α = 1 only."""
+    case = Quadratic()
+
+    def scaled_only_once(alpha: float) -> Tensor:
+        x, r = torch.zeros(M, dtype=torch.float64), case.d.clone()
+        p = r.clone()
+        for _ in range(M):
+            bent = case.h @ p
+            step = (r @ r) / (alpha * p @ bent)
+            x, after = x + step * p, r - step * bent
+            p, r = after + (after @ after) / (r @ r) * p, after
+        return alpha * x
+
+    truth = torch.linalg.solve(case.h, case.d)
+    torch.testing.assert_close(scaled_only_once(1.0), truth, rtol=1e-8, atol=1e-9)
+    assert (scaled_only_once(0.1) - truth).norm() > truth.norm()
+    ours = grad(case, hg.ConjugateGradient(terms=M, damping=0.0))
+    torch.testing.assert_close(ours, -truth @ case.c + case.direct, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "method", [hg.Neumann(step=0.6, terms=300), hg.ConjugateGradient(terms=M, damping=0.0)], ids=str
+)
+def test_a_converged_run_has_the_gradient_of_the_ideal(method) -> None:
+    """(1 − 0.4·0.2)^300 = 1e-11: the run and the series have both converged."""
+    case = Quadratic(steps=300)
+    torch.testing.assert_close(grad(case, method), case.ideal(), rtol=1e-7, atol=1e-8)
+
+
+def test_a_run_that_has_not_converged_is_not_the_ideal() -> None:
+    """The first term of the error split, d(Z + H⁻¹Y): no linear solver removes it."""
+    case = Quadratic(steps=5)
+    found = grad(case, hg.ConjugateGradient(terms=M, damping=0.0))
+    exact = case.hypergradient()
+    split = case.d @ (case.jacobian() + torch.linalg.solve(case.h, case.c))
+    torch.testing.assert_close(exact - found, split, rtol=1e-8, atol=1e-8)
+    assert split.norm() > 0.05 * exact.norm()
+
+
+def test_defaults_that_run_no_step_are_refused() -> None:
+    """The released script has 100 inner steps and 100 truncated ones: none is run, and H is that of a random start."""
+    with pytest.raises(UserError, match="steps: got 0; an inner run takes at least one"):
+        Quadratic().problem(steps=100 - 100)
+
+
+def test_a_step_beyond_two_over_the_largest_eigenvalue_is_refused() -> None:
+    case = Quadratic(high=1.5)
+    with pytest.raises(UserError, match=r"Neumann.step: got 1.4; the series diverges from 2/λ_max = 1.3\d* on; pass"):
+        grad(case, hg.Neumann(step=1.4, terms=3, check=60))
+    assert torch.isfinite(grad(case, hg.Neumann(step=1.4, terms=3, check=0))).all()
+
+
+def test_power_iteration_finds_the_largest_eigenvalue_from_below() -> None:
+    a = Quadratic().a
+    found = [
+        largest_eigenvalue(lambda v: [a @ v[0]], [torch.zeros(M, dtype=torch.float64)], rounds=r, seed=0)
+        for r in (1, 5, 200)
+    ]
+    assert found[0] <= found[1] <= found[2]
+    assert found[2] == pytest.approx(1.5, rel=1e-6)
+    report = hg.hypergradient(Quadratic().problem(), Quadratic().x, hg.Neumann(step=0.5, check=200)).report
+    assert report.curvature == pytest.approx(1.5, rel=1e-6)
+
+
+def test_the_residual_of_neumann_is_measured() -> None:
+    case, alpha = Quadratic(), 0.5
+    found = hg.hypergradient(case.problem(), case.x, hg.Neumann(step=alpha, terms=4)).report.residual
+    left = torch.linalg.matrix_power(EYE - alpha * case.h, 5) @ case.d  # I − H·α Σ_{k≤4} (I − αH)^k
+    assert found == pytest.approx((left.norm() / case.d.norm()).item(), rel=1e-10)
+
+
+def test_negative_curvature_stops_the_iteration_and_is_said() -> None:
+    case = Quadratic(low=-1.0, high=-0.1, steps=2)
+    with pytest.warns(RuntimeWarning, match="negative curvature"):
+        found = hg.hypergradient(case.problem(), case.x, hg.ConjugateGradient(damping=0.0))
+    assert torch.isfinite(found.grad).all()
+
+
+IMPLICIT = [
+    hg.HessianFree(),
+    hg.Neumann(step=0.05, terms=3),
+    hg.ConjugateGradient(terms=3, damping=5.0),
+    hg.FiniteDifference(),
+]
+
+
+@pytest.mark.parametrize("method", IMPLICIT, ids=str)
+@pytest.mark.parametrize("make", PROBLEMS, ids=lambda make: make.__name__)
+def test_every_problem_goes_through_with_the_run_of_the_others(make, method) -> None:
+    case: Case = make()
+    result = hg.hypergradient(case.problem, case.phi, method, seed=3)
+    assert all(torch.isfinite(leaf).all() for leaf in torch.utils._pytree.tree_leaves(result.grad))
+    end = hg.solve(case.problem, case.phi, seed=3)
+    torch.testing.assert_close(vector(result.theta), vector(end), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", IMPLICIT, ids=str)
+def test_a_nonlinear_problem_follows_its_dense_hessian(method) -> None:
+    case = example_weights()
+    end = hg.solve(case.problem, case.phi)
+    shapes = [(2, 3), (3,)]
+
+    def inner(flat: Tensor, weight: Tensor) -> Tensor:
+        parts = flat.split([6, 3])
+        theta = {name: part.reshape(shape) for name, part, shape in zip(end, parts, shapes, strict=True)}
+        return case.problem.inner(theta, {"weight": weight}, None)
+
+    flat, weight = vector(end), case.phi["weight"]
+    h = torch.autograd.functional.hessian(lambda t: inner(t, weight), flat)
+    y = torch.func.jacrev(torch.func.grad(inner), argnums=1)(flat, weight)
+    watched = {name: leaf.clone().requires_grad_() for name, leaf in end.items()}
+    d = vector(torch.autograd.grad(case.problem.outer(watched, case.phi), list(watched.values())))
+    eye = torch.eye(len(flat), dtype=torch.float64)
+    if isinstance(method, hg.Neumann):
+        x = d @ (0.05 * sum(torch.linalg.matrix_power(eye - 0.05 * h, k) for k in range(4)))
+    elif isinstance(method, hg.ConjugateGradient):
+        found = hg.hypergradient(case.problem, case.phi, dataclasses.replace(method, terms=30, damping=2.0)).grad
+        expected = -torch.linalg.solve(h + 2 * eye, d) @ y + 0.2 * weight
+        torch.testing.assert_close(found["weight"], expected, rtol=1e-7, atol=1e-8)
+        return
+    else:
+        x = d
+    found = hg.hypergradient(case.problem, case.phi, method).grad["weight"]
+    # the difference of DARTS has an error of its own, of the order of its radius squared
+    loose = 1e-4 if isinstance(method, hg.FiniteDifference) else 1e-10
+    torch.testing.assert_close(found, -x @ y + 0.2 * weight, rtol=loose, atol=loose)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hg.Neumann(step=0.0), "Neumann.step: got 0.0"),
+        (lambda: hg.Neumann(terms=-1), "Neumann.terms: got -1"),
+        (lambda: hg.ConjugateGradient(terms=0), "ConjugateGradient: got terms 0"),
+        (lambda: hg.ConjugateGradient(damping=-1.0), "damping >= 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()

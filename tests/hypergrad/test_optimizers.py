@@ -1,0 +1,210 @@
+"""Inner optimizers: the trajectories of ``torch.optim``, tangents written out by hand, dead units, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracles.problems import OPTIMIZERS, STEPS, Case, bilevel, draw, example_weights, weighted
+from oracles.unrolled import unrolled, vector
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+from sparing.hypergrad.optimizers import rate_at, takes
+
+
+def torch_twin(rule: Any, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
+    if isinstance(rule, hg.SGD):
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=rule.momentum, dampening=rule.dampening, nesterov=rule.nesterov,
+            weight_decay=rule.weight_decay,
+        )  # fmt: skip
+    kind = torch.optim.AdamW if isinstance(rule, hg.AdamW) else torch.optim.Adam
+    return kind(parameters, lr=lr, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay)
+
+
+def ordinary(case: Case) -> Tensor:
+    """The run as anybody would write it."""
+    rule, theta = case.problem.optimizer, {n: t.clone().requires_grad_() for n, t in case.problem.init.items()}
+    made = torch_twin(rule, list(theta.values()), 0.1)
+    for step in range(case.problem.steps):
+        for group in made.param_groups:
+            group["lr"] = float(rate_at(rule.lr, step, case.phi))
+        made.zero_grad()
+        case.problem.inner(theta, case.phi, None).backward()
+        if rule.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(theta.values()), rule.clip)
+        made.step()
+    return vector(theta)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_trajectory_is_that_of_torch_optim(name: str) -> None:
+    case = example_weights(OPTIMIZERS[name])
+    # the same operations, some of them fused in torch: a few roundings of 1e-16
+    torch.testing.assert_close(vector(hg.solve(case.problem, case.phi)), ordinary(case), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("method", [hg.Reverse(), hg.Checkpointed(states=1), hg.HessianFree()], ids=str)
+def test_every_method_ends_where_the_plain_run_ends_to_the_bit(name: str, method: Any) -> None:
+    case = example_weights(OPTIMIZERS[name])
+    assert torch.equal(vector(hg.hypergradient(case.problem, case.phi, method).theta), vector(hg.solve(*case)))
+
+
+def jvp(rule: Any, slots: int) -> tuple[Tensor, ...]:
+    """Two steps of one weight vector under constant slopes and their tangents, by forward mode."""
+    w, y, g, gdot = (draw(4, seed=seed) for seed in (1, 2, 3, 4))
+
+    def run(w: Tensor, g: Tensor) -> Tensor:
+        state = tuple([torch.zeros_like(w)] for _ in range(slots))
+        weights, state = rule.update([w], [g], state, 0, None)
+        weights, state = rule.update(weights, [2 * g], state, 1, None)
+        return weights[0]
+
+    return torch.func.jvp(run, (w, g), (y, gdot))[1], w, y, g, gdot
+
+
+def test_the_tangent_of_momentum_is_the_equation() -> None:
+    """ṁ' = μṁ + (1 − τ)ġ, y' = y − ηṁ', ġ += λy."""
+    eta, mu, tau, lam = 0.2, 0.8, 0.5, 0.1
+    found, _, y, _, gdot = jvp(hg.SGD(lr=eta, momentum=mu, dampening=tau, weight_decay=lam), 1)
+    m = gdot + lam * y
+    one = y - eta * m
+    m = mu * m + (1 - tau) * (2 * gdot + lam * one)
+    torch.testing.assert_close(found, one - eta * m, rtol=1e-13, atol=1e-14)
+
+
+def test_the_tangent_of_nesterov_is_the_equation() -> None:
+    """y' = y − η(ġ + μṁ')."""
+    eta, mu = 0.2, 0.8
+    found, _, y, _, gdot = jvp(hg.SGD(lr=eta, momentum=mu, nesterov=True), 1)
+    m = gdot
+    one = y - eta * (gdot + mu * m)
+    m = mu * m + 2 * gdot
+    torch.testing.assert_close(found, one - eta * (2 * gdot + mu * m), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_tangent_of_adam_is_the_equation(decoupled: bool) -> None:
+    """u̇ = m̂̇/D − m̂ŝ̇/(2√ŝ D²), D = √ŝ + ε; AdamW shrinks y by 1 − ηλ first."""
+    eta, (b1, b2), eps, lam = 0.1, (0.8, 0.9), 1e-3, 0.2
+    kind = hg.AdamW(lr=eta, betas=(b1, b2), eps=eps, weight_decay=lam) if decoupled else None
+    found, _, y, g, gdot = jvp(kind or hg.Adam(lr=eta, betas=(b1, b2), eps=eps), 2)
+    m = mdot = s = sdot = torch.zeros(4, dtype=torch.float64)
+    for t, (slope, turn) in enumerate(((g, gdot), (2 * g, 2 * gdot)), start=1):
+        m, mdot = b1 * m + (1 - b1) * slope, b1 * mdot + (1 - b1) * turn
+        s, sdot = b2 * s + (1 - b2) * slope**2, b2 * sdot + 2 * (1 - b2) * slope * turn
+        mh, mhdot, sh, shdot = m / (1 - b1**t), mdot / (1 - b1**t), s / (1 - b2**t), sdot / (1 - b2**t)
+        d = sh.sqrt() + eps
+        y = (1 - eta * lam) * y if decoupled else y
+        y = y - eta * (mhdot / d - mh * shdot / (2 * sh.sqrt() * d**2))
+    torch.testing.assert_close(found, y, rtol=1e-12, atol=1e-13)
+
+
+def test_the_tangent_of_clipping_is_the_equation() -> None:
+    """ġ ← (c/‖g‖)(ġ − g(g·ġ)/‖g‖²), torch's 1e-6 beside the norm aside."""
+    limit = 0.5
+
+    def clip(g: Tensor) -> Tensor:
+        return hg.SGD(lr=1.0, clip=limit).update([torch.zeros(4).double()], [g], (), 0, None)[0][0]
+
+    g, turn = draw(4, seed=1), draw(4, seed=2)
+    expected = limit / g.norm() * (turn - g * (g @ turn) / g.square().sum())
+    torch.testing.assert_close(torch.func.jvp(clip, (g,), (turn,))[1], -expected, rtol=1e-5, atol=1e-6)
+    idle = 1e-3 * g
+    torch.testing.assert_close(torch.func.jvp(clip, (idle,), (turn,))[1], -turn, rtol=1e-13, atol=0)
+
+
+def dead(optimizer: Any, **changes: Any) -> Case:
+    """A unit whose ReLU never opens: its slopes are exactly zero, so Adam's second moment is."""
+    theta = {"hidden": draw(2, 3, seed=5), "out": draw(3, seed=6)}
+    theta["hidden"][:, 0] = 0
+    shift = torch.tensor([-1.0, 0.0, 0.0], dtype=torch.float64)
+
+    def inner(theta: Any, phi: Any, batch: Any) -> Tensor:
+        guess = torch.relu(draw(6, 2, seed=1) @ theta["hidden"] + shift) @ theta["out"]
+        return (torch.sigmoid(phi["weight"]) * (guess - draw(6, seed=2)).square()).mean()
+
+    def outer(theta: Any, phi: Any) -> Tensor:
+        return (
+            (torch.relu(draw(5, 2, seed=3) @ theta["hidden"] + shift) @ theta["out"] - draw(5, seed=4)).square().mean()
+        )
+
+    return Case(bilevel(optimizer, inner=inner, outer=outer, init=theta, **changes), {"weight": draw(6, seed=7)})
+
+
+MODES = [
+    hg.Reverse(), hg.Checkpointed(), hg.Checkpointed(states=1), hg.Truncated(steps=2), hg.Forward(),
+    hg.ForwardGradient(directions=6, law=hg.Orthonormal()), hg.ForwardGradient(directions=3, tail=2),
+    hg.ZerothOrder(directions=4), hg.HessianFree(), hg.Neumann(step=0.1, terms=2), hg.FiniteDifference(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [hg.Adam(lr=0.1), hg.AdamW(lr=0.1, clip=0.5)], ids=["adam", "adamw"])
+@pytest.mark.parametrize("method", MODES, ids=str)
+def test_a_dead_unit_under_adam_leaves_every_mode_finite(optimizer: Any, method: Any) -> None:
+    case = dead(optimizer)
+    assert torch.isfinite(vector(hg.hypergradient(*case, method).grad)).all()
+
+
+def test_a_dead_unit_makes_the_textbook_root_not_a_number_and_ours_right() -> None:
+    """The textbook loop gives NaN; with its unit removed it gives what ours gives with the unit."""
+    case = dead(hg.Adam(lr=0.1))
+    assert vector(unrolled(*case)[0]).isnan().any()
+    found = hg.hypergradient(*case, hg.Reverse())
+    live = {"hidden": case.problem.init["hidden"][:, 1:], "out": case.problem.init["out"][1:]}
+
+    def predict(theta: Any, x: Tensor) -> Tensor:
+        return torch.relu(x @ theta["hidden"]) @ theta["out"]
+
+    def inner(theta: Any, phi: Any, batch: Any) -> Tensor:
+        return (torch.sigmoid(phi["weight"]) * (predict(theta, draw(6, 2, seed=1)) - draw(6, seed=2)).square()).mean()
+
+    outer = lambda theta, phi: (predict(theta, draw(5, 2, seed=3)) - draw(5, seed=4)).square().mean()  # noqa: E731
+    small = bilevel(hg.Adam(lr=0.1), inner=inner, outer=outer, init=live)
+    truth = vector(unrolled(small, case.phi)[0])
+    torch.testing.assert_close(vector(found.grad), truth, rtol=1e-12, atol=1e-13)
+
+
+def test_a_gradient_of_zero_survives_clipping_in_both_modes() -> None:
+    case = Case(
+        bilevel(hg.SGD(lr=0.1, clip=1.0), inner=lambda theta, phi, batch: 0.0 * weighted(theta, phi["weight"])),
+        {"weight": draw(6, seed=7)},
+    )
+    for method in (hg.Reverse(), hg.Forward()):
+        assert torch.equal(vector(hg.hypergradient(*case, method).grad), torch.zeros(6, dtype=torch.float64))
+
+
+def test_cosine_falls_from_its_rate_to_its_floor() -> None:
+    rate = hg.cosine(0.3, STEPS, floor=0.1)
+    assert [round(rate(step), 10) for step in (0, STEPS // 2, STEPS, STEPS + 3)] == [0.3, 0.2, 0.1, 0.1]
+
+
+def test_a_rate_takes_the_step_or_the_step_and_phi_and_keeps_its_own_defaults() -> None:
+    assert rate_at(0.5, 3, "phi") == 0.5
+    assert rate_at(lambda step: step, 3, "phi") == 3
+    assert rate_at(lambda step, phi: (step, phi), 3, "phi") == (3, "phi")
+    assert rate_at(lambda step, base=0.1: base, 3, "phi") == 0.1
+    assert rate_at(lambda step, phi, base=0.1: (phi, base), 3, "phi") == ("phi", 0.1)
+    assert takes(lambda *everything: 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: hg.SGD(lr=-0.1), "lr: got -0.1"),
+        (lambda: hg.SGD(lr=float("nan")), "lr: got nan"),
+        (lambda: hg.SGD(weight_decay=-1.0), "weight_decay: got -1.0"),
+        (lambda: hg.SGD(clip=0.0), "clip: got 0.0"),
+        (lambda: hg.SGD(nesterov=True), "nesterov: got .*pass momentum > 0"),
+        (lambda: hg.SGD(nesterov=True, momentum=0.9, dampening=0.1), "nesterov: "),
+        (lambda: hg.Adam(betas=(1.0, 0.9)), r"betas: got \(1.0, 0.9\)"),
+        (lambda: hg.AdamW(lr=-1.0), "lr: got -1.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()

@@ -1,0 +1,112 @@
+"""The inner run: three ways to take a step that agree, randomness that belongs to the step, generators left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.func import jvp
+
+from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weights, minibatches
+from oracles.unrolled import unrolled, vector
+from sparing.hypergrad.reverse import flat
+from sparing.hypergrad.trees import leaves
+from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
+
+
+def unroll_of(make: Any, optimizer: str = "adam", seed: int = 3) -> tuple[Unroll, Any]:
+    case = make(OPTIMIZERS[optimizer])
+    return Unroll(case.problem, seed, case.problem.init), case.phi
+
+
+def watched(state: State) -> State:
+    return State([w.clone().requires_grad_() for w in state.theta], state.slots)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [example_weights, dropout, minibatches])
+def test_a_step_is_the_same_in_each_of_its_forms(make: Any, optimizer: str) -> None:
+    unroll, phi = unroll_of(make, optimizer)
+    state = unroll.run(phi, last=2)
+    with unroll.at(2) as batch:
+        plain = flat(unroll.plain_step(2, state, phi, batch))
+    with unroll.at(2) as batch:
+        graph = flat(unroll.graph_step(2, watched(state), phi, batch))
+    with unroll.at(2) as batch:
+        pure = flat(unroll.step(2, state, phi, batch))
+    assert not any(tensor.requires_grad for tensor in plain)
+    for one, two, three in zip(plain, graph, pure, strict=True):
+        # functorch orders some sums otherwise
+        torch.testing.assert_close(one, two.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(one, three, rtol=1e-13, atol=1e-16)
+
+
+@pytest.mark.parametrize("make", PROBLEMS, ids=lambda make: make.__name__)
+def test_a_run_in_pieces_is_the_run(make: Any) -> None:
+    case = make()
+    psi = case.problem.through(case.phi) if case.problem.through else case.phi
+    unroll = Unroll(case.problem, 3, case.problem.start(psi, 3))
+    whole = unroll.run(psi)
+    half = unroll.run(psi, last=1)
+    for one, two in zip(flat(whole), flat(unroll.run(psi, state=half, first=1)), strict=True):
+        assert torch.equal(one, two)
+    torch.testing.assert_close(vector(whole.theta), vector(unrolled(*case, seed=3)[2]), rtol=1e-13, atol=1e-15)
+
+
+def test_randomness_belongs_to_seed_and_step() -> None:
+    unroll, _ = unroll_of(dropout)
+    other, _ = unroll_of(dropout, seed=4)
+
+    def drawn(one: Unroll, step: int) -> list[float]:
+        with one.at(step):
+            return torch.rand(3).tolist()
+
+    assert drawn(unroll, 1) == drawn(unroll, 1)
+    assert drawn(unroll, 1) != drawn(unroll, 2)
+    assert drawn(unroll, 1) != drawn(other, 1)
+
+
+def test_the_global_generator_is_put_back_also_after_a_failure() -> None:
+    before = torch.get_rng_state()
+
+    def fail() -> None:
+        with reproducible(0, "here"):
+            torch.rand(3)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_outer_slopes_are_both_partial_derivatives() -> None:
+    case = example_weights()
+    unroll = Unroll(case.problem, 0, case.problem.init)
+    state = unroll.start(case.phi)
+    value, d, c = unroll.outer_slopes(state, case.phi)
+    torch.testing.assert_close(c[0], 0.2 * case.phi["weight"])
+    turn = [draw(*leaf.shape, seed=9) for leaf in state.theta]
+    along = jvp(
+        lambda *theta: case.problem.outer(dict(zip(case.problem.init, theta, strict=True)), case.phi),
+        tuple(state.theta), tuple(turn),
+    )[1]  # fmt: skip
+    torch.testing.assert_close(sum((a * b).sum() for a, b in zip(d, turn, strict=True)), along)
+    assert not value.requires_grad
+
+
+def test_pulled_is_zero_where_nothing_reaches() -> None:
+    x, spare = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    assert [part.tolist() for part in pulled((2 * x).sum(), [x, spare])] == [[2, 2], [0, 0, 0]]
+    assert [part.tolist() for part in pulled(torch.tensor(1.0), [x])] == [[0, 0]]
+    constant = torch.ones(2)
+    found = pulled([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
+    assert found[0].tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_state_holds_as_many_moments_as_the_optimizer_says(count: int) -> None:
+    unroll, phi = unroll_of(example_weights, ["sgd", "momentum", "adam"][count])
+    for state in (unroll.start(phi), unroll.run(phi)):
+        assert len(state.slots) == unroll.problem.optimizer.slots == count
+        assert all([m.shape for m in slot] == [w.shape for w in leaves(state.theta)] for slot in state.slots)

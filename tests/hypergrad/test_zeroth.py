@@ -1,0 +1,161 @@
+"""Zeroth order: error of the second order in the step, black boxes, common randomness, and a peer's mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracles.problems import bottleneck, dropout, example_weights, fresh_start
+from oracles.quadratic import Quadratic, random
+from oracles.unrolled import unrolled, vector
+from sparing import hypergrad as hg
+from sparing.errors import UserError
+from sparing.hypergrad.sampled import draw_of
+from sparing.seeds import number
+
+
+def basis(count: int, **settings: Any) -> hg.ZerothOrder:
+    return hg.ZerothOrder(directions=count, law=hg.Orthonormal(), **settings)
+
+
+def error(case: Any, method: hg.ZerothOrder) -> float:
+    truth = vector(unrolled(case.problem, case.phi)[0])
+    return (vector(hg.hypergradient(case.problem, case.phi, method).grad) - truth).norm().item()
+
+
+@pytest.mark.parametrize("exact_outer", [True, False])
+@pytest.mark.parametrize("make", [example_weights, bottleneck, dropout])
+def test_the_error_falls_with_the_square_of_the_step(make: Any, exact_outer: bool) -> None:
+    """Slope 2 ± 0.05; a forward difference has slope 1, other masks in the two runs none at all."""
+    large, small = (error(make(), basis(6, step=step, exact_outer=exact_outer)) for step in (4e-2, 1e-2))
+    assert math.log(large / small) / math.log(4) == pytest.approx(2, abs=0.05)
+
+
+def test_a_forward_difference_is_of_the_first_order_only() -> None:
+    """Equation 16 as the paper writes it, beside ours."""
+    case = example_weights()
+    plain = dataclasses.replace(
+        case.problem, outer=lambda theta, phi: case.problem.outer(theta, {"weight": torch.zeros(6)})
+    )
+    truth = vector(unrolled(plain, case.phi)[0])
+
+    def h(weight: Tensor) -> Tensor:
+        return plain.outer(hg.solve(plain, {"weight": weight}), {"weight": weight})
+
+    at, eye, errors = case.phi["weight"], torch.eye(6, dtype=torch.float64), []
+    for step in (1e-2, 1e-3):
+        found = torch.stack([(h(at + step * row) - h(at)) / step for row in eye])
+        errors.append((found - truth).norm().item())
+    assert math.log10(errors[0] / errors[1]) == pytest.approx(1, abs=0.1)
+    ours = hg.hypergradient(plain, case.phi, basis(6, step=1e-3)).grad["weight"]
+    assert (ours - truth).norm() < 0.02 * errors[1]
+
+
+@pytest.mark.parametrize("law", [hg.Rademacher(), hg.Coordinate()], ids=["Rademacher", "Coordinate"])
+def test_weights_are_those_of_forward_mode(law: Any) -> None:
+    """A quadratic run is linear in φ: the difference is exact up to rounding over µ."""
+    case = Quadratic()
+    pair = [
+        hg.hypergradient(case.problem(), case.x, method, seed=3)
+        for method in (hg.ZerothOrder(directions=4, law=law, step=1e-2), hg.ForwardGradient(directions=4, law=law))
+    ]
+    torch.testing.assert_close(pair[0].report.weights, pair[1].report.weights, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(pair[0].grad, pair[1].grad, rtol=1e-10, atol=1e-11)
+    assert pair[0].report.norm_squared == pytest.approx(pair[1].report.norm_squared, rel=1e-9)
+    assert pair[0].report.cosine == pytest.approx(pair[1].report.cosine, rel=1e-9)
+
+
+def test_random_initial_weights_are_shared_by_both_ends_of_a_difference() -> None:
+    assert error(fresh_start(), basis(7, step=1e-4)) < 1e-6  # ψ: one scale and six weights
+
+
+FIELD = random(5, 3, seed=8)
+
+
+def boxed() -> hg.BlackBox:
+    """NumPy inside: nothing here can be differentiated."""
+
+    def solve(phi: Any) -> Any:
+        nu = phi["nu"].numpy()
+        return {"u": torch.from_numpy((FIELD.numpy() @ nu) ** 3), "scale": torch.from_numpy(nu[:1] ** 2)}
+
+    def outer(u: Any, phi: Any) -> Tensor:
+        return u["u"].square().sum() * u["scale"][0] + phi["nu"].sum() ** 2
+
+    return hg.BlackBox(solve=solve, outer=outer)
+
+
+def test_a_black_box_is_differenced_and_its_outer_loss_differentiated() -> None:
+    nu = torch.tensor([0.5, -0.4, 0.8], dtype=torch.float64)
+
+    def h(at: Tensor) -> Tensor:
+        return ((FIELD @ at) ** 3).square().sum() * at[0] ** 2 + at.sum() ** 2
+
+    truth = torch.func.grad(h)(nu)
+    found = hg.hypergradient(boxed(), {"nu": nu}, basis(3, step=1e-4))
+    torch.testing.assert_close(found.grad["nu"], truth, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found.value, h(nu))
+    assert set(found.theta) == {"u", "scale"}
+    assert found.report.steps == 0
+
+
+def test_the_released_estimator_of_a_peer_is_wrong_and_ours_is_not() -> None:
+    """TorchOpt 0.7.3 zero_order("forward"): times σ in place of over σ, and its base is overwritten in the loop."""
+    slope, generator = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.Generator().manual_seed(0)
+
+    def f(x: Tensor) -> Tensor:
+        return (slope * x).sum() + 5
+
+    def released(sigma: float, samples: int = 2000) -> Tensor:
+        x, total = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+        output = f(x)
+        for _ in range(samples):
+            noise = torch.randn(3, generator=generator, dtype=torch.float64)
+            output = f(x + sigma * noise) - output
+            total += output * noise * sigma
+        return total / samples
+
+    assert (released(0.1) - slope).norm() > 0.9 * slope.norm()
+    assert (released(1.0) - slope).norm() > 0.2 * slope.norm()
+    box = hg.BlackBox(solve=lambda x: x.clone(), outer=lambda u, x: f(u))
+    for step in (0.1, 1.0):
+        found = hg.hypergradient(box, torch.zeros(3, dtype=torch.float64), basis(3, step=step)).grad
+        torch.testing.assert_close(found, slope, rtol=1e-12, atol=1e-12)
+
+
+def test_a_black_box_takes_nothing_but_zeroth_order() -> None:
+    with pytest.raises(UserError, match=r"method: got reverse; a black box has no derivative; pass ZerothOrder"):
+        hg.hypergradient(boxed(), {"nu": torch.ones(3).double()}, hg.Reverse())
+
+
+def test_a_solver_that_fails_along_one_direction_loses_that_direction_only() -> None:
+    """A solver may return NaN outside of its domain; the mean is over the rest and the loss is told."""
+    box = hg.BlackBox(solve=lambda x: (x + 1e-4).sqrt() + x, outer=lambda u, x: u.sum())
+    x = torch.tensor([0.0, 4.0, 4.0], dtype=torch.float64)
+    method = hg.ZerothOrder(directions=3, law=hg.Coordinate(), step=1e-2)
+    with pytest.warns(RuntimeWarning, match="1 of 3 directions"):
+        found = hg.hypergradient(box, x, method)
+    assert found.report.masked == 1
+    torch.testing.assert_close(found.grad[1:], torch.full((2,), 1.25 * 3 / 2).double(), rtol=1e-5, atol=0)
+
+
+def test_the_directions_are_the_documented_ones() -> None:
+    case = Quadratic()
+    found = hg.hypergradient(case.problem(), case.x, hg.ZerothOrder(directions=3), seed=9)
+    rows = draw_of(hg.Rademacher(), 3, case.x, number(9, "directions")).rows(range(3))
+    expected = found.report.weights @ rows / 3 + case.direct
+    torch.testing.assert_close(found.grad, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"directions": 0}, "directions: got 0"), ({"step": 0.0}, "step: got 0.0"), ({"step": -1.0}, "step: got -1.0")],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        hg.ZerothOrder(**settings)

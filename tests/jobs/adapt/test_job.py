@@ -1,0 +1,96 @@
+"""The whole job on a tiny model: files, page, resuming, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from safetensors.torch import load_file
+
+from sparing.errors import UserError
+from sparing.jobs.adapt import Adapt, job, run, show
+from sparing.report import Record
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own jvp rules
+
+
+@pytest.fixture
+def settings(tmp_path, model_dir, book):
+    text = tmp_path / "book.txt"
+    text.write_text(book, encoding="utf-8")
+    return Adapt(
+        out=tmp_path / "out", model=str(model_dir), books=(text, text), elsewhere=text, documents=2, stream=2, held=2,
+        length=100, context=20, width=4, directions=2, steps=2, seconds=1e6, rates=(0.01, 0.1), lr=0.05,
+        looks=2,
+    )  # fmt: skip
+
+
+def test_the_job_writes_record_page_and_weights(settings, capsys):
+    record = run(dataclasses.replace(settings, methods=("uniform", "rgu", "fg-phi", "fg-psi")))
+    show(record)
+    printed = capsys.readouterr().out
+    assert "report.html" in printed
+    rows = record.table("answers")
+    assert [row["method"] for row in rows] == ["base", "uniform", "rgu", "fg-phi", "fg-psi"]
+    assert [row["steps"] for row in rows] == [0, 0, 2, 2, 2]
+    assert Record.read(settings.out / "record.jsonl").table("answers") == rows
+    page = (settings.out / "report.html").read_text(encoding="utf-8")
+    assert "(FG)²U in ψ" in page
+    assert str(settings.out.parent) not in page
+    phi = load_file(settings.out / "weights" / "fg-psi.safetensors")
+    assert phi["head.1.weight"].abs().sum() > 0
+    assert len(record.table("meta")) == 6
+    assert not record.table("said")
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "write_page", lambda *args: None)  # drawn once, in the test above
+    short = dataclasses.replace(settings, methods=("uniform", "checkpointed"))
+    whole = run(short)
+    cut = dataclasses.replace(short, out=tmp_path / "cut")
+    step, count = job.meta.outer_step_, iter(range(99))
+
+    def stopping(*args):
+        if next(count) == 1:  # in the middle of the last method
+            raise KeyboardInterrupt
+        return step(*args)
+
+    monkeypatch.setattr(job.meta, "outer_step_", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(cut)
+    monkeypatch.setattr(job.meta, "outer_step_", step)
+    again = run(dataclasses.replace(cut, resume=True))
+
+    def told(record, table):
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in record.table(table)]
+
+    for table in ("answers", "meta", "curve", "sweep", "tokens", "passage", "samples"):
+        assert told(again, table) == told(whole, table)
+
+
+def test_directories_of_other_runs_are_refused(settings):
+    with pytest.raises(UserError, match="no run was started there"):
+        run(dataclasses.replace(settings, resume=True))
+    settings.out.mkdir()
+    (settings.out / "run.json").write_text('{"seed": 5}')
+    with pytest.raises(UserError, match="it holds a run"):
+        run(settings)
+    with pytest.raises(UserError, match="same bits"):
+        run(dataclasses.replace(settings, resume=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"documents": 0}, {"lr": 0.0}, {"rates": ()}, {"methods": ()}, {"methods": ("rgu", "rgu")}, {"length": 3},
+        {"locality": -1.0}, {"width": 1}, {"tune": -1}, {"looks": 0}, {"seconds": float("nan")},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(change):
+    with pytest.raises(UserError):
+        Adapt(**change)
+
+
+def test_a_missing_text_is_one_line(settings, tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        job.prepare(dataclasses.replace(settings, elsewhere=tmp_path / "none.txt"), tmp_path / "base")

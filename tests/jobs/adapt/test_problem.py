@@ -1,0 +1,61 @@
+"""The two-level problem: real tokens only, one run for both spaces, the same run as plain SGD."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparing import hypergrad as hg
+from sparing.jobs.adapt.evaluate import adapted
+from sparing.jobs.adapt.problem import draw_window, problem
+from sparing.jobs.adapt.weights import fresh, weigh
+from sparing.vectors import dot, norm
+
+
+@pytest.fixture
+def window(lm, data):
+    return draw_window(lm, data, 0, documents=3, context=20, seed=0)
+
+
+@pytest.fixture
+def phi(window):
+    made = fresh(window.read.shape[1], width=8, seed=0, dtype=torch.float64)
+    drawn = torch.randn(made["head.1.weight"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return made | {"head.1.weight": drawn}
+
+
+def test_the_bottleneck_counts_real_tokens_only(window):
+    assert len(window.read) == sum(len(text) - 1 for text in window.stream.texts)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_solve_is_plain_sgd(lm, window, phi, clip):
+    posed = problem(lm, window, lr=0.05, locality=0.1, clip=clip)
+    theta = hg.solve(posed, phi)
+    plain = adapted(lm, weigh(phi, window.read), window.stream.texts, lr=0.05, clip=clip)
+    for name, value in theta.items():
+        torch.testing.assert_close(value, plain[name], rtol=1e-12, atol=1e-14)  # same sums, perhaps in another order
+
+
+def test_both_spaces_have_the_same_hypergradient_and_it_is_the_slope(lm, window, phi):
+    through, inside = (problem(lm, window, lr=0.05, locality=0.1, bottleneck=flag) for flag in (True, False))
+    one = hg.hypergradient(through, phi, hg.Reverse()).grad
+    two = hg.hypergradient(inside, phi, hg.Checkpointed()).grad
+    gap = norm({name: one[name] - two[name] for name in one}) / norm(one)
+    assert gap < 1e-10  # float64 through three steps of a small transformer
+    coin = torch.Generator().manual_seed(1)
+    step = {name: torch.randn(v.shape, dtype=v.dtype, generator=coin) for name, v in phi.items()}
+    ends = [hg.solve(through, {n: v + sign * 1e-3 * step[n] for n, v in phi.items()}) for sign in (1, -1)]
+    moved = float(through.outer(ends[0], phi) - through.outer(ends[1], phi)) / 2e-3
+    # Llama normalises in float32 whatever its weights, so a difference of losses carries 1e-7 / 1e-3 of noise
+    assert moved == pytest.approx(float(dot(one, step)), rel=2e-3)
+
+
+@pytest.mark.parametrize("bottleneck", [True, False])
+def test_forward_gradient_runs_on_the_transformer_and_points_downhill(lm, window, phi, bottleneck):
+    posed = problem(lm, window, lr=0.05, locality=0.1, bottleneck=bottleneck)
+    exact = hg.hypergradient(posed, phi, hg.Reverse()).grad
+    guess = hg.hypergradient(posed, phi, hg.ForwardGradient(directions=4), seed=3).grad
+    if not bottleneck:  # in its own space the estimate's product with the truth is a mean of squares
+        assert dot(guess, exact) > 0
+    assert norm(guess) > 0

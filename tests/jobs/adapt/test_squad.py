@@ -1,0 +1,36 @@
+"""Marks of answers, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparing.jobs.adapt.squad import answer_in, exact, f1, normalised
+
+
+def test_case_articles_and_punctuation_do_not_count():
+    assert normalised("  The  Spanish-Hen, an\nEGG.") == ["spanishhen", "egg"]
+    assert exact("the Mock Turtle!", "Mock turtle") == 1.0
+    assert exact("Mock", "Mock turtle") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "score"),
+    [("Buster Bear", "Buster Bear", 1.0), ("Buster", "Buster Bear", 2 / 3), ("Fox", "Bear", 0.0), ("", "Bear", 0.0)],
+)
+def test_f1(given, wanted, score):
+    assert f1(given, wanted) == pytest.approx(score)
+
+
+def test_repeated_words_count_once_each():
+    assert f1("bear bear bear", "bear") == pytest.approx(0.5)  # precision 1/3, recall 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" Peter Rabbit, who sat", "Peter Rabbit"), (" 12 hens", "12"), ("an old Bear", "an"),
+        (" Half-Chick went", "Half-Chick"), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_answer_is_the_name_at_the_head(text, answer):
+    assert answer_in(text) == answer

@@ -1,0 +1,51 @@
+"""A data set of two classes that a small net can learn, and settings that take a second."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparing.jobs.condense import Condense
+from sparing.jobs.condense import job as room
+from sparing.jobs.condense.material import Material
+from sparing.seeds import stream
+
+SMALL = Condense(
+    width=4, unroll=3, inner_lr=0.1, steps=4, batch=16, directions=2, truncate=1, terms=2, neumann_step=0.01,
+    eval_steps=5, eval_nets=2, looks=2, held_out=8, outer_lr=0.1, save_every=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forward_mode_is_loaded() -> None:
+    """Torch's own rules of forward mode warn of their own deprecation, once, when they are first used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.func.jvp(torch.sin, (torch.ones(1),), (torch.ones(1),))
+
+
+def pair(count: int, label: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bright above (class 0) or below (class 1), with noise."""
+    generator = stream(0, "tests", "condense", label)
+    labels = torch.arange(count) % 2
+    images = torch.randint(0, 60, (count, 1, 16, 16), generator=generator, dtype=torch.uint8)
+    images[labels == 0, :, :8] += 150
+    images[labels == 1, :, 8:] += 150
+    return images, labels
+
+
+@pytest.fixture
+def material() -> Material:
+    train, held_out, test = (pair(count, name) for count, name in ((40, "train"), (8, "held out"), (20, "test")))
+    return Material(name="mnist", train=train, held_out=held_out, test=test, classes=("up", "down"))
+
+
+@pytest.fixture
+def small(tmp_path: Path, material: Material, monkeypatch: pytest.MonkeyPatch) -> Condense:
+    """Settings of a run that takes a second, on made-up data."""
+    monkeypatch.setattr(room, "gather", lambda name, held_out: material)
+    return dataclasses.replace(SMALL, out=tmp_path / "run")

@@ -1,0 +1,79 @@
+"""Pictures and words of a run say what its rows say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparing.jobs.condense import pictures
+from sparing.jobs.condense.loop import UNITS
+from sparing.jobs.condense.page import answer, caveats, write_page
+from sparing.report import Record
+
+CLASSES = ("up", "down")
+
+
+def record(**changes) -> Record:
+    settings = {"data": "mnist", "per_class": 1, "judge": "test", "width": 16, "unroll": 100} | changes
+    made = Record(question="Q?", settings=settings, seed=0, units=dict(UNITS), environment={})
+    for step, accuracy in ((0, 12.5), (40, 61.25)):
+        made.add("curve", method="truncated", step=step, seconds=float(step), accuracy=accuracy)
+    made.add("memory", method="truncated", setting="truncated 3", peak=3 * 2**20)
+    for step in range(1, 4):
+        made.add("train", method="truncated", step=step, warning="beware" if step > 1 else "")
+    made.add(
+        "methods", method="truncated", accuracy=60.0, accuracy_low=58.0, accuracy_high=61.0, n=5, steps=40,
+        seconds=40.0, seconds_per_step=1.0, outer_lr=0.1,
+    )  # fmt: skip
+    return made
+
+
+def test_the_answer_has_its_numbers() -> None:
+    said = answer(record())
+    for part in ("one image per class", "**60.0 %**", "58.0 %", "61.0 %", "40.0 s", "12.5 %", "3.00 MiB"):
+        assert part in said
+    assert "held-out images of cifar10" in answer(record(data="cifar10", judge="held-out"))
+
+
+def test_caveats_say_what_is_smaller_and_what_was_warned_of() -> None:
+    said = " ".join(caveats(record()))
+    assert "width 16 (paper 128), steps 40 (paper 10,000)" in said
+    assert "unroll" not in said
+    assert "In 2 of 40 outer steps the method warned: beware." in said
+    assert "test images were not touched" in " ".join(caveats(record(judge="held-out")))
+
+
+@pytest.mark.parametrize("changes", [{}, {"data": "fashion-mnist"}, {"judge": "held-out"}, {"per_class": 2}])
+def test_a_page_is_written_for_every_kind_of_run(tmp_path, changes) -> None:
+    each = changes.get("per_class", 1)
+    kept = {step: torch.rand(2 * each, 3, 4, 4) for step in (0, 40)}
+    page = write_page(record(**changes), tmp_path / "page.html", kept, CLASSES).read_text()
+    assert "outer step 40" in page
+    assert ("(Shen et al. 2024, Table 1)" in page) == (changes == {})  # the paper's setting, judged as the paper does
+    assert ("image 2" in page) == (each == 2)
+
+
+def test_images_keep_class_order_and_channels() -> None:
+    images = torch.rand(6, 3, 4, 4)
+    assert torch.equal(pictures.firsts(images, 2), images[[0, 3]])
+    colour, grey = pictures.pixels(images), pictures.pixels(images[:, :1])
+    assert colour[1].shape == (4, 4, 3)
+    assert grey[1].shape == (4, 4)
+    assert (colour[1][..., 2] == images[1, 2].numpy()).all()
+
+
+def test_a_gallery_has_one_column_a_class(monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(pictures.plots, "images", lambda rows, **_: seen.extend(rows))
+    images = torch.arange(6.0).view(6, 1, 1, 1)
+    pictures.gallery(images, CLASSES, title="T")
+    assert [(name, [float(image[0, 0]) for image in row]) for name, row in seen] == [
+        ("image 1", [0, 3]), ("image 2", [1, 4]), ("image 3", [2, 5]),
+    ]  # fmt: skip
+
+
+def test_our_bars_are_solid_and_the_papers_open() -> None:
+    bars = pictures.paper_bars("mnist", 1)
+    assert {bar.label: bar.value for bar in bars}["(FG)²U"] == 82.44
+    assert all(bar.source for bar in bars)
+    assert pictures.paper_bars("mnist", 7) == []

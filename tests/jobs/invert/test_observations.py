@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from sparing.jobs.invert.equations import ALLEN_CAHN
+from sparing.jobs.invert.exact import burgers
+from sparing.jobs.invert.observations import midpoints, observe, reference, relative
+from sparing.jobs.invert.settings import Settings
+from sparing.jobs.invert.spectral import points
+
+
+def test_observations_lie_inside_and_no_place_is_seen_twice():
+    where, times = midpoints(8, -1, 1), midpoints(8, 0, 1)
+    assert len({round((x + 1) % 2, 12) for x in where}) == 8  # modulo the period
+    assert -1 < where.min() < where.max() < 1
+    assert 0 < times.min() < times.max() < 1
+
+
+def test_burgers_is_observed_in_closed_form():
+    data = observe(Settings(equation="burgers", grid=32))
+    assert data.values.shape == (8, 8)
+    assert data.solution.shape == (512, 32)
+    assert np.abs(data.values.numpy() - burgers(0.01 / np.pi, data.times, data.where)).max() < 1e-12
+    assert np.abs(data.solution - burgers(0.01 / np.pi, data.grid_times, points(32))).max() < 1e-12
+
+
+def test_rows_are_those_of_their_times():
+    data = observe(Settings(equation="allen-cahn", grid=64, observe=(3, 4)))
+    again = reference(ALLEN_CAHN, field=False, times=data.times, where=data.where, grid=64)
+    assert np.abs(data.values.numpy() - again).max() < 1e-7  # tolerance 1e-10 a step, other stops on the way
+
+
+def test_noise_has_the_deviation_asked_for_and_repeats():
+    clean, noisy, again = (
+        observe(Settings(equation="burgers", grid=16, observe=(64, 64), noise=n)).values for n in (0, 0.1, 0.1)
+    )
+    assert (noisy == again).all()
+    assert (noisy - clean).std().item() == pytest.approx(0.1, rel=0.05)  # 4096 draws: 1 % standard error
+
+
+def test_relative_error():
+    assert relative(np.array(1.5), np.array(1.0)) == 0.5
+    assert relative(np.array([3.0, 4.0]), np.array([0.0, 4.0])) == 0.75

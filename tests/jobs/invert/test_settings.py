@@ -1,0 +1,45 @@
+import pytest
+
+from sparing.errors import UserError
+from sparing.jobs.invert.settings import Pinn, Settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"grid": 63}, "grid"),
+        ({"steps": 0}, "steps"),
+        ({"lr": 0.0}, "rate"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"tolerance": float("nan")}, "tolerance"),
+        ({"probe": -1.0}, "probe"),
+        ({"noise": -1.0}, "noise"),
+        ({"observe": (0, 8)}, "observe"),
+        ({"seeds": ()}, "seeds"),
+        ({"seeds": (1, 1)}, "seeds"),
+        ({"equation": "kdv", "field": 64}, "field"),
+        ({"method": "pinn", "field": 64}, "field"),
+        ({"field": 65}, "field"),
+        ({"field": 64, "grid": 32}, "field"),
+        ({"field": 64, "law": "orthonormal", "directions": 65}, "directions"),
+        ({"field": 40, "law": "hadamard", "directions": 65}, "directions"),
+    ],
+)
+def test_what_cannot_be_solved_is_refused(changes, word):
+    with pytest.raises(UserError, match=word):
+        Settings(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"depth": 1}, {"width": 0}, {"steps": 0}, {"lr": 0.0}, {"batch": 0}])
+def test_a_network_that_is_none_is_refused(changes):
+    with pytest.raises(UserError, match=r"pinn\."):
+        Pinn(**changes)
+
+
+def test_defaults_depend_on_what_is_sought():
+    assert [Settings(equation=name).points for name in ("burgers", "allen-cahn", "kdv")] == [512, 256, 128]
+    number, field = Settings(), Settings(field=64)
+    assert (number.drawn, field.drawn) == (1, 16)
+    assert (number.observed, field.observed) == ((8, 8), (32, 64))
+    assert (number.memory, field.memory) == ((0.5, 0.5), (0.9, 0.99))
+    assert (number.rate, field.rate, Settings(lr=0.2).rate) == (0.5, 0.1, 0.2)

@@ -1,0 +1,113 @@
+"""What each of two processes does in ``distributed/test_hypergrad_ranks.py``, and the same in one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import FileStore, Store, TCPStore
+
+from oracles.problems import dropout
+from sparing import hypergrad as hg
+
+WORLD = 2
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"directions": 5},
+    "chunked": {"directions": 5, "chunk": 2},
+    "hadamard": {"directions": 8, "law": hg.Hadamard()},
+    "guided": {"directions": 5, "guides": (hg.HessianFree(),)},
+    "control": {"directions": 4, "control": {"weight": torch.ones(6, dtype=torch.float64)}},
+    "tail": {"directions": 3, "tail": 2},
+    "fewer than ranks": {"directions": 1},
+}
+
+
+def told(settings: dict[str, Any], spread: hg.Spread | None = None) -> dict[str, Any]:
+    case = dropout()
+    found = hg.hypergradient(case.problem, case.phi, hg.ForwardGradient(**settings, spread=spread), seed=7)
+    report = found.report
+    return {
+        "grad": found.grad["weight"].tolist(),
+        "control": found.control["weight"].tolist() if found.control else None,
+        "weights": report.weights.tolist(),
+        "masked": report.masked,
+        "norm_squared": report.norm_squared,
+    }
+
+
+class Counted(Store):
+    """A store that counts the bytes left in it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.inner, self.sent = store, 0
+
+    def set(self, key: str, value: str) -> None:
+        self.sent += len(value)
+        self.inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.inner.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.inner.wait(keys, timeout)
+
+
+def tcp(rank: int, meeting: FileStore) -> TCPStore:
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        meeting.set("port", str(store.port))
+        return store
+    return TCPStore("127.0.0.1", int(meeting.get("port")), is_master=False)
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    files = FileStore(str(folder / "store"), WORLD)
+    wire = tcp(rank, files)
+    answer: dict[str, Any] = {}
+    for name, settings in METHODS.items():
+        for label, store in (("file", files), ("tcp", wire)):
+            key = f"{label} {name}"
+            answer[key] = told(settings, hg.Spread(store=store, rank=rank, size=WORLD, key=key, timeout=60))
+    # a third rank that never comes
+    spread = hg.Spread(store=wire, rank=rank, size=WORLD + 1, key="lost", timeout=5)
+    answer["lost"] = warned(METHODS["plain"], spread)
+    counted = Counted(files)
+    told(METHODS["plain"], hg.Spread(store=counted, rank=rank, size=WORLD, key="counted", timeout=60))
+    answer["sent"] = counted.sent
+    (folder / f"{rank}.json").write_text(json.dumps(answer))
+    files.set(f"done {rank}", "1")
+    files.wait([f"done {other}" for other in range(WORLD)], timedelta(seconds=60))  # rank 0 holds the TCP store
+
+
+def warned(settings: dict[str, Any], spread: hg.Spread) -> dict[str, Any]:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answer = told(settings, spread)
+    return answer | {"warned": [str(one.message) for one in caught if one.category is RuntimeWarning]}
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    """Start the processes and read what they found."""
+    command = [sys.executable, __file__]
+    running = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE) for rank in range(WORLD)]
+    try:
+        for process in running:
+            _, complaint = process.communicate(timeout=200)
+            assert process.returncode == 0, complaint.decode()
+    finally:
+        for process in running:
+            process.kill()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
