@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from sparing.report import Record
 
@@ -56,8 +57,4 @@ PARTS: dict[str, Callable[[Record], str]] = {"warm": warm, "cold": cold, "machin
 
 def filled(page: str, record: Record) -> str:
     """Return the page with the text between ``<!-- name -->`` and ``<!-- /name -->`` made anew."""
-    for name, make in PARTS.items():
-        before, rest = page.split(f"<!-- {name} -->\n", 1)
-        _, after = rest.split(f"<!-- /{name} -->", 1)
-        page = f"{before}<!-- {name} -->\n{make(record)}\n<!-- /{name} -->{after}"
-    return page
+    return marked(page, {name: make(record) for name, make in PARTS.items()})

@@ -145,8 +145,13 @@ class SGD:
 
     @property
     def linear(self) -> bool:
-        """Whether the update is linear in (θ, g, m), so that tangents take the very same step."""
-        return self.clip is None and not (callable(self.lr) and takes(self.lr, 2))
+        """Whether the update is linear in (θ, g, m) at a given rate, so that tangents take the very same step."""
+        return self.clip is None
+
+    @property
+    def steered(self) -> bool:
+        """Whether the rate depends on φ; tangents then also move by −η̇ along the step."""
+        return callable(self.lr) and takes(self.lr, 2)
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -162,17 +167,31 @@ class SGD:
             The next weights and moments.
         """
         lr = rate_at(self.lr, step, phi)
+        moves, slots = self.moves(theta, grads, slots, step)
+        return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], slots
+
+    def moves(self, theta: Leaves, grads: Leaves, slots: Slots, step: int) -> tuple[list[Tensor], Slots]:
+        """The step before it is scaled by the rate.
+
+        Args:
+            theta: Weights.
+            grads: ∇_θ g, same shapes.
+            slots: Moments of the step before.
+            step: From 0.
+
+        Returns:
+            What is subtracted, over η; the next moments.
+        """
         moves = _clipped(grads, self.clip)
         if self.weight_decay:
             moves = [torch.add(g, weight, alpha=self.weight_decay) for g, weight in zip(moves, theta, strict=True)]
         if not self.momentum:
-            return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], ()
+            return moves, ()
         kept = moves if step == 0 else self._moment(slots[0], moves)
-        if self.nesterov:
-            moves = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(moves, kept, strict=True)]
-        else:
-            moves = kept
-        return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], (list(kept),)
+        if not self.nesterov:
+            return kept, (list(kept),)
+        ahead = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(moves, kept, strict=True)]
+        return ahead, (list(kept),)
 
     def _moment(self, old: Leaves, moves: Leaves) -> list[Tensor]:
         """The next moment m' = μm + (1 − τ)g."""
@@ -211,11 +230,6 @@ class Adam:
     def slots(self) -> int:
         """Moments per weight k; state and tangents hold (1 + k)·M floats."""
         return 2
-
-    @property
-    def linear(self) -> bool:
-        """Never: the step is divided by a root of squares."""
-        return False
 
     @property
     def coupled_decay(self) -> float:

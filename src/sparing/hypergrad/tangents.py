@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils._pytree import tree_map
 
+from sparing.hypergrad.optimizers import SGD, rate_at
 from sparing.hypergrad.refusals import forward_mode_refusal
 from sparing.hypergrad.reverse import flat, shaped
 from sparing.hypergrad.trees import Tree, leaves
@@ -103,12 +104,24 @@ def _moved(unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], p
     """A step for state and tangents; only the gradient is lifted where the update itself is linear."""
     (state, psi), (tangents, rows) = primals, piece
     optimizer = unroll.problem.optimizer
-    if not optimizer.linear:
+    if not isinstance(optimizer, SGD) or not optimizer.linear:
         return lifted(partial(_step, unroll, step, batch), primals, piece)
     slopes, bent = lifted(partial(unroll.slopes, batch), (state.theta, psi), (tangents.theta, rows))
     with torch.no_grad():
         following = optimizer.update(state.theta, slopes, state.slots, step, psi)
-        return following, optimizer.update(tangents.theta, bent, tangents.slots, step, psi)
+        moved, slots = optimizer.update(tangents.theta, bent, tangents.slots, step, psi)
+        if not optimizer.steered:
+            return following, (moved, slots)
+        steps, _ = optimizer.moves(state.theta, slopes, state.slots, step)
+        _, faster = lifted(lambda at: torch.as_tensor(rate_at(optimizer.lr, step, at)), (psi,), (rows,))
+        turned = [part - _beside(faster, move) * move for part, move in zip(moved, steps, strict=True)]
+        return following, (turned, slots)
+
+
+def _beside(rates: Tensor, move: Tensor) -> Tensor:
+    """Rates of b directions, shaped so that each multiplies a whole leaf."""
+    missing = move.dim() - (rates.dim() - 1)
+    return rates.reshape(len(rates), *[1] * missing, *rates.shape[1:])
 
 
 def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> State:

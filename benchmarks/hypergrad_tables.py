@@ -1,0 +1,197 @@
+"""Tables of the hypergradient benchmarks in Markdown, from their committed JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.marks import marked
+from benchmarks.memory_tables import table
+from sparing.report import Record
+
+RESULTS = Path(__file__).parent / "results"
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def ranged(row: Row, column: str, form: str = ".2f") -> str:
+    """A number with its least and most, where they are known."""
+    low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
+    shown = f"{row[column]:{form}}"
+    return shown if low is None else f"{shown} [{low:{form}}, {high:{form}}]"
+
+
+def memory(record: Record) -> str:
+    """Peak MiB above the floor, by arm and depth."""
+    rows = record.table("memory")
+    depths = sorted({row["steps"] for row in rows})
+    held = {(row["arm"], row["steps"]): row["peak"] for row in rows}
+    arms = dict.fromkeys(row["arm"] for row in rows)
+    lines = [[arm, *(f"{held[arm, d] / MIB:.0f}" if (arm, d) in held else "–" for d in depths)] for arm in arms]
+    return table(["MiB at T =", *depths], lines)
+
+
+def seconds(record: Record) -> str:
+    """CPU seconds of one hypergradient, against a plain run and against higher."""
+    lines = [
+        [
+            f"{row['arm']}, T = {row['steps']}", f"{row['seconds']:.2f}", ranged(row, "against_plain"),
+            ranged(row, "against_higher") if "against_higher" in row else "–",
+            f"{row['cosine']:.3f}" if row.get("cosine") is not None else "–", row["n"],
+        ]
+        for row in record.table("time")
+    ]  # fmt: skip
+    return table(["", "CPU s", "× plain run", "× higher", "cosine to exact", "n"], lines)
+
+
+def goals(record: Record) -> str:
+    """Goals and whether they are met."""
+    lines = [
+        [row["goal"], f"{row['measured']:.2f}", f"{row['at_most']:g}", "met" if row["met"] else "missed"]
+        for row in record.table("goals")
+    ]
+    return table(["goal", "measured", "at most", ""], lines)
+
+
+def cosines(record: Record) -> str:
+    """Best mean cosine of each family at each budget, by problem."""
+    rows = record.table("budgets")
+    budgets = sorted({row["budget"] for row in rows})
+    best = {(row["problem"], row["family"], row["budget"]): row for row in rows}
+    lines = []
+    for problem, family in dict.fromkeys((row["problem"], row["family"]) for row in rows):
+        cells = [ranged(best[problem, family, b], "cosine") if (problem, family, b) in best else "–" for b in budgets]
+        lines.append([f"{problem}: {family}", *cells])
+    return table(["cosine at a budget of", *(f"{b:g}× plain" for b in budgets)], lines)
+
+
+def winners(record: Record) -> str:
+    """Our best against the paper's methods, at each budget."""
+    lines = []
+    for row in record.table("goals"):
+        ours = "–" if row["our_cosine"] is None else f"{row['ours']} {row['our_cosine']:.3f}"
+        theirs = "–" if row["paper_cosine"] is None else f"{row['paper']} {row['paper_cosine']:.3f}"
+        ratio = row.get("psi_over_phi")
+        shown = f"{ratio:.0f}×" if ratio else "–"
+        lines.append([f"{row['problem']}, {row['budget']:g}×", ours, theirs, "yes" if row["met"] else "no", shown])
+    head = [
+        "problem, budget",
+        "best outside the paper's four",
+        "best of the paper's four",
+        "ours best or tied",
+        "ψ over φ",
+    ]
+    return table(head, lines)
+
+
+def bottleneck(record: Record) -> str:
+    """ψ against φ at equal directions."""
+    lines = [
+        [row["directions"], f"{row['psi']:.3f}", f"{row['phi']:.4f}", f"{row['psi_over_phi']:.1f}×"]
+        for row in record.table("bottleneck")
+    ]
+    return table(["directions", "cosine in ψ", "cosine in φ", "ratio"], lines)
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """Mean ± standard deviation and n."""
+    if not values:
+        return "–"
+    mean = statistics.mean(values)
+    deviation = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{mean:{form}}{deviation} (n={len(values)})"
+
+
+def condensation(document: dict[str, Any]) -> str:
+    """Accuracy by method and images per class, beside the paper's."""
+    rows = document["rows"]
+    lines = []
+    for key, row in rows.items():
+        if not key.startswith("length "):
+            continue
+        _, count, method = key.split(" ", 2)
+        runs = [r for k, r in rows.items() if k.startswith(f"run {count} {method} ")]
+        scores = [run["accuracy"] for run in runs if "accuracy" in run]
+        failed = len(runs) - len(scores)
+        title = next((run["method"] for run in runs if "method" in run), method)
+        paper = document["paper"].get(f"mnist {count}", {}).get(title)
+        rate = next((f"{run['outer_lr']:g}" for run in runs if "outer_lr" in run), "–")
+        lines.append([
+            f"{title}, {count} a class", spread(scores) + (f", {failed} failed" if failed else ""), rate, row["steps"],
+            f"{row['peak'] / MIB:.0f}", _paper(paper),
+        ])  # fmt: skip
+    return table(["accuracy, %", "ours", "outer rate", "outer steps", "MiB a step", "paper, its size"], lines)
+
+
+def _paper(found: Any) -> str:
+    if isinstance(found, int | float):
+        return f"{found:.2f}"
+    return f"{found[0]:.2f} ± {found[1]:.2f}" if found else "–"
+
+
+def adaptation(document: dict[str, Any]) -> str:
+    """Exact match, F1 and answer loss by method, over the seeds that every method has."""
+    answers = [row for row in document["rows"].values() if row["table"] == "answers"]
+    methods = list(dict.fromkeys(row["method"] for row in answers))
+    seeds = set.intersection(*({row["seed"] for row in answers if row["method"] == m} for m in methods))
+    lines = []
+    for method in methods:
+        mine = [row for row in answers if row["method"] == method and row["seed"] in seeds]
+        columns = [spread([row[name] for row in mine], form) for name, form in _ANSWERS]
+        lines.append([method, *columns, spread([row["steps"] for row in mine], ".0f")])
+    return table(["", "answer loss, nat/token", "exact match, %", "F1, %", "KL, nat", "outer steps"], lines)
+
+
+_ANSWERS = (("nll", ".2f"), ("em", ".1f"), ("f1", ".1f"), ("kl", ".2f"))
+
+
+def token_cosines(document: dict[str, Any]) -> str:
+    """Cosine to the exact hypergradient of directions in ψ and in φ, on the language model."""
+    rows = [row for row in document["rows"].values() if row["table"] == "cosine"]
+    lines = [
+        [row["seed"], row["tokens"], row["parameters"], f"{row['psi_cosine']:.3f}", f"{row['phi_cosine']:.4f}"]
+        for row in rows
+    ]
+    for name, middle in (("mean", statistics.mean), ("root mean square", _rms)):
+        cells = [f"{middle([row[f'{space}_cosine'] for row in rows]):.4f}" for space in ("psi", "phi")]
+        lines.append([name, "", "", *cells])
+    return table(["seed", "tokens n", "weights N", "cosine in ψ, b = 4", "cosine in φ, b = 4"], lines)
+
+
+def _rms(values: Sequence[float]) -> float:
+    return statistics.mean(value * value for value in values) ** 0.5
+
+
+def equations(document: dict[str, Any]) -> str:
+    """Errors of coefficient and solution, beside the paper's."""
+    tables = document["tables"]
+    paper = {(row["equation"], row["method"]): row for row in tables["paper"]}
+    kinds = {row["name"]: (row["equation"], row["method"]) for row in tables["runs"]}
+    lines = []
+    for row in tables["summary"]:
+        theirs = None if "field" in row["name"] else paper.get(kinds[row["name"]])
+        cells = [_error(row, "coefficient_error"), _error(row, "solution_error"), f"{row['seconds']:.0f}", row["n"]]
+        printed = [_error(theirs, name) if theirs else "–" for name in ("coefficient_error", "solution_error")]
+        lines.append([row["name"], *cells, *printed])
+    return table(["", "ε of ν", "ε of u", "CPU s", "n", "ε of ν, paper", "ε of u, paper"], lines)
+
+
+def _error(row: Row, name: str) -> str:
+    deviation = row.get(f"{name}_sd")
+    return f"{row[name]:.2g}" + (f" ± {deviation:.1g}" if deviation is not None else "")
+
+
+def filled(page: str) -> str:
+    """The page of hypergradient results, every table made anew."""
+    cost, near = (Record.read(RESULTS / f"hypergrad_{name}.jsonl") for name in ("cost", "cosine"))
+    condensed, adapted, inverted = (
+        json.loads((RESULTS / f"{name}_table.json").read_text()) for name in ("condense", "adapt", "pde")
+    )
+    return marked(page, {
+        "memory": memory(cost), "seconds": seconds(cost), "goals": goals(cost), "cosines": cosines(near),
+        "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),
+        "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
+    })  # fmt: skip
