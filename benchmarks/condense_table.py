@@ -68,8 +68,8 @@ class Case:
 
 
 CASES = (
-    Case(per_class=1, methods=ALL, seeds=5, seconds=30.0, trial=8.0),
-    Case(per_class=10, methods=MAIN, seeds=3, seconds=30.0, trial=12.0),
+    Case(per_class=1, methods=ALL, seeds=3, seconds=20.0, trial=6.0),
+    Case(per_class=10, methods=MAIN, seeds=2, seconds=20.0, trial=6.0),
 )
 
 

@@ -65,7 +65,8 @@ def main() -> None:
     for size, (seconds, found) in ((1, (alone, grad)), (2, over(2))):
         middle = statistics.median(seconds)
         record.add(
-            "ranks", processes=size, n=len(seconds), seconds=middle, seconds_low=min(seconds), seconds_high=max(seconds),
+            "ranks", processes=size, n=len(seconds), seconds=middle, seconds_low=min(seconds),
+            seconds_high=max(seconds),
             against_one=statistics.median(alone) / middle,
             difference=float((found - grad).norm() / grad.norm()), numbers_sent=DIRECTIONS if size > 1 else 0,
         )  # fmt: skip

@@ -7,7 +7,6 @@ the stiff linear part out; its product is dealiased by the 2/3 rule.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,10 +30,11 @@ def integrator() -> Any:
         UserError: If scipy is not installed.
     """
     try:
-        return importlib.import_module("scipy.integrate").solve_ivp
+        from scipy.integrate import solve_ivp
     except ImportError:
         why, do = "the solver steps through time with scipy", "pip install 'sparing[pde]', or pip install scipy"
         raise UserError("scipy", got="not installed", why=why, do=do) from None
+    return solve_ivp
 
 
 def solve(
