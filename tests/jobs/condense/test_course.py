@@ -22,6 +22,12 @@ def settings(small):
     return dataclasses.replace(small, method="reverse")
 
 
+def test_it_may_begin_with_grey(settings, material) -> None:
+    assert torch.equal(
+        begun(dataclasses.replace(settings, start="grey"), material).images.unique(), torch.tensor([0.5])
+    )
+
+
 def test_it_begins_with_uniform_noise_of_its_seed(settings, material) -> None:
     course, other = begun(settings, material), begun(dataclasses.replace(settings, seed=1), material)
     assert course.images.shape == (2, 1, 16, 16)

@@ -53,7 +53,7 @@ def test_every_method_has_its_rows_and_images(finished) -> None:
     assert all(row["peak"] > 0 for row in rows_of(record))
     assert Record.read(path).rows == record.rows
     images = images_of(path.parent, record)
-    assert list(images) == ["the start, noise", *names]
+    assert list(images) == ["the start", *names]
     assert all(found.shape == (10, 1, 28, 28) for found in images.values())
     assert len({float(found.sum()) for found in images.values()}) == 4  # each went its own way from one start
 

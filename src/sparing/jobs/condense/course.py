@@ -60,12 +60,13 @@ def begun(settings: Condense, material: Material) -> Course:
         material: Real images.
 
     Returns:
-        The course; its images are uniform noise that belongs to the seed.
+        The course; its images are grey, or uniform noise that belongs to the seed.
     """
     classes, count = len(material.classes), settings.per_class
     shape = Shape(channels=material.channels, side=material.side, classes=classes, width=settings.width)
     size = (classes * count, material.channels, material.side, material.side)
-    images = torch.rand(size, generator=stream(settings.seed, "condense", "images"))
+    drawn = torch.rand(size, generator=stream(settings.seed, "condense", "images"))
+    images = drawn if settings.start == "noise" else torch.full(size, 0.5)
     labels = torch.arange(classes).repeat_interleave(count)
     adam = torch.optim.Adam([images], lr=settings.outer_lr)
     turn = round(settings.first_phase * settings.steps) if settings.method == "two-phase" else 0

@@ -39,7 +39,7 @@ def answer(record: Record) -> str:
     return (
         f"Nets trained on {images} per class get **{percent(row['accuracy'])}** of the {judged_on(record)} right "
         f"(lowest {percent(row['accuracy_low'])}, highest {percent(row['accuracy_high'])} of {row['n']} nets), after "
-        f"{format_number(row['seconds'], 's')} of CPU time in {row['steps']:,} outer steps; from noise it was "
+        f"{format_number(row['seconds'], 's')} of CPU time in {row['steps']:,} outer steps; at the start it was "
         f"{percent(start)}. One outer step holds {format_number(held, 'B')}."
     )
 
@@ -56,7 +56,7 @@ def images_section(record: Record, kept: Mapping[int, Tensor], classes: tuple[st
         The chapter.
     """
     last = max(kept)
-    figures = [pictures.evolution(kept, classes, title=f"From noise to {last:,} outer steps")]
+    figures = [pictures.evolution(kept, classes, title=f"From the start to {last:,} outer steps")]
     if record.settings["per_class"] > 1:
         title = f"All {len(kept[last])} condensed images"
         figures.append(pictures.gallery(kept[last], classes, title=title))

@@ -60,6 +60,9 @@ class Condense:
     outer_lr: float = 0.01
     """First learning rate of the outer Adam (images are 0 to 1), decayed linearly to 0."""
 
+    start: Literal["noise", "grey"] = "noise"
+    """Images at the beginning: uniform noise, as the paper's, or grey, where what is learnt shows sooner."""
+
     batch: int = 512
     """Real images per outer step (count)."""
 

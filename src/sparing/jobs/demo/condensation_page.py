@@ -37,7 +37,7 @@ def answer(record: Record) -> str:
     return (
         f"In about {format_number(WORK.seconds, 's')} of CPU time each, one image per class condensed by "
         f"**{best['method']}** teaches fresh nets to get **{percent(best['accuracy'])}** of the test images of {data} "
-        f"right; {named}; noise, {percent(start)}."
+        f"right; {named}; grey images, {percent(start)}."
     )
 
 
@@ -57,7 +57,7 @@ def figures(record: Record, folder: Path) -> list[Figure]:
     drawn = [
         side_by_side(
             images_of(folder, record), data["classes"].split(),
-            title="What ten images look like that were made to teach, not to be looked at",
+            title="Ten images made to teach a net, not to be looked at",
         ),
         accuracy_figure(
             record.table("condense_curve"), title=f"In equal CPU time, {best['method']} ends highest", judged=judged,

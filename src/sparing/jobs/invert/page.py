@@ -106,7 +106,9 @@ def path_figures(record: Record) -> list[Figure]:
     )  # fmt: skip
     runs = record.table("runs")
     worst = format_number(100 * max(row["coefficient_error"] for row in runs))
-    title = f"From {len(runs)} guesses, {name} ends with an error of {worst} % or less"
+    title = (
+        f"From {len(runs)} {'guess' if len(runs) == 1 else 'guesses'}, {name} ends with an error of {worst} % or less"
+    )
     path = plots.lines(lines, title=title, x="outer step", y=plots.Axis(name, log=True))
     return [path, errors]
 
