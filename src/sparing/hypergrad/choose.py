@@ -14,7 +14,7 @@ from sparing.hypergrad.directions import Law, Orthonormal, Rademacher
 from sparing.hypergrad.estimate import Method
 from sparing.hypergrad.forward import Forward, ForwardGradient
 from sparing.hypergrad.implicit import HessianFree
-from sparing.hypergrad.predict import Price, predict
+from sparing.hypergrad.predict import Price, prices
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.reverse import Reverse, Truncated
 from sparing.hypergrad.trees import Tree, size
@@ -92,20 +92,20 @@ def choose(
         return _black_box(phi)
     psi, _ = bottleneck(problem, phi, seed)
     unit = _step_seconds(problem, phi, seed)
-    prices = [predict(problem, phi, method, seed=seed) for method in _candidates(problem, size(psi), budget)]
-    fitting = [price for price in prices if price.bytes <= budget]
+    known = prices(problem, phi, _candidates(problem, size(psi)), seed=seed)
+    fitting = [price for price in known if price.bytes <= budget]
     quick = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
     exact = sorted((price for price in quick if price.exact), key=lambda price: price.gradient_steps)
     sampled = sorted((price for price in quick if price.cosine and not price.exact), key=lambda price: -_cosine(price))
     if not exact and not sampled:
-        least = min((p for p in prices if p.exact or p.cosine), key=lambda price: price.bytes)
+        least = min((p for p in known if p.exact or p.cosine), key=lambda price: price.bytes)
         raise UserError(
             "memory", got=memory, why=f"the leanest option, {least.method}, takes {format_bytes(least.bytes)}"
             + ("" if seconds is None else f" and {least.gradient_steps * unit:.3g} s"),
             do="give more memory or time, a smaller chunk, or fewer inner steps",
         )  # fmt: skip
     best = (exact or sampled)[0]
-    options = [_option(price, best, budget, seconds, unit) for price in prices]
+    options = [_option(price, best, budget, seconds, unit) for price in known]
     options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
 
@@ -114,7 +114,7 @@ def _cosine(price: Price) -> float:
     return price.cosine or 0.0
 
 
-def _candidates(problem: Bilevel, elements: int, budget: int) -> list[Method]:
+def _candidates(problem: Bilevel, elements: int) -> list[Method]:
     """What is compared: all exact ways, samples of several sizes, and two biased ones for their price."""
     steps = problem.steps
     states = sorted({1, 3, 10, round(steps**0.5)} & set(range(1, steps)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from sparing.hypergrad.implicit import (
 )
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.replay import work
-from sparing.hypergrad.reverse import Reverse, Truncated, flat, pull
+from sparing.hypergrad.reverse import Reverse, Truncated, pull
 from sparing.hypergrad.sweep import carried
 from sparing.hypergrad.trees import Tree, bytes_of, ravel, size, unravel
 from sparing.hypergrad.unroll import Unroll
@@ -77,86 +77,162 @@ def predict(problem: Bilevel, phi: Tree, method: Method, *, seed: int = 0) -> Pr
     Raises:
         UserError: If nothing is known about the method.
     """
+    return prices(problem, phi, [method], seed=seed)[0]
+
+
+def prices(problem: Bilevel, phi: Tree, methods: Sequence[Method], *, seed: int = 0) -> list[Price]:
+    """Price several methods; what they share is gauged once.
+
+    Args:
+        problem: The two-level problem.
+        phi: Tree of floating tensors; only shapes matter.
+        methods: How.
+        seed: Seed of batches, asked for their shapes.
+
+    Returns:
+        One price each.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map(mode.from_tensor, phi)
         psi = problem.through(fake) if problem.through else fake
         psi = tree_map(lambda leaf: leaf.detach(), psi)
         start = tree_map(mode.from_tensor, problem.start(psi, seed)) if not callable(problem.init) else None
         made = problem if start is None else replace(problem, init=start)
-        unroll = Unroll(made, seed, made.start(psi, seed))
-        return _price(unroll, psi, fake, method)
+        gauge = _Gauge(Unroll(made, seed, made.start(psi, seed)), psi, fake)
+        return [_price(gauge, method) for method in methods]
 
 
-def _price(unroll: Unroll, psi: Tree, phi: Tree, method: Any) -> Price:
-    steps = unroll.steps
-    held = bytes_of(flat(unroll.start(psi)))
-    if isinstance(method, Reverse):
-        return Price(method=method, bytes=_pull_bytes(unroll, psi, phi, steps), gradient_steps=_PULL * steps, **_EXACT)
-    if isinstance(method, Truncated):
-        reach = min(method.steps, steps)
-        bytes_ = _pull_bytes(unroll, psi, phi, reach) + bytes_of(unroll.start(psi).theta)
-        done = steps - reach + _PULL * reach
-        return Price(method=method, bytes=bytes_, gradient_steps=done, exact=reach == steps, cosine=None)
-    if isinstance(method, Checkpointed):
-        leaf, states = method.schedule(unroll, psi, unroll.start(psi))
-        units = -(-steps // leaf)
-        kept = (
-            states if states >= units - 1 else states + 2
-        )  # in a longer run a cotangent comes in and another goes out besides
-        bytes_ = _pull_bytes(unroll, psi, phi, min(leaf, steps)) + kept * held + 2 * bytes_of(psi)
-        done = leaf * work(units, states) + _PULL * steps
-        return Price(method=method, bytes=bytes_, gradient_steps=done, **_EXACT)
-    if isinstance(method, Forward | ForwardGradient):
-        return _forward_price(unroll, psi, phi, method)
-    if isinstance(method, ZerothOrder):
-        done = (2 * method.directions + 1.0) * steps
-        cosine = method.law.cosine(method.directions, size(psi))
-        room = _plain_bytes(unroll, psi) + held + 2 * bytes_of(unroll.start(psi).theta)
-        return Price(method=method, bytes=room, gradient_steps=done, exact=False, cosine=cosine)
-    return _implicit_price(unroll, psi, phi, method)
+@dataclass(frozen=True)
+class _Gauge:
+    """Peaks of pieces of a run on fake tensors, each gauged once."""
+
+    unroll: Unroll
+    psi: Tree
+    phi: Tree
+    seen: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Unroll depth T."""
+        return self.unroll.steps
+
+    @property
+    def theta(self) -> int:
+        """Bytes of θ."""
+        return bytes_of(self.unroll.start(self.psi).theta)
+
+    @property
+    def held(self) -> int:
+        """Bytes of a state: θ and moments."""
+        return self.theta * (1 + self.unroll.problem.optimizer.slots)
+
+    def peak(self, key: tuple[object, ...], run: Callable[[], object]) -> int:
+        """Bytes alive at the worst moment of a piece of a run."""
+        if key not in self.seen:
+            with Ledger(nn.Module()) as ledger:
+                run()
+            self.seen[key] = ledger.peak.total
+        return self.seen[key]
+
+    def pull(self, steps: int) -> int:
+        """Peak of a backward pass through the first ``steps`` steps and the outer loss."""
+
+        def at(count: int) -> int:
+            start = self.unroll.start
+            return self.peak(
+                ("pull", count),
+                lambda: pull(self.unroll, start(self.psi), self.psi, 0, count, None, self.phi),
+            )
+
+        return _line(at, steps, (0, 1, 2, 3, 4))
+
+    def carry(self, count: int, width: int) -> int:
+        """Peak of ``count`` tangents carried through two steps, directions included."""
+
+        def run() -> None:
+            rows = unravel(torch.ones(count, size(self.psi), dtype=ravel(self.psi).dtype), self.psi)
+            carried(self.unroll, self.psi, rows, min(2, self.steps), width)
+
+        return self.peak(("carry", count, width), run)
+
+    def plain(self) -> int:
+        """Peak of plain steps."""
+        return self.peak(("plain",), lambda: self.unroll.run(self.psi, last=min(2, self.steps)))
 
 
 _EXACT: dict[str, Any] = {"exact": True, "cosine": 1.0}
 
 
-def _forward_price(unroll: Unroll, psi: Tree, phi: Tree, method: Forward | ForwardGradient) -> Price:
+def _price(gauge: _Gauge, method: Any) -> Price:
+    steps = gauge.steps
+    if isinstance(method, Reverse):
+        return Price(method=method, bytes=gauge.pull(steps), gradient_steps=_PULL * steps, **_EXACT)
+    if isinstance(method, Truncated):
+        reach = min(method.steps, steps)
+        done = steps - reach + _PULL * reach
+        room = gauge.pull(reach) + gauge.theta
+        return Price(method=method, bytes=room, gradient_steps=done, exact=reach == steps, cosine=None)
+    if isinstance(method, Checkpointed):
+        return _replay_price(gauge, method)
+    if isinstance(method, Forward | ForwardGradient):
+        return _forward_price(gauge, method)
+    if isinstance(method, ZerothOrder):
+        done = (2 * method.directions + 1.0) * steps
+        cosine = method.law.cosine(method.directions, size(gauge.psi))
+        room = gauge.plain() + gauge.held + 2 * gauge.theta
+        return Price(method=method, bytes=room, gradient_steps=done, exact=False, cosine=cosine)
+    return _implicit_price(gauge, method)
+
+
+def _replay_price(gauge: _Gauge, method: Checkpointed) -> Price:
+    """Snapshots beside one stretch; in a longer run a cotangent comes in and another goes out besides."""
+    leaf, states = method.schedule(gauge.unroll, gauge.psi, gauge.unroll.start(gauge.psi))
+    units = -(-gauge.steps // leaf)
+    kept = states if states >= units - 1 else states + 2
+    room = gauge.pull(min(leaf, gauge.steps)) + kept * gauge.held + 2 * bytes_of(gauge.psi)
+    done = leaf * work(units, states) + _PULL * gauge.steps
+    return Price(method=method, bytes=room, gradient_steps=done, **_EXACT)
+
+
+def _forward_price(gauge: _Gauge, method: Forward | ForwardGradient) -> Price:
     """Tangents of one chunk through one step, and the outer loss reversed once (with the tail, if there is one)."""
-    whole = isinstance(method, Forward)
-    count = size(psi) if isinstance(method, Forward) else method.directions
+    if isinstance(method, Forward):
+        whole, count, given, tail = True, size(gauge.psi), None, 0
+    else:
+        whole, count, given, tail = False, method.directions, method.width, min(method.tail, gauge.steps)
     chunk = min(method.chunk or count, count)
-    width = chunk if isinstance(method, Forward) else min(method.width or chunk, chunk)
-    tail = 0 if isinstance(method, Forward) else min(method.tail, unroll.steps)
+    width = min(given or chunk, chunk)
     measured = chunk if width == chunk else min(2 * width, chunk)  # two pieces show what any number of them holds
     points = (1, 2, 3) if width == chunk else (measured,)
-    carry = _line(lambda b: _carry_bytes(unroll, psi, b, min(width, b)), measured, points)
-    held = bytes_of(flat(unroll.start(psi)))
+    carry = _line(lambda b: gauge.carry(b, min(width, b)), measured, points)
     if width < chunk:
-        carry += (chunk - measured) * (bytes_of(psi) + held)
+        carry += (chunk - measured) * (bytes_of(gauge.psi) + gauge.held)
     if chunk < count:
-        carry += 2 * held + bytes_of(psi)  # the first chunk leaves the cotangent and the end of the run
-    back = _pull_bytes(unroll, psi, phi, tail) + chunk * (held + bytes_of(psi))
+        carry += 2 * gauge.held + bytes_of(gauge.psi)  # the first chunk leaves the cotangent and the end of the run
+    back = gauge.pull(tail) + chunk * (gauge.held + bytes_of(gauge.psi))
     rate = next(rate for most, rate in _TANGENTS if width <= most)
-    head = unroll.steps - tail
-    done = head * (-(-count // chunk) + rate * count) + _PULL * tail
-    cosine = 1.0 if whole else method.law.cosine(count, size(psi))  # type: ignore[union-attr]
+    done = (gauge.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
+    cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(gauge.psi))
     return Price(method=method, bytes=max(carry, back), gradient_steps=done, exact=whole, cosine=cosine)
 
 
-def _implicit_price(unroll: Unroll, psi: Tree, phi: Tree, method: Any) -> Price:
+def _implicit_price(gauge: _Gauge, method: Any) -> Price:
     """One step's run, then the vectors of the solver beside the graph of the slopes."""
-    if isinstance(method, FiniteDifference):
-        with Ledger(nn.Module()) as ledger:
-            state = unroll.run(psi, last=min(2, unroll.steps))
-            _, slopes, _ = unroll.outer_slopes(state, phi)
-            slopes_of_psi(unroll, moved(state.theta, 1.0, slopes), psi)
-        room, products = ledger.peak.total, 0
-    elif isinstance(method, HessianFree | Neumann | ConjugateGradient):
-        products = method.terms + method.check if isinstance(method, Neumann) else getattr(method, "terms", 0)
-        with Ledger(nn.Module()) as ledger:
-            solved(_shortened(unroll, 2), psi, phi, _free if isinstance(method, HessianFree) else _vectors)
-        room = ledger.peak.total
-    else:
+    unroll, psi, phi = gauge.unroll, gauge.psi, gauge.phi
+
+    def differenced() -> None:
+        state = unroll.run(psi, last=min(2, unroll.steps))
+        _, slopes, _ = unroll.outer_slopes(state, phi)
+        slopes_of_psi(unroll, moved(state.theta, 1.0, slopes), psi)
+
+    if not isinstance(method, FiniteDifference | HessianFree | Neumann | ConjugateGradient):
         raise UserError("method", got=method, why="nothing is known of its price", do="pass a method of this room")
+    products = method.terms + method.check if isinstance(method, Neumann) else getattr(method, "terms", 0)
+    if isinstance(method, FiniteDifference):
+        room = gauge.peak(("differenced",), differenced)
+    else:
+        inverse = _free if isinstance(method, HessianFree) else _vectors
+        room = gauge.peak(("solved", inverse), lambda: solved(_shortened(unroll, 2), psi, phi, inverse))
     done = unroll.steps + _PULL + _PRODUCT * products
     return Price(method=method, bytes=room, gradient_steps=done, exact=False, cosine=None)
 
@@ -186,29 +262,3 @@ def _line(at: Callable[[int], int], where: int, points: tuple[int, ...]) -> int:
 
 def _shortened(unroll: Unroll, steps: int) -> Unroll:
     return replace(unroll, problem=replace(unroll.problem, steps=steps))
-
-
-def _pull_bytes(unroll: Unroll, psi: Tree, phi: Tree, steps: int) -> int:
-    """Peak of a backward pass through the first ``steps`` steps and the outer loss."""
-
-    def at(count: int) -> int:
-        with Ledger(nn.Module()) as ledger:
-            pull(unroll, unroll.start(psi), psi, 0, count, None, phi)
-        return ledger.peak.total
-
-    return _line(at, steps, (0, 1, 2, 3, 4))
-
-
-def _carry_bytes(unroll: Unroll, psi: Tree, count: int, width: int) -> int:
-    """Peak of ``count`` tangents carried through two steps, directions included."""
-    with Ledger(nn.Module()) as ledger:
-        rows = unravel(torch.ones(count, size(psi), dtype=ravel(psi).dtype), psi)
-        carried(unroll, psi, rows, min(2, unroll.steps), width)
-    return ledger.peak.total
-
-
-def _plain_bytes(unroll: Unroll, psi: Tree) -> int:
-    """Peak of plain steps."""
-    with Ledger(nn.Module()) as ledger:
-        unroll.run(psi, last=min(2, unroll.steps))
-    return ledger.peak.total
