@@ -12,7 +12,7 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup  ## the main job, on real data: fine-tune a real language model with little memory
+demo: setup  ## the main job, on real data: fine-tune a language model with little memory, condense MNIST
 	$(BIN)/sparing demo
 
 check: setup  ## format, lint, types and floors
@@ -27,9 +27,15 @@ test: check  ## everything that must hold before a commit
 results: setup  ## rebuild the tables of docs/results.md from the committed JSON
 	$(BIN)/python -m benchmarks.results
 
-bench: setup  ## measure again (about an hour on two cores); writes benchmarks/results/*.json
+bench: setup  ## measure again (hours on two cores, resumable by row); writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.memory_grid
 	$(BIN)/python -m benchmarks.step_time
+	$(BIN)/python -m benchmarks.hypergrad_cost
+	$(BIN)/python -m benchmarks.hypergrad_cosine
+	$(BIN)/python -m benchmarks.hypergrad_ranks
+	$(BIN)/python -m benchmarks.condense_table
+	$(BIN)/python -m benchmarks.adapt_table
+	$(BIN)/python -m benchmarks.pde_table
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

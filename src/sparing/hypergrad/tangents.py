@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tup
         value, tangent = jvp(function, primals, directions)[:2]
         return value, tangent
 
+    _load_rules()
     try:
         with torch.no_grad():
             pair: tuple[Any, Any] = vmap(along, out_dims=(None, 0), randomness="same")(*tangents)  # type: ignore[arg-type]
@@ -48,6 +51,14 @@ def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tup
         if refusal is None:
             raise
         raise refusal from failure
+
+
+@cache
+def _load_rules() -> None:
+    """Load torch's rules for forward mode without its own warning that what they are written in is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
