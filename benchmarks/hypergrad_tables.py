@@ -56,6 +56,21 @@ def goals(record: Record) -> str:
     return table(["goal", "measured", "at most", ""], lines)
 
 
+def ranks(record: Record) -> str:
+    """Wall seconds over one and two processes."""
+    lines = [
+        [
+            row["processes"],
+            ranged(row, "seconds", ".1f"),
+            f"{row['against_one']:.2f}×",
+            f"{row['difference']:g}",
+            row["n"],
+        ]
+        for row in record.table("ranks")
+    ]
+    return table(["processes", "wall s", "speed-up", "relative difference", "n"], lines)
+
+
 def cosines(record: Record) -> str:
     """Best mean cosine of each family at each budget, by problem."""
     rows = record.table("budgets")
@@ -190,7 +205,9 @@ def filled(page: str) -> str:
     condensed, adapted, inverted = (
         json.loads((RESULTS / f"{name}_table.json").read_text()) for name in ("condense", "adapt", "pde")
     )
+    spread_out = Record.read(RESULTS / "hypergrad_ranks.jsonl")
     return marked(page, {
+        "ranks": ranks(spread_out),
         "memory": memory(cost), "seconds": seconds(cost), "goals": goals(cost), "cosines": cosines(near),
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),
         "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
