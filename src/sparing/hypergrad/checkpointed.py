@@ -62,16 +62,7 @@ class Checkpointed:
         return square_root(unroll.steps) if self.states == "sqrt" else (1, min(int(self.states), unroll.steps - 1))
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The exact hypergradient, bit for bit that of ``Reverse`` where sums have one order.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The exact hypergradient, bit for bit that of ``Reverse`` where sums have one order."""
         with torch.no_grad():
             start = unroll.start(psi)
         leaf, states = self.schedule(unroll, psi, start)

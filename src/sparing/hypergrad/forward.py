@@ -44,16 +44,7 @@ class Forward:
         return "forward"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The exact hypergradient.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The exact hypergradient."""
         like, count = ravel(psi), size(psi)
 
         def basis(numbers: Sequence[int]) -> Tensor:
@@ -114,16 +105,7 @@ class ForwardGradient:
         return ", ".join([f"(FG)²U b={self.directions}", *(name for name, used in extras if used)])
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The unbiased estimate.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it, the facts of the draw, the next control variate.
-        """
+        """The unbiased estimate."""
         seed = number(unroll.seed, "directions")
         if not self.guides:
             return self._plain(unroll, psi, phi, seed)

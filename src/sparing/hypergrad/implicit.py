@@ -161,16 +161,7 @@ class Neumann:
         return f"Neumann {self.terms}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The estimate.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The estimate."""
 
         def solve(place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
             largest = self._refuse_divergence(place, unroll.seed)
@@ -234,16 +225,7 @@ class ConjugateGradient:
         return f"CG {self.terms}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The estimate.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The estimate."""
         return solved(unroll, psi, phi, self._solve)
 
     def _solve(self, place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
@@ -283,16 +265,7 @@ class FiniteDifference:
         return "finite difference"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The estimate.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The estimate."""
         state = unroll.run(psi)
         value, d, direct = unroll.outer_slopes(state, phi)
         length = _norm(d)

@@ -96,16 +96,7 @@ class Reverse:
         return "reverse"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The exact hypergradient.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The exact hypergradient."""
         start = _begin(unroll, psi)
         cotangent, through, finish = pull(unroll, start, psi, 0, unroll.steps, None, phi)
         assert finish is not None
@@ -135,16 +126,7 @@ class Truncated:
         return f"truncated {self.steps}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The hypergradient of the last steps, moments at the cut held constant.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The hypergradient of the last steps, moments at the cut held constant."""
         if self.steps >= unroll.steps:
             return Reverse().estimate(unroll, psi, phi)
         cut = unroll.steps - self.steps

@@ -51,16 +51,7 @@ class ZerothOrder:
         return f"zeroth order b={self.directions}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """The estimate, from 2b runs beside the one at φ.
-
-        Args:
-            unroll: The inner run.
-            psi: φ or ψ(φ).
-            phi: φ.
-
-        Returns:
-            Both parts of it.
-        """
+        """The estimate, from 2b runs beside the one at φ."""
         state = unroll.run(psi)
         value, slopes, direct = unroll.outer_slopes(state, phi)
         if self.exact_outer:
