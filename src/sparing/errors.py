@@ -27,5 +27,22 @@ class UserError(ValueError):
         super().__init__(f"{what}: got {got}; {why}; {do}".replace("\n", " "))
 
 
+def require(holds: bool, what: str, got: object, why: str, do: str) -> None:
+    """Refuse in one line what cannot work.
+
+    Args:
+        holds: Whether it can.
+        what: The setting, file or object at fault.
+        got: The offending value, shown with ``str``.
+        why: Why it cannot work.
+        do: The change or command that mends it.
+
+    Raises:
+        UserError: If ``holds`` is false.
+    """
+    if not holds:
+        raise UserError(what, got=got, why=why, do=do)
+
+
 class RunError(RuntimeError):
     """A run that began well and failed, such as a loss that is not a number; the command line exits with status 1."""

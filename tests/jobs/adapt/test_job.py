@@ -73,10 +73,21 @@ def test_directories_of_other_runs_are_refused(settings):
         run(dataclasses.replace(settings, resume=True))
     settings.out.mkdir()
     (settings.out / "run.json").write_text('{"seed": 5}')
-    with pytest.raises(UserError, match="it holds a run"):
+    with pytest.raises(UserError, match="it holds another run"):
         run(settings)
     with pytest.raises(UserError, match="same bits"):
         run(dataclasses.replace(settings, resume=True))
+    with pytest.raises(UserError, match="pass one of them"):
+        dataclasses.replace(settings, resume=True, overwrite=True)
+
+
+def test_a_run_does_not_delete_the_text_it_reads(settings, book):
+    text = settings.out / "weights" / "book.txt"
+    text.parent.mkdir(parents=True)
+    text.write_text(book, encoding="utf-8")
+    (settings.out / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="reads from what it would delete"):
+        run(dataclasses.replace(settings, overwrite=True, books=(text,)))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 
 import zoo
 from sparing.errors import UserError
-from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, checkpoint, job, loop, run, show, step
-from sparing.jobs.finetune.checkpoint import saved
+from sparing.jobs import checkpoint
+from sparing.jobs.checkpoint import saved
+from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, job, loop, run, show, step
 from sparing.jobs.finetune.settings import Lisa, Lora
 from sparing.report import Record
 

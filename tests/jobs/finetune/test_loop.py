@@ -9,7 +9,7 @@ import torch
 
 import zoo
 from sparing.errors import UserError
-from sparing.jobs.finetune.checkpoint import load, save
+from sparing.jobs.checkpoint import load, save
 from sparing.jobs.finetune.course import Course, begun, restore_, state_of
 from sparing.jobs.finetune.evaluate import held_out_loss
 from sparing.jobs.finetune.loop import advance_, fit

@@ -14,9 +14,9 @@ from sparing.jobs.finetune.batches import window
 from sparing.jobs.finetune.course import begun
 from sparing.jobs.finetune.labels import IGNORED
 from sparing.jobs.finetune.packing import Packed
-from sparing.jobs.finetune.schedule import rate
 from sparing.jobs.finetune.settings import Full, Training
 from sparing.jobs.finetune.step import DivergedError, clip_, take_step_
+from sparing.jobs.schedule import rate
 from sparing.layersample import LayerSampling
 
 

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from sparing.errors import UserError
-from sparing.jobs.finetune import StoppedError
+from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.invert import Settings, course, job, run, show
 from sparing.jobs.invert.settings import Pinn
 from sparing.report import Record
@@ -106,6 +106,8 @@ def test_a_run_that_stands_still_stops_early(tmp_path):
 @pytest.mark.usefixtures("pageless")
 def test_another_run_is_neither_overwritten_nor_continued(tmp_path):
     settings = small(tmp_path, steps=1, seeds=(0,))
+    with pytest.raises(UserError, match="no run was started there"):
+        run(small(tmp_path, steps=1, seeds=(0,), resume=True))
     run(settings)
     with pytest.raises(UserError, match="--overwrite"):
         run(settings)

@@ -9,7 +9,7 @@ from sparing.jobs.invert.settings import Pinn, Settings
     [
         ({"grid": 63}, "grid"),
         ({"steps": 0}, "steps"),
-        ({"lr": 0.0}, "rate"),
+        ({"lr": 0.0}, "lr"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"tolerance": float("nan")}, "tolerance"),
         ({"probe": -1.0}, "probe"),

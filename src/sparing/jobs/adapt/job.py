@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparing.jobs.adapt import meta, outputs
+from safetensors.torch import load_file
+
+from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.answering import judged, passage_rows, sample_rows, token_rows, unit
 from sparing.jobs.adapt.arms import LABELS, arm
 from sparing.jobs.adapt.evaluate import adapted, marks
+from sparing.jobs.adapt.outputs import BASE, folder_of, identity, weights_of
 from sparing.jobs.adapt.page import write_page
 from sparing.jobs.adapt.prepare import Bench, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.adapt.weights import Phi
-from sparing.jobs.finetune import checkpoint
-from sparing.jobs.finetune.job import StoppedError, patient
+from sparing.jobs.disk import save_tensors
+from sparing.jobs.folder import tell_page
+from sparing.jobs.interrupts import patient, save_when_due
 from sparing.report import Progress, Record, print_table
 
 QUESTION = "Which tokens should a language model learn from, and which way of learning that answers best?"
@@ -42,7 +46,7 @@ def _save(settings: Adapt, name: str, course: meta.Course, record: Record) -> Pa
     """One checkpoint; they are numbered by the outer steps of all methods together."""
     number = len(record.table("meta")) + len(record.table("answers")) * 10_000
     tree = {"method": name, "course": meta.state_of(course), "rows": record.rows}
-    return checkpoint.save(settings.out / outputs.CHECKPOINTS, number, tree)
+    return folder_of(settings).save(number, tree)
 
 
 def _look(bench: Bench, course: meta.Course, settings: Adapt, name: str, record: Record) -> None:
@@ -95,10 +99,11 @@ def learn(
             bar.advance(_percent(now) - _percent(before), answers=row["outer"], outer_step=str(course.step))
             if meta.due(before, now, settings.looks):
                 _look(bench, course, settings, name, record)
-            path = _save(settings, name, course, record)
-            if signals and not meta.ended(course, settings):
-                how = "run the same command with --resume to go on"
-                raise StoppedError(f"interrupted; {name}, outer step {course.step} is saved in {path}; {how}")
+            save, heard = (
+                partial(_save, settings, name, course, record),
+                () if meta.ended(course, settings) else signals,
+            )
+            save_when_due(save, heard, step=course.step, every=1, done=f"{name}, outer step {course.step}")
     return course
 
 
@@ -112,7 +117,7 @@ def _base(bench: Bench, record: Record) -> list[str]:
 
 def _judge(bench: Bench, settings: Adapt, name: Name, course: meta.Course, record: Record) -> None:
     """Rate, marks and answers of a finished method; its network goes to the disk."""
-    outputs.save_tensors(settings.out / outputs.WEIGHTS / f"{name}.safetensors", course.best)
+    save_tensors(weights_of(settings, name), course.best)
     row, tried, given = judged(bench, course.best, settings)
     for line in tried:
         record.add("sweep", method=name, **line)
@@ -134,9 +139,7 @@ def _close(bench: Bench, settings: Adapt, record: Record) -> None:
     record.rows[:] = [row for row in record.rows if row["table"] not in {"said", "passage", "samples"}]
     for row in sample_rows(bench.test, given):
         record.add("samples", **row)
-    learnt: dict[str, Phi] = {
-        name: outputs.load_tensors(settings.out / outputs.WEIGHTS / f"{name}.safetensors") for name in names[1:]
-    }
+    learnt: dict[str, Phi] = {name: load_file(weights_of(settings, name)) for name in names[1:]}
     for row in passage_rows(bench.lm, bench.test, {name: unit(phi, bench.test) for name, phi in learnt.items()}):
         record.add("passage", **row)
 
@@ -155,10 +158,13 @@ def run(settings: Adapt) -> Record:
         UserError: If a setting, model or text is at fault.
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
     """
-    outputs.claim_(settings)
-    tree = outputs.latest(settings)
+    folder = folder_of(settings)
+    folder.check()
+    mark = identity(settings)
+    tree = folder.latest(mark, files={"files"})
+    folder.claim_(mark)
     record = begun(settings)
-    bench = prepare(settings, settings.out / outputs.BASE)
+    bench = prepare(settings, folder.at(BASE))
     if tree is None:
         _note_answers(record, "base", _base(bench, record))
     else:
@@ -173,10 +179,7 @@ def run(settings: Adapt) -> Record:
             _judge(bench, settings, name, course, record)
             _save(settings, name, course, record)
     _close(bench, settings, record)
-    with checkpoint.refusing_to_write("saving", settings.out):
-        record.write(settings.out / outputs.RECORD)
-        write_page(record, settings.out / outputs.PAGE)
-    record.settings["out"] = str(settings.out)
+    folder.finish_(record, write_page)
     return record
 
 
@@ -188,4 +191,4 @@ def show(record: Record) -> None:
     """
     rows = [{**row, "method": LABELS[row["method"]]} for row in record.table("answers")]
     print_table(rows, title="Answers after one pass over the test documents", units=record.units)
-    sys.stdout.write(f"report: {Path(record.settings['out']) / outputs.PAGE}\n")
+    tell_page(record)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparing.jobs.finetune.settings import require
+from sparing.errors import require
+from sparing.jobs.folder import check_intent
+from sparing.jobs.limits import at_least, positive
 
 Name = Literal["uniform", "rgu", "fg-phi", "fg-psi", "checkpointed"]
 """Ways to learn the weights; uniform learns nothing."""
@@ -106,25 +108,25 @@ class Adapt:
     resume: bool = False
     """Whether to go on from the newest checkpoint in `out` (yes or no)."""
 
+    overwrite: bool = False
+    """Whether a run that `out` already holds may be deleted (yes or no)."""
+
     def __post_init__(self) -> None:
         """Refuse what cannot work.
 
         Raises:
             UserError: If a setting is out of range.
         """
-        for name in ("documents", "stream", "held", "steps", "directions", "context", "looks"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "it counts things", "pass at least 1")
-        for name in ("tune",):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it is a count", "pass 0 or more")
-        for name in ("lr", "tune_lr", "outer_lr", "clip", "inner_clip", "seconds"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, name, value, "it is a positive finite size", "pass a number above 0")
-        require(self.length >= 8, "length", self.length, "no sentence would fit", "pass at least 8 tokens")
-        require(self.width >= 2, "width", self.width, "the head has half as many units", "pass at least 2")
+        counts = ("documents", "stream", "held", "steps", "directions", "context", "looks")
+        at_least(1, self, *counts, why="it counts things")
+        at_least(0, self, "tune")
+        positive(self, "lr", "tune_lr", "outer_lr", "clip", "inner_clip", "seconds")
+        at_least(8, self, "length", why="no sentence would fit")
+        at_least(2, self, "width", why="the head has half as many units")
         good = bool(self.rates) and all(0 < rate < math.inf for rate in self.rates)
         require(good, "rates", self.rates, "adapting needs positive finite rates", "pass some, such as 1e-3 1e-2")
-        held = 0 <= self.locality < math.inf
-        require(held, "locality", self.locality, "it is the factor of a divergence", "pass 0 or more")
+        at_least(0, self, "locality", why="it is the factor of a divergence")
         require(bool(self.methods), "methods", "none", "there is nothing to do", f"pass some of {', '.join(EVERY)}")
         once = len(set(self.methods)) == len(self.methods)
         require(once, "methods", " ".join(self.methods), "each is run once", "name each once")
+        check_intent(resume=self.resume, overwrite=self.overwrite)

@@ -8,7 +8,7 @@
 
 from sparing.jobs.condense.job import run, show
 from sparing.jobs.condense.settings import Condense
-from sparing.jobs.finetune.job import StoppedError
+from sparing.jobs.interrupts import StoppedError
 
 Settings = Condense
 

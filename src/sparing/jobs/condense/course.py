@@ -19,7 +19,7 @@ from sparing.jobs.condense.material import Material, draw
 from sparing.jobs.condense.methods import schedule
 from sparing.jobs.condense.net import Shape, Weights, initial, logits, penalty
 from sparing.jobs.condense.settings import Condense
-from sparing.jobs.finetune.schedule import rate
+from sparing.jobs.schedule import rate
 from sparing.seeds import stream
 
 MOMENTUM = 0.9
@@ -153,7 +153,7 @@ def take_step_(course: Course) -> dict[str, Any]:
         do = "try a smaller --inner-lr"
         raise RunError(f"the hypergradient of outer step {step} is not finite; {do}")
     for group in course.adam.param_groups:
-        group["lr"] = course.settings.outer_lr * (1 - step / course.steps)
+        group["lr"] = rate(step, peak=course.settings.outer_lr, steps=course.steps, schedule="linear")
     course.images.grad = slope
     course.adam.step()
     course.images.grad = None

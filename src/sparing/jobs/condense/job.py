@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from sparing.jobs.condense import outputs
 from sparing.jobs.condense.course import Course, begun, restore_, state_of
 from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_
 from sparing.jobs.condense.material import gather
 from sparing.jobs.condense.methods import TITLES, simple
+from sparing.jobs.condense.outputs import IMAGES, PICTURE, folder_of, identity, save_images
 from sparing.jobs.condense.page import write_page
 from sparing.jobs.condense.pictures import gallery
 from sparing.jobs.condense.settings import Condense
-from sparing.jobs.finetune import checkpoint
-from sparing.jobs.finetune.checkpoint import refusing_to_write
-from sparing.jobs.finetune.job import StoppedError, patient
-from sparing.jobs.finetune.settings import require
+from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.folder import tell_page
+from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.limits import at_least
 from sparing.report import Record, print_table
 
 
@@ -39,7 +38,7 @@ class Run:
     def save(self) -> Path:
         """Write a checkpoint."""
         tree = {"course": state_of(self.course), "kept": self.kept, "rows": self.record.rows}
-        return checkpoint.save(self.course.settings.out / outputs.CHECKPOINTS, self.course.step, tree)
+        return folder_of(self.course.settings).save(self.course.step, tree)
 
     def restore_(self, tree: dict[str, Any]) -> None:
         """Go back to where ``save`` was called."""
@@ -76,12 +75,9 @@ def walk_(run: Run) -> None:
     with patient() as signals:
 
         def after(course: Course) -> None:
-            due = every and course.step % every == 0
-            if course.step < course.steps and (due or signals):
-                path = run.save()
-                if signals:
-                    how = "run the same command with --resume to go on"
-                    raise StoppedError(f"interrupted; outer step {course.step} is saved in {path}; {how}")
+            if course.step < course.steps:
+                done = f"outer step {course.step} of {course.steps}"
+                save_when_due(run.save, signals, step=course.step, every=every, done=done)
 
         label = f"condense {run.course.material.name}, {TITLES[run.course.settings.method]}"
         advance_(run.course, run.record, run.kept, label=label, after=after)
@@ -95,12 +91,11 @@ def finish(run: Run) -> None:
     """
     course, out = run.course, run.course.settings.out
     classes = course.material.classes
+    title = f"{course.material.name} condensed to {len(course.images)} images"
+    save_images(out / IMAGES, course.images, course.labels, run.kept)
     with refusing_to_write("saving", out):
-        outputs.save_images(out / outputs.IMAGES, course.images, course.labels, run.kept)
-        title = f"{course.material.name} condensed to {len(course.images)} images"
-        gallery(course.images, classes, title=title).save_png(out / outputs.PICTURE)
-        run.record.write(out / outputs.RECORD)
-        write_page(run.record, out / outputs.PAGE, run.kept, classes)
+        gallery(course.images, classes, title=title).save_png(out / PICTURE)
+    folder_of(course.settings).finish_(run.record, lambda record, path: write_page(record, path, run.kept, classes))
 
 
 def run(settings: Condense) -> Record:
@@ -112,22 +107,22 @@ def run(settings: Condense) -> Record:
     Returns:
         The record, also in OUT/record.jsonl, with tables "length", "memory", "curve", "train" and "methods".
     """
-    require(settings.looks >= 1, "looks", settings.looks, "the page shows the way", "pass at least 1")
-    outputs.check_out(settings)
-    tree = outputs.latest(settings)
+    at_least(1, settings, "looks", why="the page shows the way")
+    folder, mark = folder_of(settings), identity(settings)
+    folder.check()
+    tree = folder.latest(mark)
     material = gather(settings.data, held_out=settings.held_out)
     each = "one condensed image" if settings.per_class == 1 else f"{settings.per_class} condensed images"
     question = f"How well do nets do that are trained on {each} per class alone?"
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     now = Run(begun(settings, material), record)
     if tree is None:
-        outputs.claim_(settings)
+        folder.claim_(mark)
         begin_(now)
     else:
         now.restore_(tree)
     walk_(now)
     finish(now)
-    record.settings["out"] = str(settings.out)  # for ``show``; what is on the disk has no folders of this machine
     return record
 
 
@@ -139,4 +134,4 @@ def show(record: Record) -> None:
     """
     for name, title in (("curve", "One net's accuracy on the way"), ("methods", "Fresh nets"), ("memory", "Bytes")):
         print_table(record.table(name), title=title, units=record.units)
-    sys.stdout.write(f"report: {Path(record.settings['out']) / outputs.PAGE}\n")
+    tell_page(record)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparing.jobs.finetune.settings import require
+from sparing.errors import require
+from sparing.jobs.folder import check_intent
+from sparing.jobs.limits import at_least, positive
 
 Data = Literal["mnist", "fashion-mnist", "cifar10"]
 Method = Literal[
@@ -129,29 +130,22 @@ class Condense:
             UserError: If a setting is out of range or two contradict each other.
         """
         counts = ("per_class", "width", "unroll", "steps", "batch", "directions", "truncate", "terms", "eval_steps")
-        for name in (*counts, "eval_nets"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "it counts things to do", "pass at least 1")
-        for name in ("save_every", "held_out", "looks"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it is a count", "pass 0 or more")
-        for name in ("inner_lr", "outer_lr", "eval_lr", "neumann_step"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, name, value, "a step needs a positive finite size", "pass one such as 0.01")
-        for name in ("penalty", "damping"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, name, value, "it is a finite size", "pass 0 or more")
+        at_least(1, self, *counts, "eval_nets", why="it counts things to do")
+        at_least(0, self, "save_every", "held_out", "looks")
+        sizes = ("inner_lr", "outer_lr", "eval_lr", "neumann_step")
+        positive(self, *sizes, why="a step needs a positive finite size", do="pass one such as 0.01")
+        at_least(0, self, "penalty", "damping", why="it is a finite size")
+        positive(self, "seconds", why="no step would be taken", do="pass a positive number, or --steps")
+        check_intent(resume=self.resume, overwrite=self.overwrite)
         self._check_pairs()
 
     def _check_pairs(self) -> None:
         """Refuse settings that contradict each other."""
         fits = self.chunk is None or 1 <= self.chunk <= self.directions
         require(fits, "chunk", self.chunk, f"there are {self.directions} directions", "pass 1 to that many, or none")
-        time = self.seconds is None or 0 < self.seconds < math.inf
-        require(time, "seconds", self.seconds, "no step would be taken", "pass a positive number, or --steps")
         fits = self.method != "truncated" or self.truncate <= self.unroll
         why = f"the inner run has {self.unroll} steps"
         require(fits, "truncate", self.truncate, why, "pass at most that many, or a larger --unroll")
         require(0 <= self.first_phase <= 1, "first_phase", self.first_phase, "it is a share", "pass 0 to 1")
         given = self.judge == "test" or self.held_out > 0
         require(given, "judge", self.judge, "nothing is held out", "pass --held-out 1000 or more")
-        both = self.resume and self.overwrite
-        require(not both, "resume", "and overwrite", "one goes on with a run, the other deletes it", "pass one of them")

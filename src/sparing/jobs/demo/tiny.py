@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 
+from sparing.jobs.disk import write_folder
 from sparing.jobs.finetune.loop import fit
+from sparing.jobs.finetune.models import save_pretrained
 from sparing.jobs.finetune.packing import pack_stream
 from sparing.jobs.finetune.settings import Full, Training
 from sparing.seeds import stream
@@ -50,11 +51,7 @@ def make_tiny_model(path: Path, text: str, *, steps: int = 150, seed: int = 0) -
         seed=seed,
     )
     fit(model, rows, training, label="train the tiny model")
-    unfinished = path.with_name(path.name + ".part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    tokenizer.save_pretrained(unfinished)
-    model.save_pretrained(unfinished)
-    unfinished.replace(path)
+    write_folder(path, lambda draft: save_pretrained(model, tokenizer, draft))
     return path
 
 

@@ -6,9 +6,10 @@
     record.table("held_out")
 """
 
-from sparing.jobs.finetune.job import StoppedError, run, show
+from sparing.jobs.finetune.job import run, show
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.step import DivergedError
+from sparing.jobs.interrupts import StoppedError
 
 Settings = Finetune
 

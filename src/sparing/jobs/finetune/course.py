@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from sparing import groups as gr
 from sparing.blocks import named_parameters
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.jobs.finetune.batches import steps_of
-from sparing.jobs.finetune.settings import Full, Lora, Training, require
+from sparing.jobs.finetune.settings import Full, Lora, Training
 from sparing.layersample import LayerSampling, Sampler
 from sparing.seeds import stream
 

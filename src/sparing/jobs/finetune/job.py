@@ -2,71 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from sparing.jobs.finetune import checkpoint, outputs
-from sparing.jobs.finetune.checkpoint import refusing_to_write
+from sparing.jobs.disk import refusing_to_write, write_folder
 from sparing.jobs.finetune.course import Course, begun, restore_, state_of
 from sparing.jobs.finetune.evaluate import continuations, movement, takes_positions
 from sparing.jobs.finetune.loop import UNITS, advance_
 from sparing.jobs.finetune.material import Material, gather
 from sparing.jobs.finetune.models import load_model, save_pretrained
+from sparing.jobs.finetune.outputs import ADAPTER, FILES, MODEL, folder_of, identity
 from sparing.jobs.finetune.page import write_page
 from sparing.jobs.finetune.settings import Finetune, Lora
 from sparing.jobs.finetune.step import DivergedError
+from sparing.jobs.folder import RECORD, tell_page
+from sparing.jobs.interrupts import patient, save_when_due
 from sparing.report import Record, print_table
 
 
-class StoppedError(KeyboardInterrupt):
-    """The run was interrupted by a signal, after its step was finished and saved; says how to go on."""
-
-
-@contextlib.contextmanager
-def patient() -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM instead of dying of them; a second one of a kind acts as usual.
-
-    Yields:
-        A list that receives the signals' numbers. Outside the main thread signals stay as they are.
-    """
-    noted: list[int] = []
-    before: dict[int, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        signal.signal(number, before[number])
-
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _save(settings: Finetune, course: Course, record: Record) -> Path:
-    tree = {**state_of(course), "rows": record.rows}
-    return checkpoint.save(settings.out / outputs.CHECKPOINTS, course.step, tree)
+    return folder_of(settings).save(course.step, {**state_of(course), "rows": record.rows})
 
 
 def _save_model(settings: Finetune, model: Any, tokenizer: Any) -> nn.Module:
     """Write model/, and before it adapter/ for LoRA; returns the model without additions."""
     if isinstance(settings.training().method, Lora):
         adapter = partial(model.save_pretrained, save_embedding_layers=False)
-        checkpoint.write_whole(settings.out / outputs.ADAPTER, adapter)
+        write_folder(settings.out / ADAPTER, adapter)
         model = model.merge_and_unload()
-    checkpoint.write_whole(settings.out / outputs.MODEL, lambda draft: save_pretrained(model, tokenizer, draft))
+    write_folder(settings.out / MODEL, lambda draft: save_pretrained(model, tokenizer, draft))
     return model  # type: ignore[no-any-return]
 
 
@@ -84,12 +52,12 @@ def _give_up(settings: Finetune, course: Course, material: Material, record: Rec
     """Save the last good state; returns the line that says where it is and how to go on."""
     path = _save(settings, course, record)
     with refusing_to_write("saving", settings.out):
-        record.write(settings.out / outputs.RECORD)
+        record.write(settings.out / RECORD)
     _save_model(settings, course.model, material.tokenizer)
-    again = _command(settings, settings.out / outputs.MODEL, settings.out.with_name(settings.out.name + "-2"))
+    again = _command(settings, settings.out / MODEL, settings.out.with_name(settings.out.name + "-2"))
     return (
         f"{error}; the step was not applied and the state before it is in {path} and, as a model, in "
-        f"{settings.out / outputs.MODEL}; go on from there with a lower rate: {again} --lr {course.training.peak / 4:g}"
+        f"{settings.out / MODEL}; go on from there with a lower rate: {again} --lr {course.training.peak / 4:g}"
     )
 
 
@@ -101,15 +69,12 @@ def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, 
             record.rows[:] = tree["rows"]
 
         def after(course: Course) -> None:
-            due = settings.save_every and course.step % settings.save_every == 0
-            if course.step < course.steps and (due or signals):
-                path = _save(settings, course, record)
-                if signals:
-                    how = "run the same command with --resume to go on"
-                    raise StoppedError(f"interrupted; step {course.step} of {course.steps} is saved in {path}; {how}")
+            if course.step < course.steps:  # the end is saved below
+                save, done = partial(_save, settings, course, record), f"step {course.step} of {course.steps}"
+                save_when_due(save, signals, step=course.step, every=settings.save_every, done=done)
 
         if tree is None:
-            outputs.claim_(settings, outputs.identity(settings))
+            folder_of(settings).claim_(identity(settings))
             for prompt, text in zip(material.prompts, _generate(material, course.model, settings), strict=True):
                 record.add("samples", prompt=prompt, before=text, after=None)
         try:
@@ -160,9 +125,10 @@ def run(settings: Finetune) -> Record:
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
         DivergedError: If loss or gradient are not finite; the state before that step is saved.
     """
-    outputs.check_out(settings)
+    folder = folder_of(settings)
+    folder.check()
     material = gather(settings)
-    tree = outputs.latest(settings, outputs.identity(settings)) if settings.resume else None
+    tree = folder.latest(identity(settings), files=FILES) if settings.resume else None  # hashes take a while
     question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     caveats = _caveats(settings, material)
@@ -170,10 +136,7 @@ def run(settings: Finetune) -> Record:
     original = load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu")
     for row in movement(trained, original):
         record.add("movement", **row)
-    with refusing_to_write("saving", settings.out):
-        record.write(settings.out / outputs.RECORD)
-        write_page(record, settings.out / outputs.PAGE, caveats)
-    record.settings["out"] = str(settings.out)  # for ``show``; what is on the disk has no folders of this machine
+    folder.finish_(record, lambda record, path: write_page(record, path, caveats))
     return record
 
 
@@ -186,4 +149,4 @@ def show(record: Record) -> None:
     for name, title in (("held_out", "Held-out loss"), ("memory", "Memory at the peak of a step"), ("speed", "Speed")):
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units)
-    sys.stdout.write(f"report: {Path(record.settings['out']) / outputs.PAGE}\n")
+    tell_page(record)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.jobs.finetune import models
 from sparing.jobs.finetune.labels import render, tokens_of
 from sparing.jobs.finetune.packing import Packed, pack
 from sparing.jobs.finetune.records import Chat, Example, Pair, Text, read_examples, split
-from sparing.jobs.finetune.settings import Finetune, require
+from sparing.jobs.finetune.settings import Finetune
 
 WORDS = 12
 """Words of a text that serve as a prompt."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,25 +9,10 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from sparing.errors import UserError
+from sparing.errors import require
+from sparing.jobs.folder import check_intent
+from sparing.jobs.limits import at_least, positive
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
-
-
-def require(holds: bool, what: str, got: object, why: str, do: str) -> None:
-    """Refuse a setting in one line.
-
-    Args:
-        holds: Whether the setting can work.
-        what: Its name.
-        got: Its value.
-        why: Why it cannot work.
-        do: What to write instead.
-
-    Raises:
-        UserError: If ``holds`` is false.
-    """
-    if not holds:
-        raise UserError(what, got=got, why=why, do=do)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +45,8 @@ class Lora:
         Raises:
             UserError: If rank, alpha, dropout or targets are out of range.
         """
-        require(self.rank >= 1, "lora.rank", self.rank, "an addition of rank 0 is none", "pass a rank >= 1")
-        scale = 0 < self.alpha < math.inf
-        require(scale, "lora.alpha", self.alpha, "the additions are scaled by alpha / rank", "pass alpha > 0")
+        at_least(1, self, "rank", why="an addition of rank 0 is none", within="lora.")
+        positive(self, "alpha", why="the additions are scaled by alpha / rank", within="lora.")
         kept = 0 <= self.dropout < 1
         require(kept, "lora.dropout", self.dropout, "it is a share of the inputs", "pass 0 <= dropout < 1")
         named = bool(self.targets.strip(", "))
@@ -196,33 +179,11 @@ class Pace:
         Raises:
             UserError: If a setting is out of range.
         """
-        self.check_counts()
-        self.check_rates()
-
-    def check_counts(self) -> None:
-        """Refuse counts that are too small.
-
-        Raises:
-            UserError: If one is.
-        """
-        for name in ("batch", "accumulate") + (("steps",) if self.steps is not None else ()):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "it counts things to do", "pass at least 1")
-        for name in ("warmup", "evaluate_every"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it counts steps", "pass 0 or more")
-        passes = 0 < self.epochs < math.inf
-        require(passes, "epochs", self.epochs, "no row would be seen", "pass a positive number, or --steps")
-
-    def check_rates(self) -> None:
-        """Refuse rates that are not finite or have the wrong sign.
-
-        Raises:
-            UserError: If one is.
-        """
-        rate = self.lr is None or 0 < self.lr < math.inf
-        require(rate, "lr", self.lr, "a step needs a positive finite learning rate", "pass one such as 1e-5")
-        for name in ("weight_decay", "clip"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, name, value, "it is a finite size", "pass 0 or more")
+        at_least(1, self, "batch", "accumulate", "steps", why="it counts things to do")
+        at_least(0, self, "warmup", "evaluate_every", why="it counts steps")
+        positive(self, "epochs", why="no row would be seen", do="pass a positive number, or --steps")
+        positive(self, "lr", why="a step needs a positive finite learning rate", do="pass one such as 1e-5")
+        at_least(0, self, "weight_decay", "clip", why="it is a finite size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,13 +269,11 @@ class Finetune(Pace):
             UserError: If a setting is out of range or two contradict each other.
         """
         Pace.__post_init__(self)
-        require(self.length >= 2, "length", self.length, "a token needs one before it", "pass at least 2 tokens")
+        at_least(2, self, "length", why="a token needs one before it")
         share = 0 <= self.held_out < 1
         require(share, "held_out", self.held_out, "it is a share of the records", "pass 0 <= held_out < 1")
-        for name in ("save_every", "max_new_tokens"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it is a count", "pass 0 or more")
-        both = self.resume and self.overwrite
-        require(not both, "resume", "and overwrite", "one goes on with a run, the other deletes it", "pass one of them")
+        at_least(0, self, "save_every", "max_new_tokens")
+        check_intent(resume=self.resume, overwrite=self.overwrite)
         if self.method == "lisa":
             self.lisa.sampling()
 

@@ -15,7 +15,7 @@ from sparing.jobs.finetune.course import Course, device_of, seeded, touch_
 from sparing.jobs.finetune.evaluate import loss_sum
 from sparing.jobs.finetune.labels import IGNORED
 from sparing.jobs.finetune.packing import Packed
-from sparing.jobs.finetune.schedule import rate
+from sparing.jobs.schedule import rate
 
 
 class DivergedError(RunError):

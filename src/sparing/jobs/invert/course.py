@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from sparing.errors import RunError
 from sparing.jobs.invert.arms import Arm
 from sparing.jobs.invert.observations import Data, relative
 from sparing.jobs.invert.settings import Settings
+from sparing.jobs.schedule import rate
 from sparing.report import Progress, Record
 from sparing.seeds import stream
 
@@ -109,7 +109,7 @@ def advance_(run: Run, settings: Settings, arm: Arm, data: Data) -> dict[str, An
         raise RunError(f"step {run.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range")
     if run.carried is not None:
         run.carried = {name: weight.detach() for name, weight in result.theta.items()}
-    run.adam.param_groups[0]["lr"] = settings.rate * (1 + math.cos(math.pi * run.step / settings.steps)) / 2
+    run.adam.param_groups[0]["lr"] = rate(run.step, peak=settings.rate, steps=settings.steps)
     run.p.grad = gradient.detach()
     run.adam.step()
     moved = (arm.coefficient.value(run.p) / before - 1).abs().max().item()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from sparing.errors import UserError
-from sparing.jobs.finetune import StoppedError, checkpoint
-from sparing.jobs.finetune.job import patient
+from sparing.jobs.disk import save_tensors
+from sparing.jobs.folder import Folder, identity, tell_page
+from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.invert.arms import Arm, network, numerical
 from sparing.jobs.invert.course import Run, begun, finish_
 from sparing.jobs.invert.observations import Data, observe, relative
@@ -24,59 +20,25 @@ from sparing.jobs.invert.page import write_page
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import points
 from sparing.report import Progress, Record, print_table
-from sparing.report.atomic import write_whole
-from sparing.report.record import plain
 
-RUN, RECORD, PAGE, FOUND, CHECKPOINTS = (
-    "run.json", "record.jsonl", "report.html", "coefficients.safetensors", "checkpoints",
-)  # fmt: skip
-OURS: Final = (RUN, RECORD, PAGE, FOUND, CHECKPOINTS)
-"""Every name that a run writes in its directory."""
-
-HARMLESS: Final = {"out", "resume", "overwrite", "save_every"}
-"""Settings that may differ when a run is resumed."""
+FOUND: Final = "coefficients.safetensors"
+"""File that a run writes beside what every job does."""
 
 UNITS: Final = {"seconds": "s"}
 SHOWN: Final = (0.25, 0.5, 1.0)
 """Times at which the page compares solutions."""
 
 
-def _identity(settings: Settings) -> dict[str, Any]:
-    known = {name: value for name, value in asdict(settings).items() if name not in HARMLESS}
-    return dict(plain(known))
-
-
-def claim_(settings: Settings) -> dict[str, Any] | None:
-    """Make the directory this run's, or take up the run that is in it.
+def folder_of(settings: Settings) -> Folder:
+    """The directory of a run.
 
     Args:
-        settings: ``out``, ``resume``, ``overwrite``.
+        settings: Of the run.
 
     Returns:
-        The newest checkpoint's tree, or None at the beginning.
-
-    Raises:
-        UserError: If it holds another run, or one with other settings, or cannot be written.
+        Where it writes.
     """
-    out, now = settings.out, _identity(settings)
-    held = (out / RUN).is_file()
-    if settings.resume and held:
-        before = json.loads((out / RUN).read_text(encoding="utf-8"))
-        changed = sorted(name for name in now if now[name] != before.get(name))
-        if changed:
-            why = "a resumed run must reach the same bits"
-            raise UserError("resume", got=f"another {', '.join(changed)}", why=why, do="pass the settings of the run")
-        found = checkpoint.saved(out / CHECKPOINTS)
-        return checkpoint.load(found[-1]) if found else None
-    if held and not settings.overwrite:
-        do = "pass another --out, --resume to go on with it, or --overwrite to delete it"
-        raise UserError("out", got=out, why="it holds another run", do=do)
-    with checkpoint.refusing_to_write("out", out):
-        for name in OURS if held else ():
-            path = out / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        write_whole(out / RUN, json.dumps(now, indent=2) + "\n")
-    return None
+    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(FOUND,))
 
 
 def judge(run: Run, settings: Settings, arm: Arm, data: Data, record: Record) -> None:
@@ -128,7 +90,7 @@ def summary(record: Record) -> dict[str, Any]:
 def _save(settings: Settings, index: int, run: Run, record: Record, found: dict[str, Tensor]) -> Path:
     number = index * (settings.steps + 1) + run.step
     tree = {"index": index, "run": run.tree(), "rows": record.rows, "found": found}
-    return checkpoint.save(settings.out / CHECKPOINTS, number, tree)
+    return folder_of(settings).save(number, tree)
 
 
 def _all_seeds(settings: Settings, data: Data, record: Record, tree: dict[str, Any] | None) -> dict[str, Tensor]:
@@ -145,10 +107,8 @@ def _all_seeds(settings: Settings, data: Data, record: Record, tree: dict[str, A
             run = begun(settings, arm, settings.seeds[index], tree["run"] if tree and index == first else None)
 
             def after(run: Run, index: int = index) -> None:
-                if signals or run.step % settings.save_every == 0:
-                    path = _save(settings, index, run, record, found)
-                    if signals:
-                        raise StoppedError(f"interrupted; saved in {path}; run the same command with --resume to go on")
+                save, done = partial(_save, settings, index, run, record, found), f"seed {run.seed}, step {run.step}"
+                save_when_due(save, signals, step=run.step, every=settings.save_every, done=done)
 
             finish_(run, settings, arm, data, record, bar, after)
             if f"seed{run.seed}" not in found:
@@ -172,18 +132,18 @@ def run(settings: Settings) -> Record:
         UserError: If a setting is at fault, or the directory holds another run.
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
     """
+    folder, mark = folder_of(settings), identity(settings)
+    folder.check()
     data = observe(settings)
-    tree = claim_(settings)
+    tree = folder.latest(mark)
+    folder.claim_(mark)
     equation = settings.model
     question = f"Which ν makes {equation.formula} fit {data.values.numel()} observations?"
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
     found = _all_seeds(settings, data, record, tree)
     record.add("summary", equation=equation.name, method=settings.method, **summary(record))
-    with checkpoint.refusing_to_write("saving", settings.out):
-        write_whole(settings.out / FOUND, save({**found, "truth": torch.from_numpy(np.array(data.coefficient))}))
-        record.write(settings.out / RECORD)
-        write_page(record, settings.out / PAGE)
-    record.settings["out"] = str(settings.out)  # for ``show``; what is on the disk has no folders of this machine
+    save_tensors(folder.at(FOUND), {**found, "truth": torch.from_numpy(np.array(data.coefficient))})
+    folder.finish_(record, write_page)
     return record
 
 
@@ -194,4 +154,4 @@ def show(record: Record) -> None:
         record: What ``run`` returned.
     """
     print_table(record.table("runs"), title=record.question, units=record.units)
-    sys.stdout.write(f"report: {Path(record.settings['out']) / PAGE}\n")
+    tell_page(record)

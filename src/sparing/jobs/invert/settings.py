@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from sparing.errors import UserError
+from sparing.errors import require
+from sparing.jobs.folder import check_intent
 from sparing.jobs.invert.equations import EQUATIONS, Equation, Name
+from sparing.jobs.limits import at_least, positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +44,9 @@ class Pinn:
         Raises:
             UserError: If a count is too small or the rate is not positive.
         """
-        for name, least in (("depth", 2), ("width", 1), ("steps", 1), ("batch", 1)):
-            _at_least(f"pinn.{name}", getattr(self, name), least)
-        _positive("pinn.lr", self.lr)
-        _positive("pinn.clip", self.clip)
+        at_least(2, self, "depth", why="a network of one layer is linear", within="pinn.")
+        at_least(1, self, "width", "steps", "batch", within="pinn.")
+        positive(self, "lr", "clip", within="pinn.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,36 +135,35 @@ class Settings:
         Raises:
             UserError: If a setting is out of range or two do not fit.
         """
-        for name in ("steps", "patience", "save_every"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("tolerance", "rate", "probe", "still"):
-            _positive(name, getattr(self, name))
-        for name in ("noise", "penalty", "directions", "field"):
-            _at_least(name, getattr(self, name), 0)
+        at_least(1, self, "steps", "patience", "save_every")
+        positive(self, "tolerance", "lr", "probe", "still", do="pass one such as 1e-3")
+        at_least(0, self, "directions", "field")
+        at_least(0, self, "noise", "penalty", why="it is a finite size")
+        check_intent(resume=self.resume, overwrite=self.overwrite)
         self._check_grid()
         self._check_field()
 
     def _check_grid(self) -> None:
         even = self.points >= 8 and self.points % 2 == 0
-        _require(even, "grid", self.points, "a Fourier grid here has an even number of points", "pass 8, 10, …")
-        for count in self.observed:
-            _at_least("observe", count, 1)
+        require(even, "grid", self.points, "a Fourier grid here has an even number of points", "pass 8, 10, …")
+        some = min(self.observed) >= 1
+        require(some, "observe", self.observe, "it counts times and positions", "pass 1 or more of each")
         inside = all(0 <= beta < 1 for beta in self.memory)
-        _require(inside, "betas", self.betas, "each is a share of the past", "pass 0 <= beta < 1")
+        require(inside, "betas", self.betas, "each is a share of the past", "pass 0 <= beta < 1")
         alone = bool(self.seeds) and len(set(self.seeds)) == len(self.seeds)
-        _require(alone, "seeds", self.seeds, "each seed is one run", "name each once, and at least one")
+        require(alone, "seeds", self.seeds, "each seed is one run", "name each once, and at least one")
 
     def _check_field(self) -> None:
         if not self.field:
             return
         why = "its ν stands before a third derivative, so a field has no agreed meaning"
-        _require(not self.model.dispersive, "field", self.equation, why, "use burgers or allen-cahn")
-        _require(self.method == "numerical", "field", self.method, "the network takes one ν", "use numerical")
+        require(not self.model.dispersive, "field", self.equation, why, "use burgers or allen-cahn")
+        require(self.method == "numerical", "field", self.method, "the network takes one ν", "use numerical")
         fits = self.field % 2 == 0 and 8 <= self.field <= self.points
-        _require(fits, "field", self.field, "it is interpolated to the solver's grid", "pass an even 8 … grid")
+        require(fits, "field", self.field, "it is interpolated to the solver's grid", "pass an even 8 … grid")
         limit = {"rademacher": math.inf, "orthonormal": self.field, "hadamard": 2 ** math.ceil(math.log2(self.field))}
         enough = self.drawn <= limit[self.law]
-        _require(enough, "directions", self.drawn, f"{self.law} has {limit[self.law]}", "pass no more")
+        require(enough, "directions", self.drawn, f"{self.law} has {limit[self.law]}", "pass no more")
 
     @property
     def model(self) -> Equation:
@@ -197,16 +197,3 @@ class Settings:
     def drawn(self) -> int:
         """Directions per outer step (count)."""
         return self.directions or max(1, self.field // 4)
-
-
-def _require(holds: bool, what: str, got: object, why: str, do: str) -> None:
-    if not holds:
-        raise UserError(what, got=got, why=why, do=do)
-
-
-def _at_least(name: str, value: float, least: int) -> None:
-    _require(least <= value < math.inf, name, value, "it is a count or a size", f"pass {least} or more")
-
-
-def _positive(name: str, value: float) -> None:
-    _require(0 < value < math.inf, name, value, "it is a positive finite number", "pass one such as 1e-3")

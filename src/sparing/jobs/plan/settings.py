@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparing.errors import UserError
+from sparing.errors import require
+from sparing.jobs.limits import at_least
 from sparing.memory import parse_bytes
 
 
@@ -63,13 +64,7 @@ class Settings:
             UserError: If a count is below one, nothing is to be compared, or the memory has no unit.
         """
         parse_bytes(self.memory)
-        for name in ("batch", "length", "period", "steps"):
-            _at_least_one(name, getattr(self, name))
+        at_least(1, self, "batch", "length", "period", "steps")
         for name in ("active", "ranks"):
-            for value in getattr(self, name):
-                _at_least_one(name, value)
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(name, got=value, why="it is a count", do=f"pass {name} >= 1")
+            counts = getattr(self, name)
+            require(min(counts, default=1) >= 1, name, counts, "these are counts", "pass 1 or more of each")

@@ -6,21 +6,17 @@ written under a temporary name and renamed, so that a full disk or a killed proc
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparing.errors import UserError
+from sparing.jobs.disk import digest, tight, write_folder
 
 KEPT = 2
 """Checkpoints that stay on disk."""
@@ -85,96 +81,6 @@ def from_plain(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: from_plain(value, tensors) for key, value in plain.items()}
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        64 hexadecimal digits.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(folder: Path) -> None:
-    """Force every file of a folder, and the folder itself, to the disk."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _is_full(error: Exception) -> bool:
-    """Whether a disk or quota is full; safetensors tells it in words only."""
-    full = {errno.ENOSPC, errno.EDQUOT}
-    return getattr(error, "errno", None) in full or any(f"os error {number}" in str(error) for number in full)
-
-
-@contextlib.contextmanager
-def refusing_to_write(what: str, target: Path) -> Iterator[None]:
-    """Turn the errors of a disk into one line.
-
-    Args:
-        what: What is being done.
-        target: What is being written.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UserError: If the disk is full or the place cannot be written.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        why, do = f"it cannot be written ({str(error).splitlines()[0]})", "pass a writable --out"
-        if _is_full(error):
-            why, do = "the disk is full; what was saved before is whole", "free space and run again with --resume"
-        raise UserError(what, got=target, why=why, do=do) from error
-
-
-def write_whole(target: Path, fill: Callable[[Path], object]) -> None:
-    """Write a directory whole or not at all; one of the same name is replaced.
-
-    Args:
-        target: The directory to appear.
-        fill: Writes its files into the temporary directory it is given.
-    """
-    draft, old = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old"))
-    with refusing_to_write("saving", target):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            for leftover in (draft, old):
-                shutil.rmtree(leftover, ignore_errors=True)
-            draft.mkdir()
-            fill(draft)
-            _flush(draft)
-            if target.exists():
-                target.rename(old)
-            draft.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-            if old.exists() and not target.exists():
-                old.rename(target)
-
-
-def _tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, each alone in its storage, as safetensors wants them."""
-    seen: set[int] = set()
-    tight: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        value = tensor.contiguous()
-        shared = value.untyped_storage().data_ptr() in seen
-        seen.add(value.untyped_storage().data_ptr())
-        tight[name] = value.clone() if shared or value.untyped_storage().nbytes() != value.nbytes else value
-    return tight
-
-
 def name_of(step: int) -> str:
     """The directory of a checkpoint.
 
@@ -205,14 +111,14 @@ def save(folder: Path, step: int, tree: Mapping[str, Any]) -> Path:
     plain = to_plain(tree, tensors)
 
     def fill(draft: Path) -> None:
-        save_file(_tight(tensors), draft / TENSORS)
+        save_file(tight(tensors), draft / TENSORS)
         (draft / TREE).write_text(json.dumps(plain), encoding="utf-8")
         files = {name: digest(draft / name) for name in (TENSORS, TREE)}
         manifest = {"format": 1, "step": step, "sha256": files}
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     target = folder / name_of(step)
-    write_whole(target, fill)
+    write_folder(target, fill)
     for path in saved(folder)[:-KEPT]:
         shutil.rmtree(path, ignore_errors=True)
     return target

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 
 from sparing.errors import UserError
-from sparing.jobs.finetune import checkpoint
-from sparing.jobs.finetune.checkpoint import MANIFEST, TENSORS, TREE, fault, from_plain, load, save, saved, to_plain
+from sparing.jobs import checkpoint
+from sparing.jobs.checkpoint import MANIFEST, TENSORS, TREE, fault, from_plain, load, save, saved, to_plain
 
 TREE_OF_ALL = {
     "step": 3,

@@ -1,0 +1,138 @@
+"""What a run leaves on the disk, whole or not at all: folders, tensors, and a full disk told in one line.
+
+Single files of text or bytes are written by ``sparing.report.atomic``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sparing.errors import UserError
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a disk or quota is full; safetensors tells it in words only."""
+    full = {errno.ENOSPC, errno.EDQUOT}
+    return getattr(error, "errno", None) in full or any(f"os error {number}" in str(error) for number in full)
+
+
+@contextlib.contextmanager
+def refusing_to_write(what: str, target: Path) -> Iterator[None]:
+    """Turn the errors of a disk into one line.
+
+    Args:
+        what: What is being done.
+        target: What is being written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UserError: If the disk is full or the place cannot be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why, do = f"it cannot be written ({str(error).splitlines()[0]})", "pass a writable --out"
+        if _is_full(error):
+            why, do = "the disk is full; what was saved before is whole", "free space and run again with --resume"
+        raise UserError(what, got=target, why=why, do=do) from error
+
+
+def _flush(*paths: Path) -> None:
+    """Force files and folders to the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
+    """Write a directory whole or not at all; one of the same name is replaced.
+
+    Args:
+        target: The directory to appear.
+        fill: Writes its files into the temporary directory it is given.
+    """
+    draft, old = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old"))
+    with refusing_to_write("saving", target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for leftover in (draft, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            draft.mkdir()
+            fill(draft)
+            _flush(*draft.iterdir(), draft)
+            if target.exists():
+                target.rename(old)
+            draft.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            if old.exists() and not target.exists():
+                old.rename(target)
+
+
+def tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, each alone in its storage, as safetensors wants them.
+
+    Args:
+        tensors: By name; they may be views, share storage or require gradients.
+
+    Returns:
+        The same values; copies only where one is needed.
+    """
+    seen: set[int] = set()
+    alone: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().contiguous()
+        shared = value.untyped_storage().data_ptr() in seen
+        seen.add(value.untyped_storage().data_ptr())
+        alone[name] = value.clone() if shared or value.untyped_storage().nbytes() != value.nbytes else value
+    return alone
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as safetensors, whole or not at all; ``safetensors.torch.load_file`` reads them.
+
+    Args:
+        path: Target; missing folders are made.
+        tensors: By name.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    with refusing_to_write("saving", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.touch()
+            mode = draft.stat().st_mode
+            save_file(tight(tensors), draft)
+            draft.chmod(mode)  # safetensors makes files that only their owner reads; a result is to be shared
+            _flush(draft)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)

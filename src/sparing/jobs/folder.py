@@ -1,0 +1,207 @@
+"""The directory of a run: whose it is, what may be deleted in it, where to go on, and where things are.
+
+A job asks in this order, so that nothing is written before everything is known to work:
+
+    folder = Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=("model",))
+    folder.check()                   # refuses another run's directory
+    ...                              # read what the settings name
+    now = identity(settings)
+    tree = folder.latest(now)        # a checkpoint to go on from, or None
+    folder.claim_(now)               # the directory is this run's from here on
+    ...                              # work; folder.save(step, tree) on the way
+    folder.finish_(record, write_page)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparing.errors import UserError, require
+from sparing.jobs import checkpoint
+from sparing.jobs.disk import refusing_to_write
+from sparing.report import Record
+from sparing.report.atomic import write_whole
+from sparing.report.record import plain
+
+RUN, RECORD, PAGE, CHECKPOINTS = "run.json", "record.jsonl", "report.html", "checkpoints"
+"""Names that every run writes in its directory."""
+
+HARMLESS = {"out", "resume", "overwrite", "save_every"}
+"""Settings of any job that may differ when a run is resumed: they do not change what comes out."""
+
+
+def check_intent(*, resume: bool, overwrite: bool) -> None:
+    """Refuse to go on with a run and to delete it at once.
+
+    Args:
+        resume: Whether to go on with it.
+        overwrite: Whether to delete it.
+    """
+    both = resume and overwrite
+    require(not both, "resume", "and overwrite", "one goes on with a run, the other deletes it", "pass one of them")
+
+
+def identity(settings: Any, *, harmless: Collection[str] = ()) -> dict[str, Any]:
+    """What makes two runs the same, as far as the settings say it.
+
+    A job adds its files by their content (``disk.digest``).
+
+    Args:
+        settings: A dataclass.
+        harmless: Settings that may differ, beside ``HARMLESS``.
+
+    Returns:
+        Plain values by name of the setting.
+    """
+    known: dict[str, Any] = plain(asdict(settings))
+    return {name: value for name, value in known.items() if name not in HARMLESS and name not in harmless}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, files: Collection[str] = ()) -> list[str]:
+    """The settings in which two runs differ.
+
+    Args:
+        before: One identity.
+        now: The other.
+        files: Names under which hashes of files stand.
+
+    Returns:
+        A few words per setting; of files, only that they changed.
+
+    Example:
+        >>> differences({"lr": 0.1, "data": "9f"}, {"lr": 0.2, "data": "3c"}, files={"data"})
+        ['lr (0.1 before, now 0.2)', 'data (other content)']
+    """
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return [f"{n} (other content)" if n in files else f"{n} ({before.get(n)} before, now {now.get(n)})" for n in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The directory of one run; a value, so that making one touches nothing."""
+
+    path: Path
+    """The directory."""
+    resume: bool = False
+    """Whether the run goes on with one that was interrupted there."""
+    overwrite: bool = False
+    """Whether a run that is there may be deleted."""
+    names: tuple[str, ...] = ()
+    """What a run of this job writes beside run.json, record.jsonl, report.html and checkpoints."""
+    reads: tuple[Path, ...] = ()
+    """Files and directories that the run reads: never deleted."""
+
+    def at(self, name: str) -> Path:
+        """Place of a thing in the directory."""
+        return self.path / name
+
+    def held(self) -> list[str]:
+        """Those names of a run that exist in the directory, whoever wrote them."""
+        return [name for name in (RUN, RECORD, PAGE, *self.names, CHECKPOINTS) if self.at(name).exists()]
+
+    def check(self) -> None:
+        """Refuse a directory that holds another run; nothing is changed.
+
+        Raises:
+            UserError: If it is no directory, holds a run that may not be touched, or none that can be resumed.
+        """
+        out = self.path
+        require(out.is_dir() or not out.exists(), "out", out, "it is not a directory", "pass another --out")
+        if self.resume:
+            there = self.at(RUN).is_file()
+            require(there, "resume", out, "no run was started there", "leave --resume away, or pass its --out")
+            return
+        held = self.held()
+        do = "pass another --out, --resume to go on with it, or --overwrite to delete it"
+        require(self.overwrite or not held, "out", out, f"it holds another run ({', '.join(held)})", do)
+        foreign = bool(held) and RUN not in held
+        require(not foreign, "overwrite", out, f"no run wrote its {', '.join(held)}", "pass another --out")
+        doomed = [self.at(name).resolve() for name in held]
+        read = any(path.resolve().is_relative_to(place) for path in self.reads for place in doomed)
+        require(not read, "overwrite", out, "this run reads from what it would delete", "pass another --out")
+
+    def latest(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> dict[str, Any] | None:
+        """The newest checkpoint of a run that is to be resumed.
+
+        Args:
+            now: Identity of the present run.
+            files: Names in it under which hashes of files stand.
+
+        Returns:
+            Its tree, or None when the run starts at its beginning.
+
+        Raises:
+            UserError: If the run was another one, or a file is damaged.
+        """
+        if not self.resume:
+            return None
+        try:
+            before = json.loads(self.at(RUN).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = f"its {RUN} is broken ({error})"
+            raise UserError("resume", got=self.path, why=why, do="start anew with --overwrite") from None
+        if changed := differences(before, now, files=files):
+            why, do = "a resumed run must reach the same bits", "pass the settings of the run, or another --out"
+            raise UserError("resume", got=", ".join(changed), why=why, do=do)
+        found = checkpoint.saved(self.at(CHECKPOINTS))
+        return checkpoint.load(found[-1]) if found else None
+
+    def claim_(self, now: Mapping[str, Any]) -> None:
+        """Make the directory this run's: delete what may be deleted and leave a mark; resuming changes nothing.
+
+        Args:
+            now: Identity of the run.
+
+        Raises:
+            UserError: If the directory cannot be written.
+        """
+        if self.resume:
+            return
+        with refusing_to_write("out", self.path):
+            for name in reversed(self.held()):  # the mark last, so that a deletion that was cut short can be repeated
+                path = self.at(name)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            write_whole(self.at(RUN), json.dumps(dict(now), indent=2) + "\n")
+
+    def save(self, step: int, tree: Mapping[str, Any]) -> Path:
+        """Write a checkpoint.
+
+        Args:
+            step: Steps finished (count).
+            tree: What ``latest`` shall give back.
+
+        Returns:
+            Its directory.
+        """
+        return checkpoint.save(self.at(CHECKPOINTS), step, tree)
+
+    def finish_(self, record: Record, write_page: Callable[[Record, Path], object]) -> None:
+        """Write record and page.
+
+        Args:
+            record: Of the whole run. Its settings then say where the page is, for ``tell_page``; what is on the disk
+                has no folders of this machine.
+            write_page: Draws it.
+
+        Raises:
+            UserError: If they cannot be written.
+        """
+        with refusing_to_write("saving", self.path):
+            record.write(self.at(RECORD))
+            write_page(record, self.at(PAGE))
+        record.settings["out"] = str(self.path)
+
+
+def tell_page(record: Record) -> None:
+    """Print where the page of a finished run is, on standard output.
+
+    Args:
+        record: Of the run, after ``Folder.finish_``.
+    """
+    sys.stdout.write(f"report: {Path(record.settings['out']) / PAGE}\n")
