@@ -70,8 +70,9 @@ def result_section(record: Record) -> Section:
     """
     rows = record.table("answers")
     bars = [plots.Bar(LABELS[row["method"]], row["nll"], ROLES[row["method"]]) for row in rows]
-    best = min(rows, key=lambda row: row["nll"])
-    title = f"Least surprise about the answers: {LABELS[best['method']]}"
+    least = format_number(min(row["nll"] for row in rows))
+    first = [LABELS[row["method"]] for row in rows if format_number(row["nll"]) == least]
+    title = f"Least surprise about the answers: {first[0]}" if len(first) == 1 else "Surprise about the answers"
     figure = plots.bars(bars, title=title, value=plots.Axis("loss of the answers", "nat/token"))
     note = "em: exact match, f1: overlap of words, both as SQuAD counts; kl: change on other text; seconds: CPU time."
     return Section("Answers", RULE, [figure], [Table(_rows(record, "answers"), "By method", record.units, note=note)])

@@ -52,15 +52,17 @@ def figures(record: Record, folder: Path) -> list[Figure]:
         The pictures.
     """
     data, rows = record.table("condense_data")[0], rows_of(record)
-    best, least = max(rows, key=lambda row: row["accuracy"]), min(rows, key=lambda row: row["peak"])
-    judged = f"test images of {data['name']}"
+    least = min(rows, key=lambda row: row["peak"])
+    judged = f"test images of {data['name'].upper()}"
+    looks = record.table("condense_curve")
+    last = max({row["method"]: row for row in looks}.values(), key=lambda row: row["accuracy"])
     drawn = [
         side_by_side(
             images_of(folder, record), data["classes"].split(),
             title="Ten images made to teach a net, not to be looked at",
         ),
         accuracy_figure(
-            record.table("condense_curve"), title=f"In equal CPU time, {best['method']} ends highest", judged=judged,
+            looks, title=f"One fresh net at a look: in equal CPU time, {last['method']} ends highest", judged=judged,
             caption=f"One fresh net at each look, on {LOOKED:,} images; one run a method (n = 1, one seed).",
         ),
         bytes_figure(rows, title=f"{least['method']} holds least: {format_number(least['peak'], 'B')}"),
