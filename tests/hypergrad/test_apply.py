@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -34,6 +35,45 @@ def test_a_result_has_gradient_value_end_and_report(method: Any) -> None:
     assert report.steps == 4
     assert report.seconds > 0
     assert not any(leaf.requires_grad for leaf in (found.value, *found.theta.values(), found.grad["weight"]))
+
+
+def deep(steps: int) -> hg.Bilevel:
+    """Sixteen weights and 64 examples through a tanh: what grows with T is known by hand."""
+    x = draw(64, 16, seed=1)
+    return bilevel(
+        hg.SGD(lr=0.1),
+        inner=lambda theta, phi, batch: (torch.tanh(x @ theta["out"]).square() * phi["x"]).mean(),
+        outer=lambda theta, phi: theta["out"].square().sum(),
+        init={"out": draw(16, 1, seed=2)},
+        steps=steps,
+    )
+
+
+def test_measured_bytes_grow_with_the_run_in_reverse_and_not_in_forward_mode() -> None:
+    """Reverse is a line in T: equal steps of T add equal bytes. Both are within 8 % of the price, whose own tolerance
+    that is (tests/hypergrad/test_predict.py): the look at the first step and vectors of a few bytes are not priced."""
+    phi = {"x": torch.ones(64, 1, dtype=torch.float64)}
+
+    def measured(steps: int, method: Any) -> int:
+        found = hg.hypergradient(deep(steps), phi, method, measure=True).report.bytes
+        assert found == pytest.approx(hg.predict(deep(steps), phi, method).bytes, rel=0.08)
+        return found
+
+    reverse = [measured(steps, hg.Reverse()) for steps in (10, 20, 30, 40)]
+    assert {high - low for low, high in itertools.pairwise(reverse)} == {reverse[1] - reverse[0]}
+    assert reverse[3] > 3.5 * reverse[0]
+    sampled = {steps: measured(steps, hg.ForwardGradient(directions=4)) for steps in (10, 20, 40)}
+    told = {steps: 4 * 8 * steps for steps in sampled}  # ‖y_t‖ of the four directions, for the report; nothing else
+    assert len({sampled[steps] - told[steps] for steps in sampled}) == 1
+
+
+def test_bytes_are_measured_only_when_asked_for() -> None:
+    case = example_weights()
+    assert hg.hypergradient(*case, hg.Reverse()).report.bytes is None
+    box = hg.BlackBox(solve=lambda phi: phi["weight"] ** 2, outer=lambda u, phi: u.sum())
+    assert hg.hypergradient(box, case.phi, hg.ZerothOrder(directions=2), measure=True).report.bytes > 6 * 8
+    plain, watched = (hg.hypergradient(*case, hg.Reverse(), measure=flag).grad["weight"] for flag in (False, True))
+    assert torch.equal(plain, watched)
 
 
 def test_every_method_of_the_room_is_tried_above_and_has_a_name_of_its_own() -> None:

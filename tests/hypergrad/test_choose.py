@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.predict import predict
+from sparing.hypergrad.predict import Price, predict, prices
 
 X = torch.randn(32, 200, generator=torch.Generator().manual_seed(0))
 PHI = torch.ones(32)
+PLANNER = importlib.import_module("sparing.hypergrad.choose")  # its name in the room is that of the function
 
 
 def problem(steps: int = 30) -> hg.Bilevel:
@@ -41,22 +46,76 @@ def test_with_less_room_it_replays():
     assert "times the memory" in reverse.verdict
 
 
+def tight(elements: int) -> tuple[hg.Bilevel, torch.Tensor, int]:
+    """A task and a memory that holds one tangent of Adam, but not the least replay: three states and a graph."""
+    task = hg.Bilevel(
+        inner=lambda theta, phi, batch: phi.sum() * (X @ theta).square().mean() + theta.square().mean(),
+        outer=lambda theta, phi: theta.square().sum(),
+        init=torch.ones(200, 16), optimizer=hg.Adam(), steps=200,
+    )  # fmt: skip
+    phi = torch.ones(elements)
+    tangent, replay = (price.bytes for price in prices(task, phi, [hg.Forward(chunk=1), hg.Checkpointed(states=1)]))
+    assert tangent < replay
+    return task, phi, (tangent + replay) // 2
+
+
+@pytest.fixture
+def a_second_a_step(monkeypatch):
+    """Nothing is timed, and what is predicted is predicted once: it does not depend on the limits."""
+    for name in ("_step_seconds", "_solve_seconds"):
+        monkeypatch.setattr(PLANNER, name, lambda *_: 1.0)
+    known = []
+
+    def once(*given, **named):
+        known.extend([] if known else prices(*given, **named))
+        return known
+
+    monkeypatch.setattr(PLANNER, "prices", once)
+
+
+@pytest.mark.usefixtures("a_second_a_step")
 def test_where_time_is_short_it_samples():
-    choice = hg.choose(problem(200), PHI, memory=predict(problem(200), PHI, hg.Checkpointed(states=1)).bytes)
-    assert isinstance(choice.pick, hg.Checkpointed | hg.ForwardGradient)
-    with pytest.raises(UserError, match="leanest option"):
+    """16 tangents are exact and take twice the time of 8; within less than that there is only the sample."""
+    task, phi, memory = tight(16)
+    exact, sample = hg.Forward(chunk=1), hg.ForwardGradient(directions=8, chunk=1)
+    work = {option.price.method: option.price.gradient_steps for option in hg.choose(task, phi, memory=memory).options}
+    long, short = work[exact], work[sample]
+    assert hg.choose(task, phi, memory=memory).pick == exact
+    assert hg.choose(task, phi, memory=memory, seconds=1.01 * long).pick == exact
+    choice = hg.choose(task, phi, memory=memory, seconds=0.99 * long)
+    assert choice.pick == sample
+    assert choice.options[0].seconds == pytest.approx(short)
+    assert "surest that fits" in choice.why
+    assert "times the time" in next(o for o in choice.options if o.price.method == exact).verdict
+    with pytest.raises(UserError, match=r"seconds: got .* the quickest option that fits the memory, \(FG\)²U b=8"):
+        hg.choose(task, phi, memory=memory, seconds=0.99 * short)
+
+
+def test_of_two_samples_that_fit_the_surer_is_taken():
+    def price(method, held, work, cosine, *, exact=False):
+        return Price(method=method, bytes=held, gradient_steps=work, exact=exact, cosine=cosine)
+
+    large, small = hg.ForwardGradient(directions=32), hg.ForwardGradient(directions=8)
+    known = [
+        price(hg.Reverse(), 900, 5, 1.0, exact=True), price(hg.HessianFree(), 10, 1, None),
+        price(hg.Checkpointed(), 100, 30, 1.0, exact=True), price(small, 50, 10, 0.5), price(large, 50, 20, 0.9),
+    ]  # fmt: skip
+    picks = {limit: PLANNER._chosen(known, 1.0, 500, limit).pick for limit in (None, 30, 25, 15)}
+    assert picks == {None: hg.Checkpointed(), 30: hg.Checkpointed(), 25: large, 15: small}
+    assert PLANNER._chosen(known, 1.0, 1000, None).pick == hg.Reverse()
+
+
+def test_where_nothing_fits_the_leanest_is_named():
+    with pytest.raises(UserError, match=r"memory: got 9.8 KiB; the leanest option, checkpointed 1"):
         hg.choose(problem(), PHI, memory=10_000)
 
 
 def test_few_elements_are_taken_forward_where_nothing_else_fits():
-    task = hg.Bilevel(
-        inner=lambda theta, phi, batch: phi[0] * (X @ theta).square().mean() + phi[1] * theta.square().mean(),
-        outer=lambda theta, phi: theta.square().sum(),
-        init=torch.ones(200, 16), optimizer=hg.SGD(lr=0.01), steps=5,
-    )  # fmt: skip
-    choice = hg.choose(task, torch.ones(2), memory="1GB")
-    forward = next(option for option in choice.options if isinstance(option.price.method, hg.Forward))
-    assert forward.price.exact
+    """The leanest exact way for up to 64 elements, also where a sample would fit as well."""
+    task, phi, memory = tight(2)
+    assert hg.choose(task, phi, memory=memory).pick == hg.Forward(chunk=1)
+    forward = [sum(isinstance(m, hg.Forward) for m in PLANNER._candidates(task, count)) for count in (1, 2, 64, 65)]
+    assert forward == [1, 2, 2, 0]
 
 
 def test_biased_methods_are_listed_and_never_picked():
@@ -80,3 +139,23 @@ def test_a_black_box_leaves_only_differences():
     assert isinstance(choice.pick, hg.ZerothOrder)
     assert choice.pick.directions == 32
     assert "black box" in choice.why
+
+
+@pytest.mark.usefixtures("a_second_a_step")
+def test_what_a_black_box_holds_is_not_known_and_its_time_counts():
+    box = hg.BlackBox(solve=lambda phi: phi**2, outer=lambda u, phi: u.sum())
+    choice = hg.choose(box, PHI, memory="1GB", seconds=64)  # 32 directions are 65 solves of a second each
+    assert choice.pick.directions == 16
+    assert [option.price.bytes for option in choice.options] == [None] * 3
+    assert [row["bytes"] for row in choice.rows] == ["not known"] * 3
+    assert {option.price.method.directions: option.seconds for option in choice.options} == {4: 9, 16: 33, 32: 65}
+    assert "not known" in choice.why
+    with pytest.raises(UserError, match=r"seconds: got 8; the quickest .* takes 9 s"):
+        hg.choose(box, PHI, memory="1GB", seconds=8)
+
+
+def test_a_solver_is_looked_at_and_timed():
+    box = hg.BlackBox(solve=lambda phi: time.sleep(0.02) or phi, outer=lambda u, phi: u.sum())
+    assert min(option.seconds / option.price.gradient_steps for option in hg.choose(box, PHI, memory=1).options) > 0.02
+    with pytest.raises(UserError, match=r"solve\(phi\): got a leaf of type ndarray"):
+        hg.choose(replace(box, solve=lambda phi: phi.numpy()), PHI, memory="1GB")

@@ -180,6 +180,24 @@ def test_shrinkage_is_one_over_one_plus_the_relative_error() -> None:
     torch.testing.assert_close(small, plain * 4 / (4 + N - 1), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("beside", ["guides", "control"])
+def test_shrinkage_is_refused_beside_what_has_another_error(beside: str) -> None:
+    given = torch.ones(N, dtype=torch.float64)
+    with pytest.raises(UserError, match=f"shrink: got True beside {beside}; .*; pass one of them"):
+        hg.ForwardGradient(directions=4, shrink=True, **{beside: (given,) if beside == "guides" else given})
+
+
+def test_shrinkage_goes_by_the_directions_that_are_left() -> None:
+    problem, x = steep(1e200, 3)
+    problem = dataclasses.replace(problem, outer=lambda z, x: 2 * z.sum())
+    with pytest.warns(RuntimeWarning, match="1 of 4"):
+        plain, small = (
+            hg.hypergradient(problem, x, hg.ForwardGradient(directions=4, law=hg.Coordinate(), shrink=shrink)).grad
+            for shrink in (False, True)
+        )
+    torch.testing.assert_close(small, plain * 3 / 4, rtol=1e-12, atol=0)  # 1 + N/b − 1 with three of four left
+
+
 def test_the_control_variate_makes_a_fixed_problem_exact() -> None:
     case, control = Quadratic(steps=1), torch.zeros(N, dtype=torch.float64)
     errors = []
@@ -221,6 +239,8 @@ def test_a_direction_that_overflows_is_left_out_counted_and_told() -> None:
     assert found.report.masked == 1
     assert int(torch.isfinite(found.report.weights).sum()) == 3
     torch.testing.assert_close(found.grad, torch.tensor([0.0, 4 / 3, 4 / 3, 4 / 3], dtype=torch.float64))
+    # z stays x along the three that are left: each of their tangents is v itself
+    assert found.report.growth == pytest.approx([1.0, 1.0, 1.0], rel=1e-12)
 
 
 def test_growth_is_told_and_a_chaotic_run_warned_of() -> None:

@@ -42,8 +42,8 @@ def test_head_and_tail_add_up(tail: int, momentum: float) -> None:
 def test_growth_is_that_of_the_matrices() -> None:
     case = Quadratic()
     sizes = [(case.jacobian(t + 1) @ ROWS.T).norm() / ROWS.norm() for t in range(12)]
-    # over chunks: mean over directions of the ratio within each chunk, here one
-    assert swept(case).growth == pytest.approx([float(size) for size in sizes], rel=1e-10)
+    for chunk in (None, 2):  # rows of other lengths in each chunk: the sums are over all of them
+        assert swept(case, chunk=chunk).growth == pytest.approx([float(size) for size in sizes], rel=1e-10)
 
 
 @pytest.mark.parametrize("settings", [{"chunk": 1}, {"chunk": 2}, {"chunk": 7}, {"width": 2}])

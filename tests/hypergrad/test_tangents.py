@@ -11,7 +11,7 @@ import torch
 from oracles.problems import OPTIMIZERS, draw, dropout, example_weights, fresh_start, maml
 from oracles.quadratic import M, N, Quadratic
 from sparing.hypergrad.reverse import flat
-from sparing.hypergrad.tangents import growth, lifted, push, start
+from sparing.hypergrad.tangents import growth, lengths, lifted, push, start
 from sparing.hypergrad.trees import unravel
 from sparing.hypergrad.unroll import State, Unroll
 
@@ -123,7 +123,21 @@ def test_a_random_start_has_the_derivative_of_its_scale() -> None:
 
 def test_growth_is_the_root_mean_square_over_directions_of_the_weights_alone() -> None:
     tangents = State([torch.tensor([[3.0, 4.0], [0.0, 0.0]])], ([torch.full((2, 2), 1e9)],))
-    rows = {"x": torch.tensor([[1.0, 0.0], [0.0, 2.0]])}
-    assert growth(tangents, rows).item() == pytest.approx(5 / math.sqrt(5))
-    lost = tangents._replace(theta=[torch.full((2, 2), math.inf)])
-    assert not torch.isfinite(growth(lost, rows))
+    first = lengths([torch.tensor([[1.0, 0.0], [0.0, 2.0]])])
+    assert first.tolist() == [1.0, 2.0]
+    assert growth([lengths(tangents.theta)], first) == pytest.approx([5 / math.sqrt(5)])
+    assert growth([], first) == ()
+
+
+def test_lengths_are_over_all_leaves_also_over_numbers() -> None:
+    leaves = [torch.tensor([3.0, 1.0]), torch.tensor([[[4.0]], [[0.0]]])]
+    assert lengths(leaves).tolist() == [5.0, 1.0]
+
+
+def test_growth_leaves_out_a_direction_from_its_beginning_once_it_overflows() -> None:
+    first = torch.tensor([1.0, 2.0])
+    sizes = [torch.tensor([10.0, 2.0]), torch.tensor([math.inf, 6.0])]
+    assert growth(sizes, first) == pytest.approx([1.0, 3.0])
+    lost = growth([torch.tensor([10.0, 1.0]), torch.tensor([math.inf, math.nan])], first)
+    assert lost[0] == pytest.approx(math.sqrt(101 / 5))
+    assert not math.isfinite(lost[1])

@@ -10,6 +10,8 @@ from torch.func import jvp
 
 from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weights, minibatches
 from oracles.unrolled import unrolled, vector
+from sparing import hypergrad as hg
+from sparing.hypergrad.checks import check_problem
 from sparing.hypergrad.reverse import flat
 from sparing.hypergrad.trees import leaves
 from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
@@ -65,6 +67,37 @@ def test_randomness_belongs_to_seed_and_step() -> None:
     assert drawn(unroll, 1) == drawn(unroll, 1)
     assert drawn(unroll, 1) != drawn(unroll, 2)
     assert drawn(unroll, 1) != drawn(other, 1)
+
+
+@pytest.mark.parametrize("begin", [0, 1, 3])
+def test_masks_are_those_of_forward_mode_whenever_dropout_begins(begin: int) -> None:
+    """A transposed activation gets other masks in plain torch; only the first step is looked at beforehand."""
+    x = draw(5, 3, seed=1)
+
+    def inner(theta: Any, phi: Any, batch: int) -> torch.Tensor:
+        hidden = (theta["w"] @ x.T).T
+        return ((torch.dropout(hidden, 0.5, True) if batch >= begin else hidden).square() * phi).sum()
+
+    problem = hg.Bilevel(
+        inner=inner, outer=lambda theta, phi: theta["w"].sum(), init={"w": draw(4, 3, seed=2)},
+        optimizer=hg.SGD(lr=0.01), steps=4, batches=list(range(4)),
+    )  # fmt: skip
+    phi = draw(5, 4, seed=3).abs()
+    assert check_problem(problem, phi, 0).draws == (begin == 0)
+    exact = hg.hypergradient(problem, phi, hg.Reverse()).grad
+    forward = hg.hypergradient(problem, phi, hg.ForwardGradient(directions=20, law=hg.Orthonormal()))
+    torch.testing.assert_close(forward.grad, exact, rtol=1e-10, atol=1e-12)
+    for draws in (False, True):  # what is known beforehand spares time and changes nothing
+        unroll = Unroll(problem, 0, problem.init, draws)
+        torch.testing.assert_close(unroll.run(phi).theta[0], forward.theta["w"], rtol=1e-13, atol=1e-15)
+
+
+def test_a_loss_that_draws_nothing_runs_once_and_without_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    unroll, phi = unroll_of(example_weights)
+    monkeypatch.setattr("sparing.hypergrad.unroll.SameMasks", None)
+    unroll.run(phi)
+    with pytest.raises(TypeError):
+        unroll_of(dropout)[0].run(phi)
 
 
 def test_the_global_generator_is_put_back_also_after_a_failure() -> None:

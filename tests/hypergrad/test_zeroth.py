@@ -14,7 +14,7 @@ from oracles.problems import bottleneck, dropout, example_weights, fresh_start
 from oracles.quadratic import Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 from sparing.hypergrad.sampled import draw_of
 from sparing.seeds import number
 
@@ -131,6 +131,30 @@ def test_the_released_estimator_of_a_peer_is_wrong_and_ours_is_not() -> None:
 def test_a_black_box_takes_nothing_but_zeroth_order() -> None:
     with pytest.raises(UserError, match=r"method: got reverse; a black box has no derivative; pass ZerothOrder"):
         hg.hypergradient(boxed(), {"nu": torch.ones(3).double()}, hg.Reverse())
+
+
+@pytest.mark.parametrize(
+    ("solve", "words"),
+    [
+        (lambda x: x.numpy(), "got a leaf of type ndarray; .*torch.from_numpy"),
+        (lambda x: {"u": x, "steps": 7}, "got a leaf of type int"),
+        (lambda x: None, "got a leaf of type NoneType"),
+        (lambda x: x.long(), r"got a leaf torch\.int64"),
+        (lambda x: {}, "there is nothing to differentiate"),
+        (lambda x: x / 0, "got values that are not finite; .*; pass a φ inside the domain of the solver"),
+        (lambda x: x.repeat(1 + int(x[0] > 1)), "got other shapes than at φ itself"),
+    ],
+)
+def test_a_solver_that_returns_no_finite_tree_of_tensors_is_refused(solve: Any, words: str) -> None:
+    box = hg.BlackBox(solve=solve, outer=lambda u, x: x.sum())
+    with pytest.raises(UserError, match=rf"^solve\(phi\): .*{words}"):
+        hg.hypergradient(box, torch.ones(3, dtype=torch.float64), basis(3))
+
+
+def test_an_outer_loss_that_is_not_finite_is_told_apart_from_the_solver() -> None:
+    box = hg.BlackBox(solve=lambda x: x.clone(), outer=lambda u, x: u.sum() / 0)
+    with pytest.raises(RunError, match=r"the outer loss is not finite though solve\(phi\) is"):
+        hg.hypergradient(box, torch.ones(3, dtype=torch.float64), basis(3))
 
 
 def test_a_solver_that_fails_along_one_direction_loses_that_direction_only() -> None:

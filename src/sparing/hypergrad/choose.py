@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sparing.errors import UserError
 from sparing.hypergrad.apply import bottleneck
 from sparing.hypergrad.checkpointed import Checkpointed
-from sparing.hypergrad.checks import check_problem, check_tree
+from sparing.hypergrad.checks import check_problem, check_solution, check_tree
 from sparing.hypergrad.directions import Law, Orthonormal, Rademacher
 from sparing.hypergrad.estimate import Method
 from sparing.hypergrad.forward import Forward, ForwardGradient
@@ -18,11 +18,13 @@ from sparing.hypergrad.predict import Price, prices
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.reverse import Reverse, Truncated
 from sparing.hypergrad.trees import Tree, size
+from sparing.hypergrad.unroll import Unroll
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import format_bytes, parse_bytes
 
-FEW = 4
-"""Elements of φ (or ψ) up to which exact forward mode is no dearer than replaying the run."""
+FEW = 64
+"""Elements of φ (or ψ) up to which exact forward mode is an option: it carries a tangent for each, so its work grows
+with their number as that of no other exact method does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +33,18 @@ class Option:
 
     price: Price
     """Bytes, gradient steps, expected cosine."""
-    seconds: float | None
-    """Predicted time (s); None for a solver that was not timed."""
+    seconds: float
+    """Predicted time (s)."""
     fits: bool
-    """Whether the bytes are within the memory."""
+    """Whether the bytes are within the memory; true where they are not known."""
     verdict: str
     """Why it is picked, or not."""
 
     def row(self) -> dict[str, object]:
-        """Cells for a table; ``bytes`` in B, ``seconds`` in s."""
+        """Cells for a table; ``bytes`` in B, or "not known"; ``seconds`` in s."""
+        held = "not known" if self.price.bytes is None else self.price.bytes
         return {
-            "method": str(self.price.method), "bytes": self.price.bytes, "seconds": self.seconds,
+            "method": str(self.price.method), "bytes": held, "seconds": self.seconds,
             "gradient_steps": self.price.gradient_steps, "cosine": self.price.cosine, "fits": self.fits,
             "verdict": self.verdict,
         }  # fmt: skip
@@ -67,12 +70,15 @@ class Choice:
 def choose(
     problem: Bilevel | BlackBox, phi: Tree, *, memory: str | int, seconds: float | None = None, seed: int = 0
 ) -> Choice:
-    """Pick the method for a problem and a memory.
+    """Pick the method for a problem, a memory and a time.
 
-    The rule: an exact method that fits wins, the fastest of them; replaying keeps exact reverse mode possible down to
-    a few states. Forward mode wins where φ (or ψ) has only a few elements, where no schedule fits, or where time is
-    too short for replays; a black box leaves only differences. Biased methods are listed, never picked: nobody knows
-    their error beforehand. One inner step is run and timed; everything else is predicted.
+    The rule: of the exact methods whose predicted bytes fit the memory and whose predicted time fits the seconds, the
+    fastest; where there is none, the most certain of the sampled ones that fit, the faster of two that are equally
+    certain. Biased methods are listed, never picked: nobody knows their error beforehand. One inner step is run and
+    timed; everything else is predicted.
+
+    A black box leaves only differences. Its solver is run twice and timed once; what it holds is not known, so the
+    memory decides nothing there, and its bytes are None, not zero.
 
     Args:
         problem: The two-level problem.
@@ -89,22 +95,45 @@ def choose(
     """
     budget, phi = parse_bytes(memory), check_tree("phi", phi)
     if isinstance(problem, BlackBox):
-        return _black_box(phi)
+        return _chosen(_differences(size(phi)), _solve_seconds(problem, phi), budget, seconds)
     psi, _ = bottleneck(problem, phi, seed)
-    unit = _step_seconds(problem, phi, seed)
-    known = prices(problem, phi, _candidates(problem, size(psi)), seed=seed)
-    fitting = [price for price in known if price.bytes <= budget]
+    unit = _step_seconds(check_problem(problem, psi, seed), psi)
+    return _chosen(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), unit, budget, seconds)
+
+
+def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
+    """The rule.
+
+    Args:
+        known: Prices of all options.
+        unit: Seconds of one unit of work.
+        budget: Bytes at most.
+        seconds: Time at most (s); None for no limit.
+
+    Returns:
+        The pick and all options.
+
+    Raises:
+        UserError: If nothing fits.
+    """
+    honest = [price for price in known if price.exact or price.cosine is not None]
+    fitting = [price for price in honest if price.bytes is None or price.bytes <= budget]
     quick = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
-    exact = sorted((price for price in quick if price.exact), key=lambda price: price.gradient_steps)
-    sampled = sorted((price for price in quick if price.cosine and not price.exact), key=lambda price: -_cosine(price))
-    if not exact and not sampled:
-        least = min((p for p in known if p.exact or p.cosine), key=lambda price: price.bytes)
+    if not fitting:
+        least = min(honest, key=lambda price: price.bytes or 0)
         raise UserError(
-            "memory", got=memory, why=f"the leanest option, {least.method}, takes {format_bytes(least.bytes)}"
-            + ("" if seconds is None else f" and {least.gradient_steps * unit:.3g} s"),
-            do="give more memory or time, a smaller chunk, or fewer inner steps",
+            "memory", got=format_bytes(budget),
+            why=f"the leanest option, {least.method}, takes {format_bytes(least.bytes or 0)}",
+            do="give more memory, or take fewer inner steps",
         )  # fmt: skip
-    best = (exact or sampled)[0]
+    if not quick:
+        least = min(fitting, key=lambda price: price.gradient_steps)
+        raise UserError(
+            "seconds", got=seconds,
+            why=f"the quickest option that fits the memory, {least.method}, takes {least.gradient_steps * unit:.3g} s",
+            do="give more time or memory, or take fewer inner steps",
+        )  # fmt: skip
+    best = min(quick, key=lambda price: (not price.exact, 0 if price.exact else -_cosine(price), price.gradient_steps))
     options = [_option(price, best, budget, seconds, unit) for price in known]
     options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
@@ -119,54 +148,65 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
     steps = problem.steps
     states = sorted({1, 3, 10, round(steps**0.5)} & set(range(1, steps)))
     found: list[Method] = [Reverse(), Checkpointed(), *(Checkpointed(states=count) for count in states)]
-    if elements <= max(FEW, 64):
-        found.append(Forward(chunk=min(elements, 16)))
+    if elements <= FEW:
+        found += [Forward(chunk=chunk) for chunk in sorted({1, min(elements, 16)}, reverse=True)]
     for count in (8, 32, 128):
         if count < elements:
             law: Law = Orthonormal() if count * 10 >= elements else Rademacher()
             found.append(ForwardGradient(directions=count, chunk=min(count, 8), law=law))
-    found.append(ForwardGradient(directions=min(8, elements), chunk=1))
+    if elements > 8:  # up to there the leanest exact way is as lean
+        found.append(ForwardGradient(directions=8, chunk=1))
     return [*found, Truncated(steps=max(1, steps // 10)), HessianFree()]
 
 
-def _step_seconds(problem: Bilevel, phi: Tree, seed: int) -> float:
+def _step_seconds(unroll: Unroll, psi: Tree) -> float:
     """Seconds of one inner gradient step, the second of two."""
-    psi, _ = bottleneck(problem, phi, seed)
-    unroll = check_problem(problem, psi, seed)
     state = unroll.run(psi, last=1)
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)
     return time.perf_counter() - begin
 
 
+def _solve_seconds(problem: BlackBox, phi: Tree) -> float:
+    """Seconds of one solve, the second of two."""
+    check_solution(problem.solve(phi))
+    begin = time.perf_counter()
+    problem.solve(phi)
+    return time.perf_counter() - begin
+
+
 def _option(price: Price, best: Price, budget: int, seconds: float | None, unit: float) -> Option:
-    fits, time_ = price.bytes <= budget, price.gradient_steps * unit
+    fits, time_ = price.bytes is None or price.bytes <= budget, price.gradient_steps * unit
+    return Option(price=price, seconds=time_, fits=fits, verdict=_verdict(price, best, budget, seconds, time_))
+
+
+def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time_: float) -> str:
+    """Why a price wins or loses."""
+    if price is best and price.exact:
+        return "exact, and the fastest that fits"
+    if price is best and price.bytes is None:
+        return "a black box leaves only differences; the surest that fit the time, its bytes are not known"
     if price is best:
-        verdict = "exact, and the fastest that fits" if price.exact else "unbiased, and the surest that fits"
-    elif not fits:
-        verdict = f"takes {price.bytes / budget:.2g} times the memory"
-    elif seconds is not None and time_ > seconds:
-        verdict = f"takes {time_ / seconds:.2g} times the time"
-    elif price.cosine is None and not price.exact:
-        verdict = "biased by an amount that nobody knows beforehand"
-    elif price.exact:
-        verdict = f"exact, but takes {price.gradient_steps / best.gradient_steps:.2g} times the work"
-    else:
-        verdict = f"expected cosine {_cosine(price):.2f} only"
-    return Option(price=price, seconds=time_, fits=fits, verdict=verdict)
+        return "unbiased, and the surest that fits"
+    if price.bytes is not None and price.bytes > budget:
+        return f"takes {price.bytes / budget:.2g} times the memory"
+    if seconds is not None and time_ > seconds:
+        return f"takes {time_ / seconds:.2g} times the time"
+    if price.cosine is None and not price.exact:
+        return "biased by an amount that nobody knows beforehand"
+    if price.exact:
+        return f"exact, but takes {price.gradient_steps / best.gradient_steps:.2g} times the work"
+    return f"expected cosine {_cosine(price):.2f} only"
 
 
-def _black_box(phi: Tree) -> Choice:
-    """Differences along every direction where φ is small, along some of them elsewhere."""
-    elements = size(phi)
-    counts: Sequence[int] = sorted({min(elements, count) for count in (4, 16, 64, elements if elements <= 256 else 64)})
-    options: list[Option] = []
-    for count in reversed(counts):
-        method = ZerothOrder(directions=count, law=Orthonormal())
-        price = Price(
-            method=method, bytes=0, gradient_steps=2.0 * count + 1, exact=False,
-            cosine=method.law.cosine(count, elements),
-        )  # fmt: skip
-        verdict = "a black box leaves only differences" if not options else "fewer runs, less sure"
-        options.append(Option(price=price, seconds=None, fits=True, verdict=f"{verdict}; {2 * count + 1} runs"))
-    return Choice(pick=options[0].price.method, why=options[0].verdict, options=tuple(options))
+def _differences(elements: int) -> list[Price]:
+    """What a black box leaves: differences along every direction where φ is small, along some of them elsewhere."""
+    counts = {min(elements, count) for count in (4, 16, 64, elements if elements <= 256 else 64)}
+    methods = [ZerothOrder(directions=count, law=Orthonormal()) for count in sorted(counts)]
+    return [
+        Price(
+            method=method, bytes=None, gradient_steps=2.0 * method.directions + 1, exact=False,
+            cosine=method.law.cosine(method.directions, elements),
+        )
+        for method in methods
+    ]  # fmt: skip

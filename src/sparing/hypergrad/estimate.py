@@ -59,7 +59,8 @@ class Report:
     seconds: float
     """Wall-clock time (s)."""
     bytes: int | None = None
-    """Peak above what was held before (B): of the allocator on CUDA, elsewhere None."""
+    """Peak above what was held before (B): of the allocator on CUDA, of live tensors elsewhere if asked for by
+    ``measure``; else None."""
     directions: int | None = None
     """Directions drawn b (count)."""
     masked: int = 0
@@ -74,7 +75,8 @@ class Report:
     """Expected cosine between the estimate and the truth, in the space that is sampled: that of ψ where there is a
     bottleneck."""
     growth: tuple[float, ...] = ()
-    """‖y_t‖/‖v‖ after each step, root mean square over directions: how a small change of φ grows along the run."""
+    """‖y_t‖/‖v‖ after each step, root mean square over the directions that stayed finite: how a small change of
+    φ grows along the run."""
     exponent: float | None = None
     """Growth per step over the second half (nat/step); above zero the run is chaotic."""
     audit: Mapping[str, float] = field(default_factory=dict)

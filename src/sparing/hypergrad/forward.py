@@ -84,7 +84,8 @@ class ForwardGradient:
     control: Tree | None = None
     """Control variate h, a tree like ψ, usually ``result.control`` of the step before; zeros to begin with."""
     shrink: bool = False
-    """Whether the sampled part is scaled by 1/(1 + relative error): smallest mean squared error, no longer unbiased."""
+    """Whether the sampled part is scaled by 1/(1 + relative error): smallest mean squared error, no longer unbiased.
+    Not with guides or a control variate, whose error is another."""
     spread: Spread | None = None
     """Processes to share the directions with."""
 
@@ -98,6 +99,12 @@ class ForwardGradient:
             raise UserError("tail", got=self.tail, why="steps are counted", do="pass tail >= 0")
         if self.guides and self.control is not None:
             raise UserError("control", got="guides too", why="each replaces the other", do="pass one; h can be a guide")
+        if self.shrink and (self.guides or self.control is not None):
+            raise UserError(
+                "shrink", got=f"True beside {'guides' if self.guides else 'control'}",
+                why="it undoes the error of plain directions, and what is known already has none",
+                do="pass one of them",
+            )  # fmt: skip
 
     def __str__(self) -> str:
         """Name for tables."""
@@ -144,7 +151,8 @@ class ForwardGradient:
         if self.control is not None:
             grad, control = controlled(draw, weights, _vector("control", self.control, draw.size).to(weights))
         if self.shrink:
-            grad = grad / (1 + draw.law.excess(draw.count, draw.size))
+            left = max(int(torch.isfinite(weights).sum()), 1)
+            grad = grad / (1 + draw.law.excess(left, draw.size))
         sure = confidence(draw, weights, known, cross)
         facts = {"norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine}
         return self._made(swept, psi, weights, grad, facts, control)

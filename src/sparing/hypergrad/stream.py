@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.hypergrad.apply import bottleneck, finished
+from sparing.hypergrad.apply import bottleneck, finished, warned
 from sparing.hypergrad.checks import check_problem, check_tree
 from sparing.hypergrad.estimate import Result
 from sparing.hypergrad.forward import ForwardGradient
@@ -18,7 +18,7 @@ from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.reverse import flat, shaped
 from sparing.hypergrad.sampled import draw_of
 from sparing.hypergrad.sweep import Sweep, reversed_tail
-from sparing.hypergrad.tangents import growth, push, start
+from sparing.hypergrad.tangents import growth, lengths, push, start
 from sparing.hypergrad.trees import Tree, leaves, rebuilt, row_products, unravel
 from sparing.hypergrad.unroll import State
 from sparing.seeds import number
@@ -74,7 +74,7 @@ class Stream:
         self._unroll = check_problem(problem, self._psi, seed)
         self._draw = draw_of(method.law, method.directions, self._psi, number(seed, "directions"))
         self._state, self._tangents = start(self._unroll, self._psi, self._rows())
-        self._growth: list[float] = []
+        self._sizes: list[Tensor] = []
         if late:
             self._tangents = _zeros(self._tangents)
 
@@ -90,7 +90,7 @@ class Stream:
             self._state, self._tangents = push(
                 self._unroll, self.steps, self._state, self._tangents, self._psi, rows, width
             )
-            self._growth.append(float(growth(self._tangents, rows)))
+            self._sizes.append(lengths(self._tangents.theta))
         self.steps += 1
 
     def peek(self) -> Result:
@@ -102,9 +102,10 @@ class Stream:
         begin = time.perf_counter()
         back, known, finish = reversed_tail(self._unroll, self._state, self._psi, self.phi, self.steps, self.steps)
         weights = row_products(flat(self._tangents), back)
-        swept = Sweep(weights=weights, known=known, finish=finish, growth=tuple(self._growth))
+        grown = growth(self._sizes, lengths(leaves(self._rows())))
+        swept = Sweep(weights=weights, known=known, finish=finish, growth=grown)
         found = self.method.assembled(self._unroll, self._psi, self._draw, swept, weights)
-        return finished(self.problem, self._unroll, self.phi, self.method, found, begin, steps=self.steps)
+        return warned(finished(self.problem, self._unroll, self.phi, self.method, found, begin, steps=self.steps))
 
     def turn(self, phi: Tree, *, carry: bool = True) -> None:
         """Go on with another φ.
@@ -134,7 +135,7 @@ class Stream:
         held = {f"{name}.{k}": part.clone() for name, listed in parts.items() for k, part in enumerate(listed)}
         return held | {
             "steps": torch.tensor(self.steps),
-            "growth": torch.tensor(self._growth, dtype=torch.float64),
+            "sizes": torch.stack(self._sizes) if self._sizes else torch.zeros(0, dtype=torch.float64),
             "seed": torch.tensor(number(self.seed, "stream", self.method.directions)),
         }
 
@@ -160,7 +161,7 @@ class Stream:
         self.turn(phi)
         self._state = shaped(self._state, like("state", flat(self._state)))
         self._tangents = shaped(self._tangents, like("tangents", flat(self._tangents)))
-        self.steps, self._growth = int(held["steps"]), held["growth"].tolist()
+        self.steps, self._sizes = int(held["steps"]), list(held["sizes"])
 
 
 def _zeros(tangents: State) -> State:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.reverse import flat, pull, pull_start
-from sparing.hypergrad.tangents import growth, push, start
+from sparing.hypergrad.tangents import growth, lengths, push, start
 from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
 from sparing.hypergrad.unroll import State, Unroll
 
@@ -26,7 +26,7 @@ class Sweep:
     finish: Estimate
     """Value, direct part and end of the run."""
     growth: tuple[float, ...]
-    """‖y_t‖/‖v‖ after each step of the head, over all directions."""
+    """‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite."""
 
 
 def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None) -> tuple[State, State, list[Tensor]]:
@@ -40,13 +40,13 @@ def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None
         width: Directions that pass through a step together; None for all.
 
     Returns:
-        State, tangents, and ‖y_t‖²/‖v‖² (mean over directions) after each step.
+        State, tangents, and ‖y_t‖ of each direction after each step, shape (b,).
     """
     state, tangents = start(unroll, psi, rows)
     sizes = []
     for step in range(steps):
         state, tangents = push(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
-        sizes.append(growth(tangents, rows).square())
+        sizes.append(lengths(tangents.theta))
     return state, tangents, sizes
 
 
@@ -83,21 +83,22 @@ def sweep(
     chunks = [numbers[low : low + step] for low in range(0, len(numbers), step)]
     back: tuple[list[Tensor], list[Tensor], Estimate] | None = None
     weights: list[Tensor] = []
-    sizes: list[Tensor] = []
+    sizes: list[list[Tensor]] = []
+    first: list[Tensor] = []
     for part in chunks:
         rows = unravel(rows_of(part), psi)
-        state, tangents, grown = carried(unroll, psi, rows, head, width)
+        state, tangents, long = carried(unroll, psi, rows, head, width)
         back = back or reversed_tail(unroll, state, psi, phi, head, unroll.steps)
         weights.append(row_products(flat(tangents), back[0]))
-        if grown:
-            sizes.append(torch.stack(grown) * len(part))
+        sizes.append(long)
+        first.append(lengths(leaves(rows)))
         del rows, state, tangents  # before the next chunk brings its own
     if back is None:
         back = reversed_tail(unroll, unroll.run(psi, last=head), psi, phi, head, unroll.steps)
     wide = ravel(psi)
-    mean = (torch.stack(sizes).sum(0) / len(numbers)).sqrt().tolist() if sizes else []
     found = torch.cat(weights).to(wide) if weights else wide.new_zeros(0)
-    return Sweep(weights=found, known=back[1], finish=back[2], growth=tuple(mean))
+    grown = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()
+    return Sweep(weights=found, known=back[1], finish=back[2], growth=grown)
 
 
 def reversed_tail(

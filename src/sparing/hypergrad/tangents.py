@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -139,21 +139,37 @@ def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> Sta
     return unroll.step(step, state, psi, batch)
 
 
-def growth(tangents: State, rows: Tree) -> Tensor:
-    """‖y‖/‖v‖, root mean square over directions; weights only, without moments.
+def lengths(rows: Sequence[Tensor]) -> Tensor:
+    """‖y‖ of each direction, over all leaves.
 
     Args:
-        tangents: y_t, leading axis b.
-        rows: Directions, leading axis b.
+        rows: Leaves with a leading axis of b.
 
     Returns:
-        Shape (); not a number if a direction overflowed.
+        Shape (b,).
     """
-    up, down = (
-        torch.stack([torch.linalg.vector_norm(part) for part in parts]) for parts in (tangents.theta, leaves(rows))
-    )
-    ratio: Tensor = torch.linalg.vector_norm(up) / torch.linalg.vector_norm(down)
-    return ratio
+    parts = [torch.linalg.vector_norm(row.unsqueeze(-1), dim=tuple(range(1, row.dim() + 1))) for row in rows]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return whole
+
+
+def growth(sizes: Sequence[Tensor], first: Tensor) -> tuple[float, ...]:
+    """‖y_t‖/‖v‖ after each step, root mean square over the directions that stayed finite all along.
+
+    Args:
+        sizes: ‖y_t‖ of each direction after each step, shape (b,) each; weights only, without moments.
+        first: ‖v‖ of each direction, shape (b,).
+
+    Returns:
+        One number a step; over all directions where none stayed finite.
+    """
+    if not sizes or not len(first):
+        return ()
+    table, first = torch.stack(list(sizes)).double(), first.double()
+    finite = torch.isfinite(table).all(0)
+    kept = finite if finite.any() else torch.ones_like(finite)
+    ratios = torch.linalg.vector_norm(table[:, kept], dim=1) / torch.linalg.vector_norm(first[kept])
+    return tuple(ratios.tolist())
 
 
 def _as_states(pair: tuple[Any, Any]) -> tuple[State, State]:

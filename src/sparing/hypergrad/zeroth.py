@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError
+from sparing.hypergrad.checks import check_solution
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.problem import BlackBox, scalar
 from sparing.hypergrad.sampled import combined, confidence, draw_of, masked_warning
-from sparing.hypergrad.trees import Tree, added, detached, inner_product, leaves, ravel, rebuilt, unravel
+from sparing.hypergrad.trees import Tree, added, inner_product, leaves, ravel, rebuilt, unravel
 from sparing.hypergrad.unroll import State, Unroll, pulled
 from sparing.seeds import number
 
@@ -113,12 +114,15 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
 
     Returns:
         Both parts, and u.
+
+    Raises:
+        UserError: If ``solve`` returns no tree of floating tensors, or values at φ that are not finite.
     """
+    tree = check_solution(problem.solve(phi))
 
-    def solve(at: Tree) -> list[Tensor]:
-        return [leaf.detach() for leaf in leaves(problem.solve(at))]
+    def solve(at: Tree) -> list[Tensor]:  # values that are not finite lose their direction only
+        return leaves(check_solution(problem.solve(at), tree))
 
-    tree = detached(problem.solve(phi))
     with torch.enable_grad():
         ends = [leaf.detach().requires_grad_() for leaf in leaves(tree)]
         given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
