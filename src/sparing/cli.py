@@ -40,6 +40,8 @@ VERBS: dict[str, Verb] = {
     "plan": Verb("sparing.jobs.plan", "what fits in this memory: full, LISA, LoRA; the pick, and why the others lost"),
     "fetch": Verb("sparing.jobs.fetch", "list the known data sets and models; fetch one into the cache"),
     "finetune": Verb("sparing.jobs.finetune", "fine-tune a local Hugging Face causal language model on JSONL"),
+    "pretrain": Verb("sparing.jobs.pretrain", "train a dense or sparse language model from scratch on text"),
+    "transfer": Verb("sparing.jobs.transfer", "find the best learning rate at every width and density, rule by rule"),
     "condense": Verb("sparing.jobs.condense", "distil a data set into a few images per class"),
     "adapt": Verb("sparing.jobs.adapt", "learn which tokens of a document a language model should learn from"),
     "invert": Verb("sparing.jobs.invert", "find coefficients of a differential equation through its solver"),

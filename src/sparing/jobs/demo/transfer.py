@@ -1,0 +1,55 @@
+"""Third chapter: one learning rate for dense and sparse nets, or a new search for each density."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from sparing.errors import UserError
+from sparing.jobs.transfer.coordinates import add_coordinates
+from sparing.jobs.transfer.grid import Cell, cells
+from sparing.jobs.transfer.material import digits
+from sparing.jobs.transfer.settings import Transfer
+from sparing.jobs.transfer.train import train
+from sparing.report import Progress, Record
+
+LOG = logging.getLogger("sparing.demo")
+
+WORK: Final = Transfer(
+    model="mlp", widths=(256,), base_width=128, layers=3, densities=(1.0, 0.25, 0.0625), rules=("sp", "mup", "supar"),
+    rates=(-11, -10, -9, -8, -7, -6, -5), seeds=(0,), steps=120,
+)  # fmt: skip
+"""The paper's Figure 6 at the size of a minute on two cores."""
+
+SAVED_EVERY: Final = 10
+"""Runs between two writes of the record (count)."""
+
+
+def run_chapter(record: Record, *, seed: int, path: Path, work: Transfer = WORK) -> None:
+    """Do the runs that the record does not hold yet; without scikit-learn the chapter is left out.
+
+    Args:
+        record: Filled in place: tables "transfer_runs", "coordinates" and "slopes".
+        seed: Seed of weights, masks and batches.
+        path: File of the record.
+        work: Size of the work.
+    """
+    try:
+        material = digits()
+    except UserError as missing:
+        LOG.warning("demo: the chapter on scaling is left out (%s)", missing)
+        return
+    have = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in record.table("transfer_runs")}
+    left = [cell for cell in cells(work) if (*cell.params.values(),) not in have]
+    total = len(cells(work))
+    with Progress("transfer", total=total, unit="run", resume_at=total - len(left)) as bar:
+        for at, cell in enumerate(left, start=1):
+            result = train(work, material, Cell(**cell.params | {"seed": seed}))
+            record.add("transfer_runs", **cell.params, **result)
+            bar.advance(rule=cell.rule, loss="diverged" if result["diverged"] else result["loss"])
+            if at % SAVED_EVERY == 0:
+                record.write(path)
+    if not record.table("coordinates"):
+        add_coordinates(record, work, material)
+    record.write(path)

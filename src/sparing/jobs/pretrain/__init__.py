@@ -1,0 +1,14 @@
+"""Train a language model from scratch on real text, dense or sparse, by a rule that transfers learning rates.
+
+record = run(Pretrain(data=("notes.txt",), width=256, density="1/16"))
+record.table("held_out")
+"""
+
+from sparing.jobs.finetune.step import DivergedError
+from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.pretrain.job import run, show
+from sparing.jobs.pretrain.settings import Pretrain
+
+Settings = Pretrain
+
+__all__ = ["DivergedError", "Pretrain", "Settings", "StoppedError", "run", "show"]

@@ -1,0 +1,62 @@
+"""What a model has learnt: loss on text it has not seen, per token and per byte, and text of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparing.jobs.finetune.course import device_of, seeded
+from sparing.jobs.finetune.evaluate import held_out_loss, measuring, perplexity
+from sparing.jobs.pretrain.material import Part
+
+TEMPERATURE, TOP = 0.8, 40
+"""How samples are drawn: logits over this, among so many likeliest tokens."""
+
+
+def measured(model: nn.Module, part: Part, *, batch: int) -> dict[str, Any]:
+    """Loss on held-out text.
+
+    Args:
+        model: A causal language model.
+        part: Rows.
+        batch: Rows at once (count).
+
+    Returns:
+        ``loss`` (nat/token), ``bits_per_byte`` (comparable between tokenizers), ``perplexity`` and ``tokens``.
+    """
+    loss, tokens = held_out_loss(model, part.rows, batch=batch)
+    bits = loss / math.log(2) / part.bytes_per_token
+    return {"loss": loss, "bits_per_byte": bits, "perplexity": perplexity(loss), "tokens": tokens}
+
+
+def written(model: Any, tokenizer: Any, openings: Sequence[str], *, length: int, seed: int) -> list[str]:
+    """Let a model go on from openings, drawing each token from a named stream.
+
+    Args:
+        model: A transformers model.
+        tokenizer: Its tokenizer.
+        openings: First words.
+        length: Tokens of the whole text (count); at most the context.
+        seed: Seed of the run.
+
+    Returns:
+        What it adds to each.
+    """
+    from transformers import GenerationConfig
+
+    end = tokenizer.eos_token_id
+    how = {"do_sample": True, "temperature": TEMPERATURE, "top_k": TOP, "eos_token_id": end, "pad_token_id": end or 0}
+    texts = []
+    with measuring(model):
+        for index, opening in enumerate(openings):
+            ids = tokenizer(opening, return_tensors="pt", add_special_tokens=False, verbose=False)["input_ids"]
+            ids = ids[:, : max(1, length - 1)].to(device_of(model))
+            plan = GenerationConfig(max_new_tokens=max(1, length - ids.shape[1]), **how)
+            with seeded(seed, "sample", index, device=device_of(model)):
+                new = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=plan)
+            texts.append(tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True))
+    return texts

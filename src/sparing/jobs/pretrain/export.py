@@ -1,0 +1,44 @@
+"""The finished model as an ordinary transformers checkpoint: dense zeros, multipliers in the weights, no hooks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sparing.jobs.disk import write_folder
+from sparing.jobs.finetune.models import save_pretrained
+from sparing.jobs.pretrain.course import Course
+from sparing.scaling.apply import masks_of
+from sparing.scaling.backends import convert_
+from sparing.scaling.fold import fold_
+
+
+def ordinary(course: Course) -> nn.Module:
+    """A copy of the model that computes the same without any of us.
+
+    Args:
+        course: The run; it stays as it is.
+
+    Returns:
+        A model in evaluation mode, its masked weights zero.
+    """
+    model = copy.deepcopy(course.model)
+    model.zero_grad(set_to_none=True)
+    masks = masks_of(model)
+    convert_(model, masks, backend="dense")
+    fold_(model, masks)
+    return model.eval()
+
+
+def save_model(model: Any, tokenizer: Any, target: Path) -> None:
+    """Write model and tokenizer, whole or not at all.
+
+    Args:
+        model: An ordinary transformers model.
+        tokenizer: Its tokenizer.
+        target: The directory to appear.
+    """
+    write_folder(target, lambda draft: save_pretrained(model.cpu(), tokenizer, draft))

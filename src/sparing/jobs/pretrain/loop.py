@@ -1,0 +1,102 @@
+"""The training loop: steps, measured as they go, and what is noted of masks and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sparing.jobs.pretrain.course import Course
+from sparing.jobs.pretrain.evaluate import measured
+from sparing.jobs.pretrain.material import Part
+from sparing.jobs.pretrain.step import take_step_
+from sparing.report import Progress, Record
+
+UNITS = {
+    "loss": "nat/token",
+    "bits_per_byte": "bit/B",
+    "seconds": "s",
+    "step_seconds": "s",
+    "tokens_per_second": "tokens/s",
+}
+"""Units of the columns that a run adds."""
+
+
+def measure_(course: Course, record: Record, part: Part) -> None:
+    """Add the held-out loss of this moment.
+
+    Args:
+        course: The run.
+        record: Receives a row of the table "held_out".
+        part: Validation text.
+    """
+    row = measured(course.model, part, batch=course.settings.batch)
+    record.add("held_out", step=course.step, **row, seconds=course.seconds)
+
+
+def note_masks_(course: Course, record: Record) -> None:
+    """Add the density of this moment, if masks change.
+
+    Args:
+        course: The run.
+        record: Receives a row of the table "density" whenever it differs from the last one or masks were exchanged.
+    """
+    if course.evolution is None:
+        return
+    rows, digest = record.table("density"), course.masks.digest()
+    if not rows or rows[-1]["masks"] != digest:
+        dead = sum(outputs for outputs, _ in course.masks.dead.values())
+        record.add("density", step=course.step, density=course.density, dead_neurons=dead, masks=digest)
+
+
+def due(course: Course, every: int) -> bool:
+    """Whether something that happens every so many steps, and at the end, happens now.
+
+    Args:
+        course: The run.
+        every: Steps between; 0: at the end only.
+
+    Returns:
+        Whether it does.
+    """
+    return course.step == course.settings.steps or bool(every and course.step % every == 0)
+
+
+def advance_(course: Course, record: Record, validation: Part, *, after: Callable[[Course], None]) -> None:
+    """Walk a run to its end.
+
+    Args:
+        course: The run, at its first step or at a restored one.
+        record: Receives the tables "train", "held_out", "density" and "speed".
+        validation: Text to measure on.
+        after: Called after every step; may save, or raise to stop.
+
+    Raises:
+        DivergedError: If loss or gradient are not finite.
+    """
+    settings = course.settings
+    if course.step == 0:
+        measure_(course, record, validation)
+        note_masks_(course, record)
+    with Progress("pretrain", total=settings.steps, resume_at=course.step) as bar:
+        while course.step < settings.steps:
+            row = take_step_(course)
+            record.add("train", **row)
+            if course.step % settings.every == 0 or course.step == settings.steps:
+                note_masks_(course, record)
+            if due(course, settings.eval_every):
+                measure_(course, record, validation)
+            bar.advance(loss=row["loss"], lr=f"{row['lr']:.1e}", **_pace(course))
+            after(course)
+    _note_speed(course, record)
+
+
+def _pace(course: Course) -> dict[str, Any]:
+    rate = f"{course.step * course.tokens / course.seconds:,.0f}"
+    return {"tokens_per_s": rate} | ({} if course.evolution is None else {"density": f"{course.density:.3g}"})
+
+
+def _note_speed(course: Course, record: Record) -> None:
+    if not record.table("speed"):
+        seconds = course.seconds / course.step
+        rate = {"tokens_per_second": course.tokens / seconds, "step_seconds": seconds}
+        record.add("speed", backend=course.settings.backend, **rate, seconds=course.seconds)

@@ -1,0 +1,129 @@
+"""The model: a transformers configuration from settings or a file, built with the library's own initial weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparing.errors import UserError, require
+from sparing.jobs.finetune.course import seeded
+from sparing.jobs.pretrain.settings import Pretrain
+
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
+"""Names of dropout in configurations; set to 0, for data is not repeated often enough to need it."""
+
+
+def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> Any:
+    """The transformers configuration of a run.
+
+    Args:
+        settings: Architecture, or the file that has it.
+        vocabulary: Tokens that the tokenizer knows (count).
+        end: Token that ends a text.
+
+    Returns:
+        A configuration.
+    """
+    if settings.config is not None:
+        return _given(settings.config, vocabulary, end)
+    from transformers import GPT2Config, LlamaConfig
+
+    heads = settings.width // settings.head_dim
+    same = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    if settings.family == "gpt2":
+        shape = {"n_embd": settings.width, "n_layer": settings.layers, "n_head": heads}
+        return GPT2Config(**shape, **same, n_positions=settings.context, **dict.fromkeys(DROPOUTS[:3], 0.0))
+    return LlamaConfig(
+        **same,
+        hidden_size=settings.width,
+        intermediate_size=3 * settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=settings.kv_heads or heads,
+        head_dim=settings.head_dim,
+        max_position_embeddings=settings.context,
+        tie_word_embeddings=False,
+    )
+
+
+def _given(path: Path, vocabulary: int, end: int | None) -> Any:
+    """A configuration from the disk, for another vocabulary."""
+    from transformers import AutoConfig
+
+    file = path / "config.json" if path.is_dir() else path
+    do = "pass a config.json or the directory that holds one"
+    require(file.is_file(), "config", path, "there is no such file", do)
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        config = AutoConfig.for_model(plain["model_type"], **{k: v for k, v in plain.items() if k != "model_type"})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"it is no transformers configuration ({type(error).__name__}: {str(error).splitlines()[0][:100]})"
+        raise UserError("config", got=path, why=why, do=do) from None
+    config.vocab_size = vocabulary
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = end
+    for name in DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    return config
+
+
+def context_of(settings: Pretrain) -> int:
+    """Tokens per row: the setting, at most what the configuration has positions for.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        Tokens (count).
+
+    Raises:
+        UserError: If a given configuration has fewer positions.
+    """
+    if settings.config is not None:
+        limit = getattr(_given(settings.config, 1, None), "max_position_embeddings", None)
+        fits = not isinstance(limit, int) or settings.context <= limit
+        require(fits, "context", settings.context, f"the configuration has {limit} positions", "pass a smaller one")
+    return settings.context
+
+
+def fresh(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
+    """A model with the library's own initial weights, from a named stream; the global generators stay as they were.
+
+    Args:
+        config: A transformers configuration.
+        seed: Of the weights.
+        device: Where it goes once drawn, so that the weights are the same everywhere.
+
+    Returns:
+        A causal language model of float32.
+
+    Raises:
+        UserError: If the configuration is of no causal language model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with seeded(seed, "init", device=torch.device("cpu")):
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        why = f"no causal language model comes of it ({str(error).strip().splitlines()[0][:100]})"
+        raise UserError("config", got=getattr(config, "model_type", "?"), why=why, do="pass another --config") from None
+    return model.to(device)
+
+
+def shape_of(model: Any) -> str:
+    """A model in a few words.
+
+    Args:
+        model: A transformers model.
+
+    Returns:
+        Such as "Llama of 4 layers and width 128".
+    """
+    config = model.config
+    name = {"llama": "Llama", "gpt2": "GPT-2"}.get(config.model_type, config.model_type)
+    return f"{name} of {config.num_hidden_layers} layers and width {config.hidden_size}"

@@ -1,0 +1,94 @@
+"""The optimizer of a run, on the groups of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.jobs.pretrain.settings import Pretrain
+from sparing.scaling.plan import Plan
+from sparing.scaling.spectral import Spectral
+
+EPS = 1e-8
+"""Of Adam in the base."""
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers over different parameters as one, with common groups and a common state.
+
+    Example:
+        >>> one, other = (nn.Parameter(torch.ones(1)) for _ in range(2))
+        >>> both = Both(torch.optim.SGD([one], lr=1.0), torch.optim.SGD([other], lr=2.0))
+        >>> (3 * one + other).sum().backward()
+        >>> both.step()
+        >>> one.item(), other.item()
+        (-2.0, -1.0)
+    """
+
+    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
+        """Join them.
+
+        Args:
+            first: One, without state so far.
+            second: The other.
+        """
+        super().__init__([*first.param_groups, *second.param_groups], {})
+        self.parts = (first, second)
+        self._share()
+
+    def _share(self) -> None:
+        """Have both parts work on the groups and the state of the whole."""
+        cut = len(self.parts[0].param_groups)
+        self.parts[0].param_groups, self.parts[1].param_groups = self.param_groups[:cut], self.param_groups[cut:]
+        for part in self.parts:
+            part.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Take one step with each.
+
+        Args:
+            closure: Not used.
+        """
+        assert closure is None
+        for part in self.parts:
+            part.step()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state_dict: The state.
+        """
+        super().load_state_dict(dict(state_dict))
+        self._share()
+
+
+def optimizer_for(
+    settings: Pretrain, model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """An optimizer of torch over all parameters.
+
+    Args:
+        settings: ``optimizer``, ``lr``, ``weight_decay`` and ``betas``.
+        model: The scaled model.
+        plan: What every parameter gets.
+        masks: Its masks by name.
+
+    Returns:
+        The optimizer, its groups at their peak rates.
+    """
+    same: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    moments: dict[str, Any] = {"betas": tuple(settings.betas), "eps": EPS}
+    momentum: dict[str, Any] = {"momentum": settings.betas[0]}
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(plan.groups(model, **same, **momentum), lr=settings.lr)
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(plan.groups(model, **same, **moments), lr=settings.lr, fused=True)
+    hidden = {name for name, entry in plan.entries.items() if entry.role == "hidden"}
+    muon = torch.optim.Muon(plan.groups(model, names=hidden, **same, **momentum), lr=settings.lr)
+    rest = plan.groups(model, names=plan.entries.keys() - hidden, **same, **moments)
+    both = Both(muon, torch.optim.AdamW(rest, lr=settings.lr, fused=True))
+    return Spectral(both, model, plan, masks, seed=settings.seed)

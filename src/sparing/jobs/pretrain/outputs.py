@@ -1,0 +1,55 @@
+"""What a run leaves in its directory, and what makes two such runs the same."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from sparing.jobs import folder
+from sparing.jobs.disk import digest
+from sparing.jobs.folder import Folder
+from sparing.jobs.pretrain.material import Material
+from sparing.jobs.pretrain.settings import Pretrain
+
+MODEL = "model"
+"""Directory of the finished model, beside what every job writes."""
+
+HARMLESS = {"data", "first", "tokenizer", "eval_every", "checkpoint_every", "device", "samples", "sample_tokens"}
+"""Settings that may differ when a run is resumed: they do not change what is learnt, or count by their tokens."""
+
+FILES = {"text", "config"}
+"""Parts of the identity that are hashes."""
+
+
+def folder_of(settings: Pretrain) -> Folder:
+    """The directory of a run.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        Where it writes; what it reads is safe there.
+    """
+    named = [Path(name) for name in (*settings.data, settings.tokenizer)]
+    reads = tuple(path for path in (*named, settings.config) if path is not None and path.exists())
+    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(MODEL,), reads=reads)
+
+
+def identity(settings: Pretrain, material: Material) -> dict[str, Any]:
+    """What makes two runs the same: settings as JSON, text by its tokens, a configuration by its content.
+
+    Args:
+        settings: Of the run.
+        material: What it learns.
+
+    Returns:
+        Plain values by name of the setting.
+    """
+    known = folder.identity(settings, harmless=HARMLESS)
+    parts = (material.train, material.validation.rows.ids, material.test.rows.ids)
+    known["text"] = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
+    if settings.config is not None:
+        path = settings.config / "config.json" if settings.config.is_dir() else settings.config
+        known["config"] = digest(path)
+    return known

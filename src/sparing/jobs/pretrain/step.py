@@ -1,0 +1,95 @@
+"""One optimizer step: rows, loss, gradient, clip, update, and the masks after it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparing.jobs.finetune.course import device_of, seeded
+from sparing.jobs.finetune.step import DivergedError, clip_
+from sparing.jobs.pretrain.course import Course, evolve_
+from sparing.jobs.pretrain.material import crops
+from sparing.jobs.schedule import rate
+from sparing.seeds import stream
+
+
+def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean next-token loss of some rows.
+
+    Args:
+        model: A causal language model whose output has ``logits`` of shape (batch, length, vocabulary).
+        inputs: Token ids, int64, shape (batch, length).
+        targets: The token after each, int64, shape (batch, length).
+
+    Returns:
+        In nats per token, shape ().
+    """
+    logits = model(input_ids=inputs, use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def batch_of(course: Course, step: int) -> tuple[Tensor, Tensor]:
+    """The rows of a step: a function of seed and step.
+
+    Args:
+        course: The run.
+        step: Optimizer step, from 0.
+
+    Returns:
+        (inputs, targets), int64, shape (batch, context), where the model is.
+    """
+    settings, device = course.settings, device_of(course.model)
+    generator = stream(settings.seed, "batch", step)
+    rows = crops(course.train, batch=settings.batch, context=settings.context, generator=generator)
+    return rows[0].to(device), rows[1].to(device)
+
+
+def set_rates_(course: Course) -> float:
+    """Give every group its rate for the step to come.
+
+    Args:
+        course: The run.
+
+    Returns:
+        The rate of the base.
+    """
+    settings = course.settings
+    same = {"steps": settings.steps, "warmup": settings.warmup, "schedule": settings.schedule}
+    lr = rate(course.step, peak=settings.lr, **same)  # type: ignore[arg-type]
+    for group in course.groups:
+        group["lr"] = lr * group["lr_scale"]
+    return lr
+
+
+def take_step_(course: Course) -> dict[str, Any]:
+    """One optimizer step.
+
+    Args:
+        course: The run; one step further afterwards.
+
+    Returns:
+        A row of the table "train".
+
+    Raises:
+        DivergedError: If loss or gradient are not finite; weights and optimizer are then as before the step.
+    """
+    begin, settings = time.perf_counter(), course.settings
+    lr = set_rates_(course)
+    inputs, targets = batch_of(course, course.step)
+    with seeded(settings.seed, "step", course.step, device=device_of(course.model)):
+        loss = mean_loss(course.model, inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+    norm, value = clip_(list(course.model.parameters()), settings.clip), loss.item()
+    if not (math.isfinite(value) and math.isfinite(norm)):
+        course.optimizer.zero_grad(set_to_none=True)
+        raise DivergedError(f"step {course.step + 1}: loss {value}, gradient norm {norm}, learning rate {lr:g}")
+    course.optimizer.step()
+    evolve_(course)
+    course.optimizer.zero_grad(set_to_none=True)
+    course.step += 1
+    course.seconds += time.perf_counter() - begin
+    return {"step": course.step, "loss": value, "lr": lr, "grad_norm": norm, "seconds": course.seconds}

@@ -1,0 +1,172 @@
+"""From the runs of a study to its tables: best rates, drift, regret, collapse, and both ways of choosing a rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparing.jobs.transfer.grid import Cell, Line, lines, places
+from sparing.jobs.transfer.optimum import Optimum, bootstrap, collapse, mean_curve, optimum, regret, slope_of
+from sparing.jobs.transfer.settings import Transfer
+from sparing.report import Record
+
+Results = Mapping[Cell, Mapping[str, Any]]
+Place = tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeps:
+    """Losses by run, ready to be averaged over any choice of seeds."""
+
+    settings: Transfer
+    """Of the study."""
+    results: Results
+    """What came out of each run."""
+
+    def curve(self, rule: str, place: Place, seed: int) -> dict[float, float]:
+        """Loss (nat) by log2 of what is swept, of one seed; infinite where it diverged; undone ones are left out."""
+        found = {}
+        for x in self.settings.swept:
+            cell = Cell(rule, place[0], float(place[1]), float(x), seed)  # type: ignore[arg-type]
+            if (result := self.results.get(cell)) is not None:
+                found[float(x)] = math.inf if result["diverged"] else result["loss"]
+        return found
+
+    def mean(self, rule: str, place: Place, seeds: Sequence[int] | None = None) -> dict[float, float]:
+        """The mean over seeds."""
+        chosen = self.settings.seeds if seeds is None else seeds
+        return mean_curve([self.curve(rule, place, seed) for seed in chosen])
+
+    def best(self, rule: str, place: Place, seeds: Sequence[int] | None = None) -> Optimum:
+        """The best rate of the mean curve."""
+        return optimum(self.mean(rule, place, seeds))
+
+    def drift(self, rule: str, place: Place, reference: Place, seeds: Sequence[int]) -> float | None:
+        """log2 best rate less the reference's; None where one of the two is not known."""
+        here, there = self.best(rule, place, seeds), self.best(rule, reference, seeds)
+        return None if here.kind == "none" or there.kind == "none" else here.x - there.x
+
+    def diverged(self, rule: str, place: Place) -> tuple[int, int]:
+        """Runs that diverged, and runs done."""
+        mine = [
+            result["diverged"] for cell, result in self.results.items()
+            if (cell.rule, cell.width, cell.density) == (rule, place[0], float(place[1]))
+        ]  # fmt: skip
+        return sum(mine), len(mine)
+
+
+def add_runs(record: Record, results: Results) -> None:
+    """Put every run into the record, those that diverged too."""
+    for cell, result in results.items():
+        record.add("runs", **cell.params, **result)
+
+
+def add_optima(record: Record, sweeps: Sweeps) -> None:
+    """Put the best rate of every rule, width and density into the record."""
+    settings = sweeps.settings
+    for rule in settings.rules:
+        for place in places(settings):
+            best = sweeps.best(rule, place)
+            if best.kind == "none" and not sweeps.mean(rule, place):
+                continue
+
+            def at(seeds: Sequence[int], rule: str = rule, place: Place = place) -> float:
+                return sweeps.best(rule, place, seeds).x
+
+            low, high = bootstrap(at, settings.seeds) or (None, None)
+            diverged, runs = sweeps.diverged(rule, place)
+            record.add(
+                "optima", rule=rule, width=place[0], density=place[1], best=_known(best.x), best_low=low,
+                best_high=high, n=len(settings.seeds), found=best.kind, best_tried=_known(best.grid),
+                loss=_known(best.loss), diverged=diverged, runs=runs,
+            )  # fmt: skip
+
+
+def add_transfer(record: Record, sweeps: Sweeps) -> None:
+    """Put drift and the price of the reference's rate into the record, for every line and place."""
+    for line in lines(sweeps.settings):
+        for place in line.places:
+            record.add("transfer", **_transfer(sweeps, line, place))
+
+
+def _transfer(sweeps: Sweeps, line: Line, place: Place) -> dict[str, Any]:
+    reference, rule = line.places[0], line.rule
+    seeds = sweeps.settings.seeds
+    here, there = sweeps.mean(rule, place), sweeps.mean(rule, reference)
+    best, theirs = optimum(here), optimum(there)
+    low, high = bootstrap(lambda some: sweeps.drift(rule, place, reference, some), seeds) or (None, None)
+    costs = bootstrap(lambda some: _regret(sweeps, rule, place, reference, some), seeds) or (None, None)
+    return {
+        "rule": rule, "along": line.along, "line": line.name, "width": place[0], "density": place[1],
+        "drift": _known(best.x - theirs.x), "drift_low": low, "drift_high": high,
+        "censored": best.censored or theirs.censored, "regret": _known(regret(here, theirs.grid)),
+        "regret_low": costs[0], "regret_high": costs[1], "collapse": _known(collapse(here, there)),
+        "loss_transferred": _known(here.get(theirs.grid, math.nan)), "loss_retuned": _known(best.loss),
+        "diverged_at_transfer": here.get(theirs.grid) == math.inf, "n": len(seeds),
+    }  # fmt: skip
+
+
+def _regret(sweeps: Sweeps, rule: str, place: Place, reference: Place, seeds: Sequence[int]) -> float:
+    return regret(sweeps.mean(rule, place, seeds), sweeps.best(rule, reference, seeds).grid)
+
+
+def add_summary(record: Record, sweeps: Sweeps) -> None:
+    """Put one row per line into the record: slope of the best rate, largest drift, regret and collapse."""
+    rows = record.table("transfer")
+    for line in lines(sweeps.settings):
+        mine = [row for row in rows if (row["rule"], row["along"], row["line"]) == (line.rule, line.along, line.name)]
+        others = mine[1:]
+        diverged = [sweeps.diverged(line.rule, place) for place in line.places]
+        record.add(
+            "summary", rule=line.rule, along=line.along, line=line.name, places=len(line.places),
+            slope=slope(sweeps, line), drift=_largest(others, "drift"), regret=_largest(others, "regret"),
+            collapse=_largest(others, "collapse"), censored=sum(row["censored"] for row in others),
+            diverged_at_transfer=sum(row["diverged_at_transfer"] for row in others),
+            diverged=sum(count for count, _ in diverged), runs=sum(runs for _, runs in diverged),
+        )  # fmt: skip
+
+
+def slope(sweeps: Sweeps, line: Line) -> float | None:
+    """Slope of log2 of the best rate over log2 of density or width, over places that are not censored.
+
+    Args:
+        sweeps: Losses.
+        line: Which places; along pairs the axis is density.
+
+    Returns:
+        The slope, or None with fewer than two such places.
+    """
+    points = []
+    for place in line.places:
+        best = sweeps.best(line.rule, place)
+        if not best.censored:
+            points.append((math.log2(place[0] if line.along == "width" else place[1]), best.x))
+    return slope_of(points)
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The value of largest size, with its sign; None where none is known."""
+    known = [row[name] for row in rows if row[name] is not None]
+    return max(known, key=abs, default=None)
+
+
+def _known(value: float) -> float | None:
+    """A number that a table can hold; an infinite one stays, one that is not a number is not measured."""
+    return None if math.isnan(value) else value
+
+
+def analyse(record: Record, settings: Transfer, results: Results) -> None:
+    """Fill a record with the runs and all that follows from them.
+
+    Args:
+        record: Filled with tables "runs", "optima", "transfer" and "summary".
+        settings: Of the study.
+        results: What came out of each run.
+    """
+    sweeps = Sweeps(settings, results)
+    add_runs(record, results)
+    add_optima(record, sweeps)
+    add_transfer(record, sweeps)
+    add_summary(record, sweeps)

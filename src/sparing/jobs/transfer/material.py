@@ -1,0 +1,145 @@
+"""What is learnt from: scikit-learn's digits, or the characters of a text, on the device once, and drawn by index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.data import bundled_text, load_text
+from sparing.errors import UserError
+from sparing.jobs.transfer.settings import Transfer
+from sparing.seeds import stream
+
+WINDOWS = 32
+"""Held-out sequences (count)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Images of digits and their classes; a quarter is held out."""
+
+    train: Tensor
+    """Pixels, mean 0 and variance 1 over the training images, shape (N, 64)."""
+    labels: Tensor
+    """Classes, shape (N,)."""
+    held_out: tuple[Tensor, Tensor]
+    """The same of images that are not learnt from."""
+    inputs: int = 64
+    """Pixels of an image (count)."""
+    outputs: int = 10
+    """Classes (count)."""
+
+    def draws(self, steps: int, batch: int, seed: int) -> Tensor:
+        """Indices of every batch of a run, shape (steps, batch)."""
+        return torch.randint(len(self.train), (steps, batch), generator=stream(seed, "transfer", "batches"))
+
+    def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
+        """Mean cross-entropy (nat) of a batch given by index."""
+        return F.cross_entropy(model(self.train[chosen]), self.labels[chosen])
+
+    def judged(self, model: nn.Module) -> Tensor:
+        """Mean cross-entropy (nat) of all held-out images."""
+        images, labels = self.held_out
+        return F.cross_entropy(model(images), labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """A text as numbers; its last tenth is held out."""
+
+    train: Tensor
+    """Characters, shape (N,)."""
+    held_out: Tensor
+    """Windows that are not learnt from, shape (windows, length + 1)."""
+    length: int
+    """Characters in a sequence (count)."""
+    outputs: int
+    """Different characters (count)."""
+
+    def draws(self, steps: int, batch: int, seed: int) -> Tensor:
+        """Starts of every sequence of a run, shape (steps, batch)."""
+        most = len(self.train) - self.length
+        return torch.randint(most, (steps, batch), generator=stream(seed, "transfer", "batches"))
+
+    def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
+        """Mean cross-entropy (nat per character) of sequences given by their starts."""
+        return self._loss(model, self.train[chosen[:, None] + torch.arange(self.length + 1)])
+
+    def judged(self, model: nn.Module) -> Tensor:
+        """Mean cross-entropy (nat per character) of the held-out windows."""
+        return self._loss(model, self.held_out)
+
+    def _loss(self, model: nn.Module, windows: Tensor) -> Tensor:
+        logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+Material = Digits | Characters
+
+
+def gather(settings: Transfer) -> Material:
+    """Read what a study learns from.
+
+    Args:
+        settings: Of the study.
+
+    Returns:
+        The digits for the net, characters for language models.
+    """
+    return digits() if settings.model == "mlp" else characters(_text(settings.text), settings.length)
+
+
+def digits() -> Digits:
+    """The 1,797 digits of scikit-learn, 8 × 8 pixels.
+
+    Returns:
+        The same split whatever the seed.
+
+    Raises:
+        UserError: If scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        do = "run: pip install scikit-learn; or pass --model gpt2"
+        raise UserError("model", got="mlp", why="its digits come with scikit-learn", do=do) from None
+    found = cast("Any", load_digits())
+    images, labels = torch.from_numpy(found.data).float(), torch.from_numpy(found.target).long()
+    order = torch.randperm(len(images), generator=stream(0, "transfer", "held out"))
+    aside, rest = order[: len(images) // 4], order[len(images) // 4 :]
+    mean, deviation = images[rest].mean(), images[rest].std()
+    images = (images - mean) / deviation
+    return Digits(images[rest], labels[rest], (images[aside], labels[aside]))
+
+
+def characters(text: str, length: int) -> Characters:
+    """A text by character.
+
+    Args:
+        text: Any.
+        length: Characters in a sequence (count).
+
+    Returns:
+        Its first nine tenths to learn from, and windows spread evenly over the rest.
+
+    Raises:
+        UserError: If the text is too short to hold anything out.
+    """
+    letters = sorted(set(text))
+    number = {letter: at for at, letter in enumerate(letters)}
+    ids = torch.tensor([number[letter] for letter in text])
+    cut = len(ids) * 9 // 10
+    rest = ids[cut:]
+    if len(rest) <= length + 1:
+        do = "pass another --text, or a smaller --length"
+        raise UserError("text", got=f"{len(text)} characters", why="its last tenth holds no sequence", do=do)
+    starts = torch.linspace(0, len(rest) - length - 1, WINDOWS).long()
+    return Characters(ids[:cut], rest[starts[:, None] + torch.arange(length + 1)], length, len(letters))
+
+
+def _text(name: str) -> str:
+    return bundled_text(name) if name in {"alice", "blake"} else load_text(name, first=2_000_000)  # type: ignore[arg-type]

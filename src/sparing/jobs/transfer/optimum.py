@@ -1,0 +1,207 @@
+"""Where a sweep is best and what using another's best rate costs: plain arithmetic on losses over log2 rates.
+
+A curve maps log2 of a rate to a loss; a run that diverged has an infinite loss. Nothing here reads a record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+import torch
+
+from sparing.seeds import stream
+
+Curve = Mapping[float, float]
+"""log2 rate -> loss (nat)."""
+
+Kind = Literal["inside", "edge of divergence", "lowest tried", "highest tried", "none"]
+"""How the optimum is known: between three rates; beside a diverged one, so that the grid point stands; censored at an
+end of the grid, the true one lies beyond; or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The best rate of a sweep."""
+
+    x: float
+    """log2 of the best rate: vertex of the parabola if ``kind`` is "inside", else the best one tried; NaN if none."""
+    grid: float
+    """log2 of the best rate tried; NaN if none."""
+    loss: float
+    """Loss at the best rate tried; infinite if none."""
+    kind: Kind
+    """How it is known."""
+
+    @property
+    def censored(self) -> bool:
+        """Whether the true optimum may lie beyond what was tried."""
+        return self.kind in {"lowest tried", "highest tried", "none"}
+
+
+def optimum(curve: Curve) -> Optimum:
+    """Find the best rate: the vertex of the parabola through the best point and its two neighbours.
+
+    Args:
+        curve: Losses by log2 rate.
+
+    Returns:
+        The optimum; a best point at an end of the grid is censored, one beside a diverged run stays on the grid.
+
+    Example:
+        >>> optimum({-3: 2.0, -2: 1.0, -1: 1.0, 0: 2.0}).x
+        -1.5
+        >>> optimum({-3: 1.0, -2: 2.0}).kind
+        'lowest tried'
+    """
+    xs = sorted(curve)
+    finite = [x for x in xs if math.isfinite(curve[x])]
+    if not finite:
+        return Optimum(math.nan, math.nan, math.inf, "none")
+    best = min(finite, key=lambda x: (curve[x], x))
+    at = xs.index(best)
+    if at == 0:
+        return Optimum(best, best, curve[best], "lowest tried")
+    if at == len(xs) - 1:
+        return Optimum(best, best, curve[best], "highest tried")
+    around = [(x, curve[x]) for x in xs[at - 1 : at + 2]]
+    if not all(math.isfinite(y) for _, y in around):
+        return Optimum(best, best, curve[best], "edge of divergence")
+    return Optimum(vertex(around), best, curve[best], "inside")
+
+
+def vertex(points: Sequence[tuple[float, float]]) -> float:
+    """Return where the parabola through three points is lowest; the middle one where they lie on a line.
+
+    Args:
+        points: (x, y) by rising x; the middle y is the lowest.
+
+    Returns:
+        Between the halves of the two gaps.
+    """
+    (left, a), (middle, b), (right, c) = points
+    first, second = (a - b) / (left - middle), (c - b) / (right - middle)
+    bend = (second - first) / (right - left)
+    if bend <= 0:
+        return middle
+    return middle - (first - bend * (left - middle)) / (2 * bend)
+
+
+def slope_of(points: Iterable[tuple[float, float]]) -> float | None:
+    """Fit a line by least squares.
+
+    Args:
+        points: (x, y).
+
+    Returns:
+        dy/dx; None where fewer than two places x were given.
+
+    Example:
+        >>> slope_of([(0, -7), (-2, -6), (-4, -5)])
+        -0.5
+    """
+    pairs = list(points)
+    if len({x for x, _ in pairs}) < 2:
+        return None
+    mean_x, mean_y = fmean(x for x, _ in pairs), fmean(y for _, y in pairs)
+    across = sum((x - mean_x) ** 2 for x, _ in pairs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / across
+
+
+def regret(curve: Curve, rate: float) -> float:
+    """Return what using a given rate costs: its loss over the best one, less 1.
+
+    Args:
+        curve: Losses by log2 rate.
+        rate: log2 of the rate that is used; one that was tried.
+
+    Returns:
+        0 or more; infinite where the run diverged at that rate; NaN where it was not tried or nothing converged.
+
+    Example:
+        >>> regret({-2: 1.0, -1: 1.5}, -1)
+        0.5
+    """
+    best = min((loss for loss in curve.values() if math.isfinite(loss)), default=math.nan)
+    return curve.get(rate, math.nan) / best - 1
+
+
+def collapse(curve: Curve, dense: Curve) -> float:
+    """Return how far two curves lie apart below both optima: the largest |log loss − log loss|.
+
+    Args:
+        curve: Losses by log2 rate of a sparse model.
+        dense: The same of the dense one.
+
+    Returns:
+        Nat-free (a difference of logarithms); infinite where only one of the two converges, NaN without common rates.
+
+    Example:
+        >>> round(collapse({-2: 2.0, -1: 1.0, 0: 3.0}, {-2: 1.0, -1: 0.5, 0: 9.0}), 3)
+        0.693
+    """
+    top = min(optimum(curve).grid, optimum(dense).grid)
+    common = [x for x in curve if x in dense and x <= top]
+    return max((_apart(curve[x], dense[x]) for x in common), default=math.nan)
+
+
+def _apart(one: float, other: float) -> float:
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(math.log(one) - math.log(other))
+
+
+def mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
+    """Average repetitions; a rate at which one of them diverged has an infinite loss, one that some lack is left out.
+
+    Args:
+        curves: One a seed.
+
+    Returns:
+        Mean losses by log2 rate.
+
+    Example:
+        >>> mean_curve([{-1: 1.0, 0: 2.0}, {-1: 3.0, 0: float("inf")}])
+        {-1: 2.0, 0: inf}
+    """
+    common = [x for x in curves[0] if all(x in curve for curve in curves)] if curves else []
+    return {x: fmean(curve[x] for curve in curves) for x in sorted(common)}
+
+
+def bootstrap(
+    statistic: Callable[[Sequence[int]], float | None], seeds: Sequence[int], *, draws: int = 400, share: float = 0.95
+) -> tuple[float, float] | None:
+    """Resample seeds with replacement and return an interval of a statistic of them.
+
+    With three seeds there are ten different samples: the interval says how much the seeds differ, no more.
+
+    Args:
+        statistic: Seeds, with repetitions -> value; one that is not finite is left out.
+        seeds: Those there are.
+        draws: Samples (count).
+        share: Part of the samples within the interval, 0 to 1.
+
+    Returns:
+        Lower and upper end; None with fewer than two seeds or when no sample has a value.
+    """
+    if len(seeds) < 2:
+        return None
+    picks = torch.randint(len(seeds), (draws, len(seeds)), generator=stream(0, "transfer", "bootstrap"))
+    known: dict[tuple[int, ...], float | None] = {}
+    values = []
+    for pick in picks.tolist():
+        sample = tuple(sorted(seeds[at] for at in pick))
+        if sample not in known:
+            known[sample] = statistic(sample)
+        value = known[sample]
+        if value is not None and math.isfinite(value):
+            values.append(value)
+    if not values:
+        return None
+    ends = torch.quantile(
+        torch.tensor(values, dtype=torch.float64), torch.tensor([0.5 - share / 2, 0.5 + share / 2]).double()
+    )
+    return float(ends[0]), float(ends[1])

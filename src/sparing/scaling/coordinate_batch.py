@@ -1,0 +1,73 @@
+"""A batch for models that need no telling: language models, image classifiers and chains that begin with a Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+from sparing.seeds import stream
+
+Batch = Mapping[str, Any] | tuple[Tensor, Tensor]
+"""Keyword arguments of the model, or inputs and classes."""
+
+ROWS, LENGTH, VECTORS = 2, 4, 64
+"""Sequences or images, tokens in a sequence, and vectors (counts). Few: an update is coherent with a layer's inputs
+only where there are fewer different ones than live inputs; those of a ReLU have a mean, so that more will do."""
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the loss a model gives itself, or cross-entropy.
+
+    Args:
+        model: Any.
+        batch: A mapping, or a pair of inputs and classes.
+
+    Returns:
+        Scalar.
+    """
+    if isinstance(batch, Mapping):
+        found = model(**batch).loss
+        return found if isinstance(found, Tensor) else torch.as_tensor(found)
+    inputs, classes = batch
+    output = model(inputs)
+    return F.cross_entropy(output.flatten(0, -2), classes.flatten())
+
+
+def default_batch(model: nn.Module) -> Batch:
+    """Make a batch of random inputs and targets that a model can be trained on.
+
+    Args:
+        model: A Hugging Face causal language model or image classifier, or a module that begins with a Linear and ends
+            in one.
+
+    Returns:
+        Always the same one for models of the same inputs and outputs.
+
+    Raises:
+        UserError: If the model says nothing of what it takes.
+    """
+    config: Any = getattr(model, "config", None)
+    generator = stream(0, "coordinate", "batch")
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    if (vocabulary := getattr(config, "vocab_size", None)) is not None:
+        tokens = torch.randint(vocabulary, (ROWS, LENGTH), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+    if (side := getattr(config, "image_size", None)) is not None:
+        shape = (ROWS, config.num_channels, side, side)
+        labels = torch.randint(config.num_labels, (ROWS,), generator=generator)
+        return {
+            "pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),
+            "labels": labels,
+        }
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    convolutional = any(isinstance(module, nn.modules.conv._ConvNd | nn.Embedding) for module in model.modules())
+    if not linear or convolutional:
+        do = "pass batch=(inputs, classes), or batch={...} and loss="
+        raise UserError("batch", got="none", why=f"{type(model).__name__} does not say what it takes", do=do)
+    inputs = torch.randn(VECTORS, linear[0].in_features, generator=generator, dtype=torch.float64).to(dtype)
+    return inputs, torch.randint(linear[-1].out_features, (VECTORS,), generator=generator)

@@ -1,0 +1,151 @@
+"""What one training step does to each layer: root mean squares of its output, of the gradient at its input, of ΔY.
+
+Every module that owns a matrix (Linear, Conv1D, ConvNd, Embedding and their kin) is watched while the model runs; a
+module that runs several times in a pass counts with all its calls. ΔY = X (ΔW ⊙ M) is had by running the module on its
+own input with ΔW for the weight and zero for the bias: exact, because such a module is linear in its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sparing.blocks import tied
+from sparing.blocks.names import walk
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a module met in one pass."""
+
+    module: nn.Module
+    """Which one."""
+    owner: str
+    """Canonical name of its weight."""
+    readout: bool
+    """Whether it reads out through a weight that another module owns (a tied head)."""
+    before: Tensor
+    """Its weight before the step."""
+    inputs: list[Tensor] = field(default_factory=list)
+    """X of each call, before any multiplier."""
+    outputs: list[Tensor] = field(default_factory=list)
+    """Y of each call, after any multiplier."""
+    gradients: list[Tensor] = field(default_factory=list)
+    """Gradient of the loss at X, through this module alone."""
+
+
+def rms(tensors: Iterable[Tensor]) -> float | None:
+    """Return the root mean square of all entries of some tensors, or None where there is none."""
+    parts = [tensor.detach().double().square() for tensor in tensors]
+    count = sum(part.numel() for part in parts)
+    return float((sum(float(part.sum()) for part in parts) / count) ** 0.5) if count else None
+
+
+class Probe:
+    """Watches the layers of a model between ``with`` and its end.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 3, bias=False))
+        >>> with Probe(model) as probe:
+        ...     _ = model(torch.ones(2, 4))
+        >>> sorted(probe.statistics()["0"])
+        ['forward', 'gradient', 'update']
+    """
+
+    def __init__(self, model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> None:
+        """Find the layers; nothing is hooked before the ``with`` block.
+
+        Args:
+            model: Whose modules are watched.
+            origin: Weights from which changes are counted, by canonical name; those at ``with`` by default.
+        """
+        self.model, self._origin = model, origin or {}
+        self.seen: dict[str, Seen] = {}
+        self._handles: list[Any] = []
+        self._deaf = False
+
+    def __enter__(self) -> Self:
+        """Hook every module that owns a matrix."""
+        aliases = tied(self.model)
+        watched: set[int] = set()
+        for name, module in walk(self.model):
+            if id(module) in watched or not _is_layer(module):
+                continue
+            watched.add(id(module))
+            weight = f"{name}.weight" if name else "weight"
+            owner = aliases.get(weight, weight)
+            before = self._origin.get(owner)
+            own: Any = module.weight
+            seen = Seen(module, owner, weight in aliases, own.detach().clone() if before is None else before)
+            self.seen[name] = seen
+            first = module.register_forward_pre_hook(self._on_input(seen), prepend=True)
+            self._handles += [first, module.register_forward_hook(self._on_output(seen))]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unhook them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _on_input(self, seen: Seen) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            if self._deaf or not args or not isinstance(args[0], Tensor):
+                return None
+            seen.inputs.append(args[0].detach())
+            if not args[0].requires_grad:
+                return None
+            own = args[0].view_as(args[0])  # others may read the same tensor: this one's gradient is the module's own
+            own.register_hook(lambda slope: seen.gradients.append(slope.detach()))  # type: ignore[no-untyped-call]
+            return (own, *args[1:])
+
+        return hook
+
+    def _on_output(self, seen: Seen) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self._deaf and isinstance(output, Tensor):
+                seen.outputs.append(output.detach())
+
+        return hook
+
+    def statistics(self) -> dict[str, dict[str, float | None]]:
+        """Root mean squares by module, once the optimizer has stepped; modules that did not run are left out.
+
+        Returns:
+            Name -> ``forward``, ``gradient`` (None where the input needs none) and ``update``.
+        """
+        self._deaf = True
+        try:
+            return {
+                name: {
+                    "forward": rms(seen.outputs), "gradient": rms(seen.gradients), "update": rms(_changes(seen))
+                }
+                for name, seen in self.seen.items() if seen.outputs
+            }  # fmt: skip
+        finally:
+            self._deaf = False
+
+
+def _is_layer(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return isinstance(weight, nn.Parameter) and weight.ndim >= 2
+
+
+def _changes(seen: Seen) -> list[Tensor]:
+    """ΔY of each call."""
+    weight = seen.module._parameters["weight"]
+    assert weight is not None
+    change = {"weight": weight.detach() - seen.before}
+    bias = seen.module._parameters.get("bias")
+    if bias is not None:
+        change["bias"] = torch.zeros_like(bias)
+    with torch.no_grad():
+        return [functional_call(seen.module, change, (x,)) for x in seen.inputs]

@@ -1,0 +1,135 @@
+"""How fast a statistic of a layer grows with density or width, and whether that passes: plain arithmetic on rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+Along = Literal["density", "width"]
+Stat = Literal["forward", "gradient", "update"]
+STATS: tuple[Stat, ...] = ("forward", "gradient", "update")
+
+LEAST_LIVE = 16
+"""Live inputs per neuron (count) below which a point is left out: the law of large numbers has not set in."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slope:
+    """The slope of one statistic of one module along one axis."""
+
+    module: str
+    """Path of the module."""
+    role: str
+    """What its weight's dimensions do as the model widens; "readout" for the last layer."""
+    stat: Stat
+    """Which root mean square."""
+    along: Along
+    """Which axis."""
+    at: float
+    """What the other one is fixed at."""
+    points: int
+    """Points on the line (count)."""
+    slope: float
+    """log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite."""
+    limit: float | None
+    """Largest |slope| that passes; None where the slope is only shown."""
+    error: float = 0.0
+    """Standard error of the slope over seeds; 0 with one seed."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the slope is within its limit, or beyond it by no more than two standard errors; NaN does not pass.
+
+        A model of few neurons scatters: with hundreds of slopes some leave the limit by chance. With one seed nothing
+        is known of chance and the limit is strict.
+        """
+        return self.limit is None or abs(self.slope) - 2 * self.error <= self.limit
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        fixed = f"{'width' if self.along == 'density' else 'density'} {self.at:g}"
+        limit = "not judged" if self.limit is None else f"limit {self.limit:g}"
+        size = f"{self.slope:+.3f}" + (f" ± {self.error:.3f}" if self.error else "")
+        return f"{self.module}: {self.stat} goes with {self.along}^({size}) at {fixed} ({limit})"
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float:
+    """Fit a line to the logarithms by least squares.
+
+    Args:
+        points: Pairs (x, y), all positive; at least two different x.
+
+    Returns:
+        d log y / d log x; NaN where a value is zero, negative or not finite, or the fit has fewer than two places.
+
+    Example:
+        >>> slope([(1.0, 3.0), (0.25, 1.5), (4.0, 6.0)])
+        0.5
+    """
+    pairs = list(points)
+    if any(not (value > 0 and math.isfinite(value)) for pair in pairs for value in pair):
+        return math.nan
+    logs = [(math.log2(x), math.log2(y)) for x, y in pairs]
+    mean_x, mean_y = (fmean(side) for side in zip(*logs, strict=True)) if logs else (0.0, 0.0)
+    across = sum((x - mean_x) ** 2 for x, _ in logs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / across if across > 0 else math.nan
+
+
+def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, ...]:
+    """Fit every module's statistics along both axes at the last step.
+
+    Seeds are averaged in the logarithm; how much they differ gives the standard error. The forward size of a readout is
+    shown and not judged: with width it falls as 1/√width at the start, which the rule wants, until learning sets in. A
+    gradient is None where the input needs none.
+
+    Args:
+        rows: As ``coordinate_check`` makes them.
+        limit: Largest |slope| of the forward size.
+        loose: Largest |slope| of gradient and update.
+
+    Returns:
+        One slope per module, statistic, axis and fixed value with at least two points.
+    """
+    last = max((row["step"] for row in rows), default=0)
+    kept = [row for row in rows if row["step"] == last and row["live"] >= LEAST_LIVE]
+    found = []
+    for along, fixed in (("density", "width"), ("width", "density")):
+        for module in dict.fromkeys(row["module"] for row in kept):
+            for at in dict.fromkeys(row[fixed] for row in kept):
+                mine = [row for row in kept if row["module"] == module and row[fixed] == at]
+                found += _of(mine, along, at, limit, loose)  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _of(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float) -> list[Slope]:
+    """Slopes of one module at one fixed value."""
+    places = sorted({row[along] for row in rows})
+    if len(places) < 2:
+        return []
+    module, role, seeds = rows[0]["module"], rows[0]["role"], sorted({row["seed"] for row in rows})
+    found = []
+    for stat in STATS:
+        if any(row[stat] is None for row in rows):
+            continue
+        each = [slope((row[along], row[stat]) for row in rows if row["seed"] == seed) for seed in seeds]
+        gate = limit if stat == "forward" else loose
+        found.append(
+            Slope(
+                module=module, role=role, stat=stat, along=along, at=at, points=len(places), slope=fmean(each),
+                limit=None if stat == "forward" and role == "readout" else gate,
+                error=_error(each),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of a mean; 0 where chance is not known."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return 0.0
+    return float(stdev(values) / len(values) ** 0.5)

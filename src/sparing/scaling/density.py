@@ -1,0 +1,166 @@
+"""How many weights of each layer live: one number, numbers by pattern, or more where layers are small (ER, ERK)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from sparing.errors import UserError, require
+from sparing.scaling.roles import Facts
+from sparing.scaling.rules import Role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ERK:
+    """Erdős–Rényi with kernels: density in proportion to (sum of dimensions)/(their product), at most 1.
+
+    Source: Evci et al. 2020, section 3 (arXiv:1911.11134).
+    """
+
+    total: float
+    """Live weights of all masked layers together, over their weights."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no share."""
+        require(0 < self.total <= 1, "ERK.total", self.total, "it is a share of the weights", "pass 0 < total <= 1")
+
+    def of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        """Return densities; what would pass 1 is dense and the rest shares what it leaves, until the total is met.
+
+        Args:
+            shapes: Layer -> shape of its weight.
+
+        Returns:
+            Layer -> density.
+
+        Example:
+            >>> ERK(total=0.5).of({"wide": (8, 8), "narrow": (2, 2)})
+            {'wide': 0.46875, 'narrow': 1.0}
+        """
+        size = {name: math.prod(shape) for name, shape in shapes.items()}
+        live = self.total * sum(size.values())
+        dense: set[str] = set()
+        while True:
+            open_ = [name for name in shapes if name not in dense]
+            left = live - sum(size[name] for name in dense)
+            scale = left / sum(sum(shapes[name]) for name in open_) if open_ else 0.0
+            density = {name: scale * sum(shapes[name]) / size[name] for name in open_}
+            full = {name for name in open_ if density[name] >= 1}
+            if not full:
+                return {name: 1.0 if name in dense else density[name] for name in shapes}
+            dense |= full
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ER:
+    """Erdős–Rényi: density ε (n_in + n_out)/(n_in n_out), at most 1. Mocanu et al. 2018 (arXiv:1707.04780)."""
+
+    epsilon: float = 20.0
+    """About how many live weights a unit has (count), ε."""
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves nothing."""
+        require(self.epsilon > 0, "ER.epsilon", self.epsilon, "no weight would live", "pass epsilon > 0")
+
+    def of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        """Return densities of layers by the first two dimensions of their weights.
+
+        Args:
+            shapes: Layer -> shape of its weight.
+
+        Returns:
+            Layer -> density.
+        """
+        return {
+            name: min(1.0, self.epsilon * (shape[0] + shape[1]) / (shape[0] * shape[1]))
+            for name, shape in shapes.items()
+        }
+
+
+Density = float | Mapping[str, float] | ERK | ER
+"""One for all, by pattern of names (the first that fits; others are dense), or a law."""
+
+
+def densities(
+    known: Mapping[str, Facts],
+    roles: Mapping[str, Role],
+    density: Density,
+    *,
+    sparse: Sequence[str] | None = None,
+    least_fan_in: int = 4,
+) -> dict[str, float]:
+    """Return the density of every weight that gets a mask.
+
+    Embeddings, readouts, stems, depthwise filters and vectors stay dense: only hidden weights are masked.
+
+    Args:
+        known: Facts by canonical name.
+        roles: Roles by canonical name.
+        density: One number, numbers by pattern, or a law.
+        sparse: Patterns of the weights to mask instead; they must have at least two dimensions.
+        least_fan_in: Live inputs that a unit must keep (count). Below about 8 the corrections lose their accuracy, and
+            units may die.
+
+    Returns:
+        Canonical name -> density, of masked weights only; those of density 1 are left out.
+
+    Raises:
+        UserError: If a density is not in (0, 1], too few live inputs would be left, or a pattern fits nothing.
+    """
+    names = _masked(known, roles, sparse)
+    found = _numbers(density, {name: known[name].shape for name in names})
+    for name, value in found.items():
+        if not 0 < value <= 1:
+            raise UserError("density", got=f"{value} for {name}", why="it is a share", do="pass 0 < density <= 1")
+    _require_live({name: value * known[name].fan_in for name, value in found.items() if value < 1}, least_fan_in)
+    return {name: float(value) for name, value in found.items() if value < 1}
+
+
+def _masked(known: Mapping[str, Facts], roles: Mapping[str, Role], sparse: Sequence[str] | None) -> list[str]:
+    if sparse is None:
+        return [name for name, role in roles.items() if role == "hidden"]
+    _require_fits(sparse, known, "sparse")
+    chosen = [name for name in known if any(fnmatchcase(name, pattern) for pattern in sparse)]
+    if flat := [name for name in chosen if len(known[name].shape) < 2]:
+        raise UserError("sparse", got=flat[0], why="a vector cannot be sparse", do="let the patterns fit weights only")
+    return chosen
+
+
+def _numbers(density: Density, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    if isinstance(density, ERK | ER):
+        return density.of(shapes)
+    if isinstance(density, Mapping):
+        _require_fits(list(density), shapes, "density")
+        first = {name: next((p for p in density if fnmatchcase(name, p)), None) for name in shapes}
+        return {name: density[pattern] for name, pattern in first.items() if pattern is not None}
+    if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
+        raise UserError(
+            "density",
+            got=repr(density),
+            why="it is a share of live weights",
+            do='pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or ER()',
+        )
+    return dict.fromkeys(shapes, float(density))
+
+
+def _require_fits(patterns: Sequence[str], names: Mapping[str, object], what: str) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(
+                what, got=repr(pattern), why="no weight that may be masked fits", do="use names that the report lists"
+            )
+
+
+def _require_live(live: Mapping[str, float], least: int) -> None:
+    """Refuse layers with too few live inputs to a unit, naming them."""
+    low = [f"{name} ({count:.3g})" for name, count in live.items() if count < least]
+    if low:
+        raise UserError(
+            "density",
+            got=f"fewer than {least} live inputs to a unit in {len(low)} layers: {', '.join(low[:4])}"
+            + (" …" if len(low) > 4 else ""),
+            why="such a layer's scale and rate are mostly noise",
+            do="raise the density, give these layers a higher one by pattern, or pass least_fan_in= to go on",
+        )

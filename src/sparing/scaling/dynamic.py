@@ -1,0 +1,393 @@
+"""Masks that change while the model trains: pure updates of one layer, and when they are due.
+
+    method = RigL(share=0.3, every=100)
+    if method.due(step, steps):
+        mask = method.update(weight, mask, gradient, step=step, steps=steps, generator=...)
+
+A step is the index of an optimizer step, from 0; ``steps`` is how many the whole run has. Nothing here touches a live
+model: see ``evolve``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+
+
+@runtime_checkable
+class Method(Protocol):
+    """How a layer's mask changes; a value."""
+
+    @property
+    def dense_gradient(self) -> bool:
+        """Whether an update looks at the gradient of masked weights."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Tell whether the mask changes after this step."""
+
+    def fraction(self, step: int, steps: int) -> float:
+        """Return the share of live weights that an update after this step exchanges."""
+
+    def density(self, step: int, steps: int) -> float | None:
+        """Return the density that a layer has after this step; None leaves it as it is."""
+
+    def update(
+        self,
+        weight: Tensor,
+        mask: Tensor,
+        gradient: Tensor | None,
+        *,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the next mask of one layer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Exchange:
+    """Schedule of the methods that drop and grow equally many weights."""
+
+    every: int = 100
+    """Optimizer steps between updates, ΔT (count)."""
+
+    until: float = 0.75
+    """Share of the run after which the mask stays, T_end/steps."""
+
+    def __post_init__(self) -> None:
+        """Reject schedules that never end or never begin."""
+        _check_every(self.every)
+        require(0 < self.until <= 1, "until", self.until, "it is a share of the run", "pass a number in (0, 1]")
+
+    def due(self, step: int, steps: int) -> bool:
+        """Tell whether the mask changes after this step.
+
+        Args:
+            step: Index of the optimizer step.
+            steps: Steps of the whole run.
+
+        Returns:
+            True at multiples of ``every`` before ``until``; never at step 0.
+        """
+        return 0 < step < self.until * steps and step % self.every == 0
+
+    def density(self, step: int, steps: int) -> float | None:
+        """Return None: the number of live weights stays."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RigL(_Exchange):
+    """Drops the smallest weights and grows where the dense gradient is largest; fewer as the run goes on.
+
+    Source: Evci et al. 2020 (arXiv:1911.11134), equation 1 and algorithm 1; a weight that was dropped may be grown
+    again at once, and then has kept its value.
+    """
+
+    dense_gradient: ClassVar[bool] = True
+
+    share: float = 0.3
+    """Share of the live weights that the first update would exchange, α."""
+
+    def __post_init__(self) -> None:
+        """Reject shares that exchange nothing or everything."""
+        _check_share(self.share)
+        _Exchange.__post_init__(self)
+
+    def fraction(self, step: int, steps: int) -> float:
+        """Return α/2 · (1 + cos(π t / T_end)).
+
+        Args:
+            step: Index of the optimizer step, t.
+            steps: Steps of the whole run.
+
+        Returns:
+            In [0, α]; 0 from T_end on.
+        """
+        end = self.until * steps
+        return self.share / 2 * (1 + math.cos(math.pi * step / end)) if step < end else 0.0
+
+    def update(
+        self,
+        weight: Tensor,
+        mask: Tensor,
+        gradient: Tensor | None,
+        *,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the next mask of one layer; it has as many live entries.
+
+        Args:
+            weight: Any shape.
+            mask: Boolean, the same shape.
+            gradient: Dense gradient, the same shape.
+            step: Index of the optimizer step.
+            steps: Steps of the whole run.
+            generator: Not used.
+
+        Returns:
+            Boolean, the same shape.
+        """
+        assert gradient is not None
+        return exchange(weight, mask, gradient.abs(), fraction=self.fraction(step, steps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SET(_Exchange):
+    """Drops the smallest weights and grows at random, an equal share in every update.
+
+    Source: Mocanu et al. 2018 (arXiv:1707.04780), algorithm 1, ζ = 0.3; there an update follows every epoch, and the
+    share is taken of positive and negative weights apart.
+    """
+
+    dense_gradient: ClassVar[bool] = False
+
+    share: float = 0.3
+    """Share of the live weights that every update exchanges, ζ."""
+
+    def __post_init__(self) -> None:
+        """Reject shares that exchange nothing or everything."""
+        _check_share(self.share)
+        _Exchange.__post_init__(self)
+
+    def fraction(self, step: int, steps: int) -> float:
+        """Return ζ at every step."""
+        return self.share
+
+    def update(
+        self,
+        weight: Tensor,
+        mask: Tensor,
+        gradient: Tensor | None,
+        *,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the next mask of one layer; it has as many live entries; ``generator`` decides what grows."""
+        score = torch.rand(weight.shape, generator=generator).to(weight.device)
+        return exchange(weight, mask, score, fraction=self.fraction(step, steps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GMP:
+    """Gradual magnitude pruning: density falls along a cubic, and the largest live weights stay, layer by layer.
+
+    Source: Zhu & Gupta 2017 (arXiv:1710.01878), equation 1; the default window is that of Jin et al. 2025
+    (arXiv:2501.12486).
+    """
+
+    dense_gradient: ClassVar[bool] = False
+
+    final: float
+    """Density at the end, in every layer, ρ_f."""
+
+    start: float = 0.25
+    """Share of the run before the first weight goes."""
+
+    until: float = 0.75
+    """Share of the run after which the mask stays."""
+
+    every: int = 100
+    """Optimizer steps between updates, Δt (count)."""
+
+    initial: float = 1.0
+    """Density before, ρ_i."""
+
+    def __post_init__(self) -> None:
+        """Reject densities and windows that do not fall."""
+        _check_every(self.every)
+        falls = 0 < self.final <= self.initial <= 1
+        shown = f"{self.initial} to {self.final}"
+        require(falls, "GMP density", shown, "pruning only removes weights", "pass 0 < final <= initial <= 1")
+        window = f"{self.start} to {self.until}"
+        do = "pass 0 <= start < until <= 1"
+        require(0 <= self.start < self.until <= 1, "GMP window", window, "they are shares of the run", do)
+
+    def due(self, step: int, steps: int) -> bool:
+        """Tell whether weights go after this step.
+
+        Args:
+            step: Index of the optimizer step.
+            steps: Steps of the whole run.
+
+        Returns:
+            True at ``every`` steps in the window, and at its end, where the final density is reached.
+        """
+        first, last = self._window(steps)
+        return step == last or (first < step < last and (step - first) % self.every == 0)
+
+    def fraction(self, step: int, steps: int) -> float:
+        """Return 0: nothing grows."""
+        return 0.0
+
+    def density(self, step: int, steps: int) -> float | None:
+        """Return ρ_f + (ρ_i − ρ_f)(1 − p)³ with p the share of the window that has passed.
+
+        Args:
+            step: Index of the optimizer step.
+            steps: Steps of the whole run.
+
+        Returns:
+            Between final and initial density.
+        """
+        first, last = self._window(steps)
+        passed = min(1.0, max(0.0, (step - first) / max(1, last - first)))
+        return self.final + (self.initial - self.final) * (1 - passed) ** 3
+
+    def update(
+        self,
+        weight: Tensor,
+        mask: Tensor,
+        gradient: Tensor | None,
+        *,
+        step: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the next mask of one layer, part of the one it has."""
+        density = self.density(step, steps)
+        assert density is not None
+        return prune(weight, mask, density)
+
+    def _window(self, steps: int) -> tuple[int, int]:
+        return round(self.start * steps), min(steps - 1, round(self.until * steps))
+
+
+METHODS: tuple[type[Method], ...] = (RigL, SET, GMP)
+"""Every method there is."""
+
+
+def exchange(weight: Tensor, mask: Tensor, score: Tensor, *, fraction: float) -> Tensor:
+    """Drop the smallest live weights and grow as many entries of the highest scores among all that are then masked.
+
+    Args:
+        weight: Any shape.
+        mask: Boolean, the same shape.
+        score: The same shape; ties go to the lower index.
+        fraction: Share of the live weights, rounded down to a count.
+
+    Returns:
+        Boolean, the same shape and count.
+    """
+    flat = mask.flatten()
+    count = int(fraction * int(flat.sum()))
+    kept = flat.clone()
+    kept[_lowest(weight.abs().flatten(), flat, count)] = False
+    grown = kept.clone()
+    grown[_lowest(-score.flatten(), ~kept, count)] = True
+    return grown.view_as(mask)
+
+
+def prune(weight: Tensor, mask: Tensor, density: float) -> Tensor:
+    """Keep the largest live weights.
+
+    Args:
+        weight: Any shape.
+        mask: Boolean, the same shape.
+        density: Share of all entries that stay, rounded to a count of at least one.
+
+    Returns:
+        Boolean, the same shape; never an entry that was masked.
+    """
+    flat = mask.flatten().clone()
+    leaving = int(flat.sum()) - max(1, round(density * flat.numel()))
+    flat[_lowest(weight.abs().flatten(), flat, max(0, leaving))] = False
+    return flat.view_as(mask)
+
+
+def energy(weight: Tensor, mask: Tensor) -> float:
+    """Return the sum of squares of the live weights, in double precision.
+
+    Args:
+        weight: Any shape.
+        mask: Boolean, the same shape.
+
+    Returns:
+        Σ W² over live entries.
+    """
+    return float(weight.detach().double().square()[mask].sum())
+
+
+def retained(weight: Tensor, mask: Tensor) -> float:
+    """Return what share of a matrix's second moment a mask lets live, κ: the variance that the layer passes on.
+
+    Args:
+        weight: Dense weights, any shape.
+        mask: Boolean, the same shape.
+
+    Returns:
+        κ in [0, 1]; about the density for a random mask, more for one by magnitude.
+    """
+    return energy(weight, mask) / energy(weight, torch.ones_like(mask))
+
+
+def retained_gaussian(density: float) -> float:
+    """Return κ of the largest weights of a Gaussian: ρ + 2 t φ(t), with t the threshold that a share ρ exceeds.
+
+    Args:
+        density: Share of the weights that stay, ρ in (0, 1].
+
+    Returns:
+        κ in (0, 1].
+
+    Example:
+        >>> f"{retained_gaussian(1 / 8):.3f}"
+        '0.502'
+    """
+    require(0 < density <= 1, "density", density, "it is a share of the weights", "pass a number in (0, 1]")
+    if density == 1:
+        return 1.0
+    normal = NormalDist()
+    threshold = normal.inv_cdf(1 - density / 2)
+    return density + 2 * threshold * normal.pdf(threshold)
+
+
+def prefill(second: Tensor, kept: Tensor, grown: Tensor, floor: Tensor | None = None) -> Tensor:
+    """Give grown weights a second moment, so that an Adam whose step count is high does not leap.
+
+    With both moments at zero the first step of a grown weight is (1 − β₁)/√(1 − β₂) rates long: 3.2 for (0.9, 0.999).
+    With v₀ it is (1 − β₁)|g|/√(β₂v₀ + (1 − β₂)g²), less than (1 − β₁)/√β₂ rates where v₀ ≥ g².
+
+    Args:
+        second: Second moment, rows are neurons, any further dimensions.
+        kept: Boolean, entries that live before and after.
+        grown: Boolean, entries that begin to live.
+        floor: Squares of the gradients by which weights were grown, in the units of ``second``.
+
+    Returns:
+        A new tensor: mean over the kept entries of the row in grown places (of the layer where the row has none), at
+        least ``floor``; all else as it was.
+    """
+    rows, alive = second.flatten(1), kept.flatten(1)
+    counts, sums = alive.sum(1), (rows * alive).sum(1)
+    layer = sums.sum() / counts.sum().clamp(min=1)
+    means = torch.where(counts > 0, sums / counts.clamp(min=1), layer)
+    filled = means[:, None].expand_as(rows).reshape(second.shape)
+    if floor is not None:
+        filled = torch.maximum(filled, floor)
+    return torch.where(grown, filled, second)
+
+
+def _lowest(score: Tensor, among: Tensor, count: int) -> Tensor:
+    """Return the flat indices of the ``count`` lowest scores among marked entries; ties go to the lower index."""
+    places = among.nonzero().flatten()
+    order = torch.sort(score[places], stable=True).indices[:count]
+    return places[order]
+
+
+def _check_every(every: int) -> None:
+    require(every >= 1, "every", every, "an update needs a step", "pass every >= 1")
+
+
+def _check_share(share: float) -> None:
+    require(0 < share < 1, "share", share, "some weights go and some stay", "pass a number between 0 and 1")

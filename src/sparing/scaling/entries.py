@@ -1,0 +1,183 @@
+"""One parameter's line of a plan, and the arithmetic from facts and a rule to its factors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sparing.errors import UserError
+from sparing.scaling.initial import Init
+from sparing.scaling.roles import Facts
+from sparing.scaling.rules import Factors, Optimizer, Role, Rule, shift, stepper
+
+_HOOKED = {"Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"}
+_LOOKED_UP = {"Embedding", "EmbeddingBag"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What the plan says of one parameter."""
+
+    name: str
+    """Canonical name."""
+
+    role: Role
+    """What its dimensions do as the model widens."""
+
+    why: str
+    """Reason for the role."""
+
+    kind: str
+    """Class of its layer."""
+
+    shape: tuple[int, ...]
+    """Shape in the model."""
+
+    fan_in: int
+    """Inputs of the layer (count)."""
+
+    fan_out: int
+    """Outputs (count)."""
+
+    m_in: float
+    """Times the base's fan-in."""
+
+    m_out: float
+    """Times the base's fan-out."""
+
+    density: float = 1.0
+    """Share of live weights, ρ."""
+
+    part: str = ""
+    """Of attention: query, key, value, qkv (packed) or none."""
+
+    residual: bool = False
+    """Whether it ends a residual branch."""
+
+    transposed: bool = False
+    """Whether inputs are the first dimension."""
+
+    init: Init = "constant"
+    """How its initial scale depends on width as the model draws it."""
+
+    factors: Factors
+    """Multipliers on the base's values."""
+
+    depth: float = 1.0
+    """Times the base's depth if it lies in a block, else 1."""
+
+    m_init: float = 1.0
+    """Times the base's fan-in, as the model's initialisation sees it."""
+
+    undo: float = 1.0
+    """Factor that takes a depth-dependent initial scale back to that of the base's depth (CompleteP)."""
+
+    drawn: float | None = None
+    """Standard deviation of the weights as the model drew them; None if they are on the meta device."""
+
+    @property
+    def module(self) -> str:
+        """Path of the module that holds it."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def masked(self) -> bool:
+        """Whether it gets a mask."""
+        return self.density < 1
+
+    @property
+    def rescale(self) -> float:
+        """Factor on the weights as the model drew them, due exactly once.
+
+        A ``UserError`` says so if it is not known how the model draws them.
+        """
+        if self.init == "unknown":
+            error = unknown_init([self.name])
+            raise error
+        if self.init in {"zero", "given"}:
+            return 1.0
+        drawn_by = {"fan_in": self.m_init, "fan_out": self.m_out}.get(self.init, 1.0)
+        return self.factors.std * self.undo * math.sqrt(drawn_by)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation that live weights will have at the start; None if not known."""
+        return None if self.drawn is None or self.init == "unknown" else self.drawn * self.rescale
+
+
+def unknown_init(names: list[str]) -> UserError:
+    """Return the error that says for which parameters the initial scale must be told, and how."""
+    return UserError(
+        "init",
+        got=f"{len(names)} weights whose scale fits neither law: {', '.join(names[:4])}" + " …" * (len(names) > 4),
+        why="a scale that falls with fan-in must not be corrected for width again",
+        do='pass base= a function that builds the freshly initialised base, or init={"pattern": "constant"} or "fan_in"'
+        ' or "given" (leave as is)',
+    )
+
+
+def factors_of(line: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
+    """Return the factors of an entry under a rule, in a form that its layer can carry.
+
+    Only layers that are called as modules can scale their input or output. Attention with packed weights, recurrent
+    layers and bare parameters carry the factor in the weights instead, which is the same.
+
+    Args:
+        line: The entry; its own factors do not matter.
+        rule: The rule.
+        optimizer: Whose step.
+
+    Returns:
+        The factors.
+    """
+    found = rule.factors(
+        line.role,
+        fan_in=line.m_in,
+        fan_out=line.m_out,
+        density=line.density,
+        depth=line.depth,
+        optimizer=optimizer,
+        residual=line.residual,
+        part=line.part,
+    )
+    if found.forward != 1.0 and not _carries(line):
+        return shift(found, 1.0 / found.forward, stepper(line.role, optimizer))
+    return found
+
+
+def entry(facts: Facts, role: tuple[Role, str], rule: Rule, optimizer: Optimizer, **known: float | str | None) -> Entry:
+    """Make a parameter's line.
+
+    Args:
+        facts: What is known of it.
+        role: Its role and the reason.
+        rule: The rule.
+        optimizer: Whose step.
+        known: Fields of ``Entry`` that other parts of the plan decide.
+
+    Returns:
+        The line with its factors.
+    """
+    line = Entry(
+        name=facts.name,
+        role=role[0],
+        why=role[1],
+        kind=facts.kind,
+        shape=facts.shape,
+        fan_in=facts.fan_in,
+        fan_out=facts.fan_out,
+        m_in=facts.m_in,
+        m_out=facts.m_out,
+        part=facts.part,
+        residual=facts.residual,
+        transposed=facts.transposed,
+        m_init=facts.m_init,
+        factors=Factors(),
+        **known,  # type: ignore[arg-type]
+    )
+    return replace(line, factors=factors_of(line, rule, optimizer))
+
+
+def _carries(line: Entry) -> bool:
+    """Say whether the layer is called as a module, so that a hook can scale what goes in or comes out."""
+    return line.kind in _HOOKED or (line.role == "embedding" and line.kind in _LOOKED_UP)

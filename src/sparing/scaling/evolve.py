@@ -1,0 +1,393 @@
+"""Masks that change while somebody else's loop trains the model: weights, optimizer state and factors go along.
+
+evolution = Evolution(model, masks, optimizer, RigL(), steps=10_000)
+for step in range(10_000):
+    loss(model, batch).backward()
+    optimizer.step()
+    evolution.step(step)
+    scheduler.step()
+    optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from sparing.blocks import submodule
+from sparing.errors import UserError, require
+from sparing.scaling.dynamic import Method, energy, prefill
+from sparing.scaling.entries import Entry
+from sparing.scaling.gates import sharers
+from sparing.scaling.live import Masks
+from sparing.scaling.masks import oriented
+from sparing.scaling.multipliers import attach_, set_, value
+from sparing.scaling.plan import APPLIED, Plan
+from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
+from sparing.seeds import stream
+
+Scale = Literal["density", "energy", "none"]
+"""What the forward factor of a layer follows: the rule at its present density; the second moment of its weights, so
+that no change of a mask changes the scale of the layer's output (κ); or nothing."""
+
+_SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf")  # state that a step divides by
+_OPTIONS = ("lr", "weight_decay", "eps")
+
+
+@dataclass(slots=True, eq=False)
+class _Layer:
+    """One weight whose mask changes."""
+
+    entry: Entry
+    modules: list[nn.Module]
+    start: float  # density at which the groups were built
+    forward: float  # factor on the input at the start
+    density: float  # of now
+    scale: float = 1.0  # factor on the input since the start, A
+
+
+class Evolution:
+    """Changes the masks of a model by a method, at the steps the method says.
+
+    Dropped weights and their optimizer state become zero. Grown weights begin at zero, with zero momentum and the
+    second moment of their neighbours (``prefill``), so that their first step is no longer than others.
+    All processes change alike: dense gradients are averaged, and the masks of process 0 count.
+
+    With ``scale`` "density" or "energy" the layer's input is multiplied by A(t), and the optimizer's options follow
+    during its step: lr, weight decay and ε of the weight are those of the rule at the present density with the
+    factor A in the forward pass. Between steps the groups hold what the scheduler wrote, so every scheduler works,
+    and so does ``check_optimizer`` of the plan at the initial densities; ``lr_factor`` of a group tells the factor.
+    Build it before the scheduler, and before ``optimizer.load_state_dict``: each weight gets a group of its own.
+
+    Source: the update rules in ``dynamic``; factors after Dey et al. 2024 (arXiv:2405.15743), κ our own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Masks,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        *,
+        steps: int,
+        seed: int = 0,
+        scale: Scale = "density",
+        names: Sequence[str] | None = None,
+        group: Any = None,
+    ) -> None:
+        """Check, cover what is to be pruned with masks, and hook into the optimizer.
+
+        Args:
+            model: The scaled model, wrapped or not.
+            masks: Its masks.
+            optimizer: Built from ``plan.groups``; holds every weight concerned.
+            method: How masks change.
+            steps: Optimizer steps of the whole run (count).
+            seed: Of random growth; the same in every process.
+            scale: What the forward factor follows.
+            names: Weights concerned; by default all masked ones, or all hidden ones if none is masked.
+            group: Processes that share the model; None is all.
+        """
+        require(steps >= 1, "steps", steps, "a schedule needs the length of the run", "pass steps >= 1")
+        known = ("density", "energy", "none")
+        require(scale in known, "scale", scale, "no such choice", f"pass one of {', '.join(known)}")
+        self.model, self.masks, self.optimizer, self.method = submodule(model, ""), masks, optimizer, method
+        self.steps, self.seed, self.scale = steps, seed, scale
+        self.done = -1
+        """Step last seen; −1 before the first."""
+        self.history: list[dict[str, Any]] = []
+        """One row per update: step, weights dropped and grown (counts), density over all weights concerned."""
+        self._group = group
+        self._scales = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
+        chosen = list(names or masks or [n for n, e in masks.plan.entries.items() if e.role == "hidden"])
+        masks.cover_(chosen)
+        self._layers = {name: self._layer(name) for name in chosen}
+        if self._scales:
+            for layer in self._layers.values():
+                self._carry_(layer)
+        self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: self._enter_()),
+            optimizer.register_step_post_hook(lambda *_: self._leave_()),
+        ]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan at the densities of now."""
+        return self.masks.plan.with_densities(self.masks.densities)
+
+    def factors(self, name: str) -> Factors:
+        """Return factors on what the groups hold: lr, weight decay, ε in each step, and forward since the start.
+
+        Args:
+            name: A weight concerned.
+
+        Returns:
+            Ones where nothing is scaled.
+        """
+        layer = self._layers[name]
+        if not self._scales:
+            return Factors()
+        plan, kind = self.masks.plan, stepper(layer.entry.role, self.masks.plan.optimizer)
+        start = flat_factors(layer.entry, plan.rule, plan.optimizer, layer.start)
+        now = shift(flat_factors(layer.entry, plan.rule, plan.optimizer, layer.density), layer.scale, kind)
+        ratios = {option: getattr(now, option) / getattr(start, option) for option in ("lr", "weight_decay", "eps")}
+        return Factors(forward=layer.scale, **ratios)
+
+    def step(self, step: int) -> None:
+        """Change the masks if this step says so; call after every optimizer step, before gradients are cleared.
+
+        Args:
+            step: Index of the optimizer step just done, from 0.
+
+        Raises:
+            UserError: If an update needs dense gradients and none were collected.
+        """
+        if self.method.due(step, self.steps):
+            dense = self.masks.dense_gradient
+            if self.method.dense_gradient and not dense:
+                raise UserError(
+                    "Evolution.step",
+                    got=f"step {step} without dense gradients",
+                    why="they are collected in the pass before an update only",
+                    do="call evolution.step(step) after every optimizer step, in order",
+                )
+            self._update_(step, dense)
+        self.done = step
+        self._listen_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs beside model and optimizer: plain JSON values."""
+        layers = {name: [layer.start, layer.forward, layer.scale] for name, layer in self._layers.items()}
+        return {"settings": self._settings(), "done": self.done, "layers": layers, "history": list(self.history)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``; load the model before, and the optimizer before or after.
+
+        Args:
+            state: What ``state_dict`` gave.
+
+        Raises:
+            UserError: If it is of another method, length, seed or set of weights.
+        """
+        if state["settings"] != self._settings() or state["layers"].keys() != self._layers.keys():
+            raise UserError(
+                "Evolution.load_state_dict",
+                got=state["settings"],
+                why=f"this run has {self._settings()}, or other weights",
+                do="resume with the settings of the saved run",
+            )
+        self.done, self.history = state["done"], list(state["history"])
+        for name, layer in self._layers.items():
+            layer.start, layer.forward, layer.scale = state["layers"][name]
+            layer.density = self.masks.density(name)
+            self._put_(name)
+        self.masks.plan = self.masks.plan.with_densities({n: layer.start for n, layer in self._layers.items()})
+        self.model.__dict__[APPLIED] = self.masks.plan
+        self._listen_()
+
+    def close(self) -> None:
+        """Leave the optimizer: masks stay as they are, and so do factors in the forward pass, rates do not."""
+        self._leave_()
+        for handle in self._handles:
+            handle.remove()
+        self.masks.keep_dense_gradient(False)
+
+    def _settings(self) -> str:
+        return repr((self.method, self.steps, self.seed, self.scale))
+
+    def _layer(self, name: str) -> _Layer:
+        _own_group_(self.optimizer, self.masks.parameter(name), name, split=self._scales)
+        entry = self.masks.plan.entries[name]
+        modules = sharers(self.model, entry.module)
+        return _Layer(entry, modules, entry.density, value(modules[0], "forward_scale"), self.masks.density(name))
+
+    def _carry_(self, layer: _Layer) -> None:
+        """Let the layer's input carry a factor."""
+        if not layer.entry.name.endswith(".weight") and layer.entry.name != "weight":
+            do = "pass scale='none', or use layers of their own"
+            raise UserError(layer.entry.name, got="a bare parameter", why="no call of its own can be scaled", do=do)
+        for module in layer.modules:
+            if "forward_scale" not in module._buffers:
+                attach_(module, "forward_scale", 1.0, where="input")
+
+    def _listen_(self) -> None:
+        """Collect dense gradients in the passes before an update that needs them."""
+        self.masks.keep_dense_gradient(self.method.dense_gradient and self.method.due(self.done + 1, self.steps))
+
+    @torch.no_grad()
+    def _update_(self, step: int, dense: Mapping[str, Tensor]) -> None:
+        dropped = grown = 0
+        for name, layer in self._layers.items():
+            old, parameter = self.masks[name].clone(), self._dense(name)
+            weight = parameter.detach()
+            gradient = _mean(dense[name], self._group) if name in dense else None
+            generator = stream(self.seed, "evolve", name, step)
+            new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
+            new = _from_first(new, self._group)
+            before = energy(weight, old)
+            state = self.optimizer.state.get(parameter, {})
+            betas = _groups(self.optimizer)[id(parameter)].get("betas")
+            floor = _floor(parameter, state, betas, old, gradient)
+            self.masks.set_(name, new)
+            layer.density = self.masks.density(name)
+            _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
+            if self._scales:
+                self._rescale_(name, before, energy(weight, new))
+            dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
+        live = sum(int(self.masks[name].sum()) for name in self._layers)
+        total = sum(self.masks[name].numel() for name in self._layers)
+        self.history.append({"step": step, "dropped": dropped, "grown": grown, "density": live / total})
+
+    def _dense(self, name: str) -> nn.Parameter:
+        parameter = self.masks.parameter(name)
+        if parameter.shape != self.masks[name].shape:
+            do = 'call convert_(model, masks, backend="dense", optimizer=optimizer) before the update'
+            raise UserError(name, got="a sparse layer", why="masks change on dense weights", do=do)
+        return parameter
+
+    def _rescale_(self, name: str, before: float, after: float) -> None:
+        layer, plan = self._layers[name], self.masks.plan
+        if self.scale == "energy":
+            layer.scale *= (before / after) ** 0.5 if after > 0 else 1.0
+        else:
+            now, start = (
+                flat_factors(layer.entry, plan.rule, plan.optimizer, density).std
+                for density in (layer.density, layer.start)
+            )
+            layer.scale = now / start
+        self._put_(name)
+
+    def _put_(self, name: str) -> None:
+        layer = self._layers[name]
+        for module in layer.modules if self._scales else ():
+            set_(module, "forward_scale", layer.forward * layer.scale)
+
+    def _enter_(self) -> None:
+        """Give the optimizer the options of now for the time of its step."""
+        self._leave_()  # a step that raised left them in place
+        if not self._scales:
+            return
+        groups = _groups(self.optimizer)
+        for name in self._layers:
+            group, factors = groups[id(self.masks.parameter(name))], self.factors(name)
+            self._saved.append((group, {option: group[option] for option in _OPTIONS if option in group}))
+            for option in self._saved[-1][1]:
+                group[option] = group[option] * getattr(factors, option)
+            group["lr_factor"] = factors.lr
+
+    def _leave_(self) -> None:
+        for group, options in self._saved:
+            group.update(options)
+        self._saved.clear()
+
+
+def flat_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
+    """Return a weight's factors at some density, with the whole factor in the weights (rescaled form).
+
+    Args:
+        entry: Line of the plan.
+        rule: The rule.
+        optimizer: Whose step.
+        density: Live share.
+
+    Returns:
+        The factors.
+    """
+    flat: Any = replace(rule, form="rescaled") if hasattr(rule, "form") else rule  # type: ignore[type-var]
+    found: Factors = flat.factors(
+        entry.role,
+        fan_in=entry.m_in,
+        fan_out=entry.m_out,
+        density=density,
+        depth=entry.depth,
+        optimizer=optimizer,
+        residual=entry.residual,
+        part=entry.part,
+    )
+    return found
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
+    """Return the group of each parameter by its ``id``; asked anew each time, since loading replaces the groups."""
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+
+def _own_group_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, *, split: bool) -> None:
+    """Require that a parameter has a group, one that holds nothing else if ``split``."""
+    held = _groups(optimizer).get(id(parameter))
+    if held is None:
+        raise UserError(
+            name, got="no group", why="the optimizer does not train it", do="build it from plan.groups(model)"
+        )
+    if not split or len(held["params"]) == 1:
+        return
+    if "initial_lr" in held:
+        do = "build Evolution first, then the scheduler"
+        raise UserError("optimizer", got="a scheduler on it", why="each weight needs a group of its own", do=do)
+    at = next(i for i, p in enumerate(held["params"]) if p is parameter)
+    own = {key: option for key, option in held.items() if key not in {"params", "param_names"}}
+    own["params"] = [held["params"].pop(at)]
+    if "param_names" in held:
+        own["param_names"] = [held["param_names"].pop(at)]
+    optimizer.add_param_group(own)
+
+
+def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tensor | None, *, transposed: bool) -> None:
+    """Clear the state of dropped weights and give grown ones theirs."""
+    kept, grown = old & new, new & ~old
+    for key, held in state.items():
+        if not isinstance(held, Tensor) or held.shape != old.shape:
+            continue
+        held.masked_fill_(~kept, 0)
+        if key in _SECOND:
+            second, stays, begins = (oriented(part, transposed=transposed) for part in (held, kept, grown))
+            least = None if floor is None else oriented(floor.to(held.dtype), transposed=transposed)
+            held.copy_(oriented(prefill(second, stays, begins, least), transposed=transposed))
+
+
+def _floor(
+    parameter: nn.Parameter,
+    state: Mapping[str, Any],
+    betas: tuple[float, float] | None,
+    mask: Tensor,
+    gradient: Tensor | None,
+) -> Tensor | None:
+    """Return squares of the dense gradient in the units of Adam's second moment; None where there is none.
+
+    A gradient that was clipped or unscaled after it was collected differs by one factor, known from live weights. The
+    moment at step t is 1 − β₂ᵗ times what it estimates.
+    """
+    if gradient is None or betas is None or "exp_avg_sq" not in state:
+        return None
+    seen, used = gradient[mask].norm(), parameter.grad
+    unit = used.norm() / seen if used is not None and float(seen) > 0 else 1.0
+    maturity = 1.0 - betas[1] ** float(state["step"])
+    squares: Tensor = (gradient * unit).square() * maturity
+    return squares
+
+
+def _several(group: Any) -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def _mean(gradient: Tensor, group: Any) -> Tensor:
+    if not _several(group):
+        return gradient
+    total = gradient.clone()
+    dist.all_reduce(total, group=group)
+    return total / dist.get_world_size(group)
+
+
+def _from_first(mask: Tensor, group: Any) -> Tensor:
+    """Return the mask of the first process."""
+    if not _several(group):
+        return mask
+    sent = mask.to(torch.uint8)
+    dist.broadcast(sent, group_src=0, group=group)
+    return sent.to(torch.bool)

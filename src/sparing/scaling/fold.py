@@ -1,0 +1,212 @@
+"""Export: every multiplier goes into weights, and what is left is an ordinary model.
+
+A tied table E both looks up, times α, and reads out, on inputs times c. With E' = α E the lookup is right, and the
+readout is if its inputs are multiplied by c/α, which the gain of the final norm takes over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import find_blocks, named_parameters, submodule, tied
+from sparing.errors import UserError
+from sparing.scaling.apply import masks_of, remove_
+from sparing.scaling.attention import attentions, own_scaling, query_rows
+from sparing.scaling.live import Masks
+from sparing.scaling.multipliers import Slot, Where, held, value
+from sparing.scaling.plan import Plan
+from sparing.scaling.structure import is_embedding, is_transposed
+
+
+@torch.no_grad()
+def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = False) -> nn.Module:
+    """Bake all multipliers into weights and take hooks, buffers and marks away.
+
+    The model then computes the same to rounding, has the keys its author gave it, and passes through
+    ``save_pretrained`` and ``from_pretrained``. Masked weights are exact zeros: ``live_weights`` finds the masks again.
+    It is for the end: the factors on learning rates do not apply to folded weights, and a weight that has just been
+    grown, and is zero, looks masked.
+
+    Args:
+        model: A scaled model, wrapped or not.
+        masks: What ``apply_`` gave, or the plan; neither is needed, both are accepted for clarity of the call.
+        untie: Give a tied readout weights of its own, where no norm can take its factor over.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can take;
+            nothing was changed then.
+    """
+    root, found = submodule(model, ""), masks_of(model)
+    for one in attentions(root, found.plan.entries.values()):
+        if one.packed and own_scaling(one.module) is not None:
+            query_rows(one)  # refuses layouts that are not known
+    for users in _shared_tables(root):
+        _fold_tied_(root, users, untie=untie)
+    _fold_attention_(root, found.plan)
+    for module in list(root.modules()):
+        for slot, where in held(module).items():
+            _fold_slot_(module, slot, where, value(module, slot))
+    remove_(root)
+    return model
+
+
+def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """Find the masks of a folded or reloaded model by its exact zeros.
+
+    Args:
+        model: The model.
+        plan: The plan it was scaled by.
+
+    Returns:
+        Canonical name -> boolean mask, of the weights that the plan masks.
+    """
+    params = named_parameters(model)
+    return {name: params[name].detach() != 0 for name, entry in plan.entries.items() if entry.masked}
+
+
+def _fold_slot_(module: nn.Module, slot: Slot, where: Where, factor: float) -> None:
+    """Fold one factor into the module's own parameters."""
+    own = module._parameters
+    if where == "input":
+        _multiply_(own["weight"], factor)
+    elif where == "query_input":
+        weight = cast("Tensor", own["in_proj_weight"] if own["in_proj_weight"] is not None else own["q_proj_weight"])
+        weight[: weight.shape[1]].mul_(factor)
+    elif where == "query_rows":
+        weight = module.get_parameter("weight")
+        _scale_rows_(module, weight.shape[1 if is_transposed(module) else 0] // 3, factor)
+    elif isinstance(module, nn.MultiheadAttention):
+        _scale_outputs_(module.out_proj, factor)
+    elif slot == "query_scale" and own["weight"] is not None and own["weight"].ndim == 1:
+        _scale_norm_(module, factor)
+    else:
+        _scale_outputs_(module, factor)
+    _set_one_(module, slot)
+
+
+def _shared_tables(root: nn.Module) -> list[list[str]]:
+    """Return, for each weight that several modules share, their paths."""
+    users: dict[str, list[str]] = {}
+    for alias, owner in tied(root).items():
+        users.setdefault(owner, [owner]).append(alias)
+    paths = [[name.rpartition(".")[0] for name in names if name.endswith(".weight")] for names in users.values()]
+    modules = [{id(submodule(root, path)): path for path in row} for row in paths]
+    return [list(row.values()) for row in modules if len(row) > 1]
+
+
+def _fold_tied_(root: nn.Module, users: list[str], *, untie: bool) -> None:
+    """Fold the factors of a weight that several modules share; afterwards they are 1, or the weight is untied."""
+    layers = [submodule(root, path) for path in users]
+    lookups = {value(layer, "forward_scale") for layer in layers if is_embedding(layer)}
+    readers = {value(layer, "forward_scale") for layer in layers if not is_embedding(layer)}
+    if _fold_table_(root, layers[0].get_parameter("weight"), lookups, readers):
+        for layer in layers:
+            _set_one_(layer, "forward_scale")
+    elif untie:
+        _untie_(root, layers)
+    else:
+        raise UserError(
+            f"fold_: {', '.join(users)}",
+            got=f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere",
+            why="it cannot hold both, and no norm before the readout can take their ratio",
+            do="pass untie=True: each gets a weight of its own",
+        )
+
+
+def _fold_table_(root: nn.Module, table: Tensor, lookups: set[float], readers: set[float]) -> bool:
+    """Fold what can be held by one table; False, and nothing changed, where it cannot."""
+    if len(lookups) > 1 or len(readers) > 1:
+        return False
+    lookup, reader = next(iter(lookups), None), next(iter(readers), None)
+    if lookup is not None and reader is not None and lookup != reader:
+        norm = _final_norm(root)
+        if norm is None or not _scale_norm_(norm, reader / lookup):
+            return False
+    table.mul_(reader if lookup is None else lookup)  # type: ignore[arg-type]
+    return True
+
+
+def _untie_(root: nn.Module, layers: list[nn.Module]) -> None:
+    for layer in layers[1:]:
+        layer.register_parameter("weight", nn.Parameter(layer.get_parameter("weight").detach().clone()))
+    config = getattr(root, "config", None)
+    if config is not None:
+        config.tie_word_embeddings = False
+
+
+def _final_norm(root: nn.Module) -> nn.Module | None:
+    """Return the one norm between the last block and the readout."""
+    try:
+        tail = [block for block in find_blocks(root) if block.role == "tail"]
+    except UserError:
+        return None
+    found = {name.rpartition(".")[0] for block in tail for name, p in block.params.items() if _is_gain(name, p)}
+    return submodule(root, found.pop()) if len(found) == 1 else None
+
+
+def _is_gain(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 1 and name.rpartition(".")[2] == "weight"
+
+
+def _scale_norm_(norm: nn.Module, factor: float) -> bool:
+    """Multiply what a norm gives by a factor, and prove it on numbers; False if its gain does not work as known.
+
+    Two kinds of gain are known: w, and 1 + w (Gemma).
+
+    Returns:
+        Whether it was done.
+    """
+    gain, bias = norm.get_parameter("weight"), norm._parameters.get("bias")
+    kept = [(p, p.clone()) for p in (gain, bias) if p is not None]
+    probe = torch.linspace(-2, 3, 4 * gain.numel(), dtype=gain.dtype, device=gain.device).view(4, -1).sin()
+    expected = norm(probe) * factor
+    for offset in (0.0, 1.0):
+        gain.copy_((gain + offset) * factor - offset)
+        _multiply_(bias, factor)
+        if torch.allclose(norm(probe), expected, rtol=16 * torch.finfo(gain.dtype).eps, atol=1e-6):
+            return True
+        for parameter, before in kept:
+            parameter.copy_(before)
+    return False
+
+
+def _fold_attention_(root: nn.Module, plan: Plan) -> None:
+    """Fold the factor on ``scaling`` attributes into the queries; ``remove_`` gives the attributes back."""
+    for one in attentions(root, plan.entries.values()):
+        if own_scaling(one.module) is None:
+            continue
+        if one.norm is not None:
+            _scale_norm_(one.norm, plan.attention)
+        elif one.packed:
+            _scale_rows_(one.projection, query_rows(one)[0], plan.attention)
+        else:
+            _scale_outputs_(one.projection, plan.attention)
+
+
+def _scale_outputs_(module: nn.Module, factor: float) -> None:
+    for name in ("weight", "bias"):
+        _multiply_(module._parameters.get(name), factor)
+
+
+def _scale_rows_(module: nn.Module, count: int, factor: float) -> None:
+    """Multiply the first outputs of a packed projection."""
+    weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
+    (weight[:, :count] if is_transposed(module) else weight[:count]).mul_(factor)
+    if bias is not None:
+        bias[:count].mul_(factor)
+
+
+def _multiply_(parameter: Any, factor: float) -> None:
+    if parameter is not None:
+        parameter.mul_(factor)
+
+
+def _set_one_(module: nn.Module, slot: Slot) -> None:
+    if slot in module._buffers:
+        cast("Tensor", module._buffers[slot]).fill_(1.0)

@@ -1,0 +1,133 @@
+"""How initial weights depend on width, so that a correction is made once: constant, by fan-in, or zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import named_parameters
+from sparing.scaling.roles import Facts
+
+Init = Literal["constant", "fan_in", "fan_out", "zero", "given", "unknown"]
+"""``constant``: the same standard deviation at any width; ``fan_in``, ``fan_out``: ∝ 1/√fan; ``zero``: all zero;
+``given``: the weights are already as they shall be; ``unknown``: nothing tells."""
+
+_SIGMAS = 4.0
+
+
+def initial(
+    known: Mapping[str, Facts], model: nn.Module, base: nn.Module | None, *, scales: Sequence[float] = ()
+) -> dict[str, Init]:
+    """Tell for every parameter how its initial scale depends on width, by measuring it at two.
+
+    Args:
+        known: Facts by canonical name.
+        model: The model, freshly initialised.
+        base: The base, freshly initialised too; None or on the meta device if its weights cannot be had.
+        scales: Standard deviations that the model's configuration prescribes at any width.
+
+    Returns:
+        Canonical name -> kind. A table whose scale does not tell is taken as constant: no library default falls with
+        width there.
+    """
+    ours, theirs = named_parameters(model), named_parameters(base) if base is not None else {}
+    found = {
+        name: kind(
+            ours[name],
+            theirs.get(name),
+            fact.m_init,
+            fact.init_fan,
+            scales,
+            out_ratio=fact.m_out if fact.matrix else 1.0,
+        )
+        for name, fact in known.items()
+    }
+    tables = {name for name, fact in known.items() if len(fact.shape) > 1 and not fact.matrix}
+    return {name: "constant" if value == "unknown" and name in tables else value for name, value in found.items()}
+
+
+def kind(
+    weight: Tensor,
+    base: Tensor | None,
+    ratio: float,
+    fan_in: int,
+    scales: Sequence[float] = (),
+    *,
+    out_ratio: float = 1.0,
+) -> Init:
+    """Tell one parameter's kind.
+
+    Args:
+        weight: As the model has it.
+        base: As the base has it, if it has weights.
+        ratio: Fan-in over the base's.
+        fan_in: Fan-in by which torch's default goes (count).
+        scales: Standard deviations that the configuration prescribes.
+        out_ratio: Fan-out over the base's; where both ratios are 1 there is nothing to tell apart.
+
+    Returns:
+        The kind; ``unknown`` if neither the two widths nor a known law tells. A fan-out law is seen at two widths only.
+    """
+    if weight.is_meta:
+        return "constant" if ratio == 1 else "unknown"
+    if not bool(weight.count_nonzero()):
+        return "zero"
+    if ratio == out_ratio == 1 or spread(weight) == 0:
+        return "constant"
+    if base is None or base.is_meta:
+        return "constant" if ratio == 1 else _by_law(weight, fan_in, scales)
+    fits = _fitting(weight, base, ratio, out_ratio)
+    if len(fits) == 1 or (fits and ratio == 1):
+        return fits[0]
+    return _by_law(weight, fan_in, scales) if ratio != 1 else "unknown"
+
+
+def spread(weight: Tensor) -> float:
+    """Return the standard deviation over all entries; 0 for one entry."""
+    wide = weight.detach() if weight.dtype in {torch.float32, torch.float64} else weight.detach().float()
+    return float(wide.std(correction=0))
+
+
+def depth_factor(weight: float, others: float, layers: int) -> float:
+    """Return by how much a depth-dependent initialisation shrank the last matrix of a residual branch.
+
+    Args:
+        weight: Standard deviation of that matrix.
+        others: Standard deviation of other hidden matrices of the model.
+        layers: Blocks (count), L.
+
+    Returns:
+        1/√(2L) if the ratio is that within 10 %, as in GPT-2; else 1.
+    """
+    expected = (2 * layers) ** -0.5
+    return expected if others > 0 and abs(weight / others / expected - 1) < 0.1 else 1.0
+
+
+def _fitting(weight: Tensor, base: Tensor, ratio: float, out_ratio: float) -> list[Init]:
+    """Return the laws that two widths allow: the log of the ratio of spreads is 0 or −½ log m, to sampling error."""
+    ours, theirs = spread(weight), spread(base)
+    if theirs == 0:
+        return []
+    error = math.sqrt(0.5 / weight.numel() + 0.5 / base.numel())  # of log std of normal draws; less for uniform ones
+    seen, margin = math.log(ours / theirs), max(_SIGMAS * error, 0.05)
+    laws: dict[Init, float] = {"constant": 1.0}
+    for law, m in (("fan_in", ratio), ("fan_out", out_ratio)):
+        if m not in laws.values():  # two laws of one ratio need not be told apart
+            laws["fan_in" if law == "fan_in" else "fan_out"] = m
+    return [law for law, m in laws.items() if abs(seen + 0.5 * math.log(m)) < margin]
+
+
+def _by_law(weight: Tensor, fan_in: int, scales: Sequence[float]) -> Init:
+    """Compare one width with two laws: N(0, σ²) of a configuration, and torch's U(−1/√fan_in, 1/√fan_in)."""
+    std, error = spread(weight), _SIGMAS * math.sqrt(0.5 / weight.numel())
+    bound = fan_in**-0.5
+    largest = float(weight.detach().abs().max())
+    uniform = largest <= bound * (1 + 1e-3) and abs(math.log(std * math.sqrt(3.0) / bound)) < error
+    constant = any(abs(math.log(std / scale)) < error for scale in scales)
+    if uniform != constant:
+        return "fan_in" if uniform else "constant"
+    return "unknown"

@@ -1,0 +1,201 @@
+"""The masks of a live model: read as a mapping, kept on weights, gradients and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sparing.blocks import named_parameters
+from sparing.errors import UserError
+from sparing.scaling import masks as laws
+from sparing.scaling.gates import Gate, place
+from sparing.scaling.initial import spread
+from sparing.scaling.plan import APPLIED, Plan
+
+MASKS = "_sparing_scaling_masks"
+"""Attribute of a scaled model that holds its masks; no part of a checkpoint, which has the buffers."""
+
+_RELATIVE = 1e-3  # of a standard deviation: rounding to bf16 moves it less, a fresh draw of 10⁴ weights usually more
+
+
+class Masks(Mapping[str, Tensor]):
+    """Masks by canonical parameter name: boolean buffers of the modules, so they are saved, moved and copied with them.
+
+    Build it with ``apply_`` or ``restore_``. A deep copy of the model has masks of its own: ``masks_of``.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, gates: Mapping[str, Gate]) -> None:
+        self.model = model
+        """The model itself, without wrappers."""
+        self.plan = plan
+        """The plan at the densities of the masks."""
+        self._gates = dict(gates)
+        self.watched = False
+        """Whether the next forward pass looks if the weights are still those that were scaled or loaded."""
+        self._expected: dict[str, float] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._gates[name].mask
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._gates)
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    def density(self, name: str) -> float:
+        """Return the live fraction of one weight's entries."""
+        return laws.realised(self[name])
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """Live fraction of every masked weight."""
+        return {name: self.density(name) for name in self}
+
+    @property
+    def dead(self) -> dict[str, tuple[int, int]]:
+        """Weights that cut something off -> neurons without input and inputs that nobody reads (counts)."""
+        found = {n: laws.dead(mask, transposed=self.plan.entries[n].transposed) for n, mask in self.items()}
+        return {name: (len(out), len(into)) for name, (out, into) in found.items() if len(out) + len(into)}
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """Return a masked weight."""
+        return self._gates[name].parameter
+
+    def digest(self) -> str:
+        """Return a hash of all masks (SHA-256): equal in two processes if and only if the masks are."""
+        return laws.digest(self)
+
+    def keep_dense_gradient(self, keep: bool = True) -> None:
+        """Collect the gradient also where weights are masked, from the next backward pass on; or stop, and forget it.
+
+        Args:
+            keep: Whether to. Costs one more gradient per masked weight while it is on; passes add up as in ``grad``.
+        """
+        for gate in self._gates.values():
+            gate.keep, gate.dense = keep, None
+
+    @property
+    def dense_gradient(self) -> dict[str, Tensor]:
+        """Gradients before masking, as collected; weights without any are left out. Of this process only."""
+        return {name: gate.dense for name, gate in self._gates.items() if gate.dense is not None}
+
+    @torch.no_grad()
+    def zero_(self) -> None:
+        """Put weights and gradients off the masks to zero."""
+        for gate in self._gates.values():
+            gate.zero_()
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Put weights off the masks to zero after every step.
+
+        Needed by optimizers that move weights whose gradient is zero, such as Muon.
+
+        Args:
+            optimizer: Any.
+
+        Returns:
+            Its ``remove()`` ends it.
+        """
+        return optimizer.register_step_post_hook(lambda *_: self.zero_())
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse optimizer state that lives off the masks: it would move masked weights, or grown ones by old moments.
+
+        Args:
+            optimizer: Any, after its step.
+
+        Raises:
+            UserError: Names the weight and the state.
+        """
+        for name, gate in self._gates.items():
+            for key, value in optimizer.state.get(gate.parameter, {}).items():
+                live = isinstance(value, Tensor) and value.shape == gate.mask.shape and bool(value[~gate.mask].any())
+                if live:
+                    do = (
+                        "build the optimizer after apply_; for optimizers that mix entries call masks.attach(optimizer)"
+                    )
+                    raise UserError(f"{name}: {key}", got="state off the mask", why="masked weights would move", do=do)
+
+    def set_(self, name: str, mask: Tensor) -> None:
+        """Replace a mask in place; weight and gradient are zero off the new one.
+
+        The plan stays: ``refresh_`` brings its densities up to date.
+
+        Args:
+            name: Masked weight.
+            mask: Boolean, of its shape.
+
+        Raises:
+            UserError: If it has another shape or type.
+        """
+        own = self[name]
+        if mask.shape != own.shape or mask.dtype != torch.bool:
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise UserError(f"mask of {name}", got=got, why=f"it is torch.bool of {tuple(own.shape)}", do="turn it")
+        self._gates[name].set_(mask)
+
+    def cover_(self, names: Iterable[str]) -> None:
+        """Give weights that have none a full mask, so that pruning can begin.
+
+        Args:
+            names: Canonical names; those that are masked already are passed over.
+        """
+        for name in names:
+            if name not in self._gates:
+                module, local = place(self.model, name)
+                full = torch.ones_like(module.get_parameter(local), dtype=torch.bool)
+                self._gates[name] = Gate(module, local, full)
+
+    def refresh_(self) -> None:
+        """Bring the plan, and so the groups it gives, to the densities that the masks have now."""
+        self.plan = self.plan.with_densities(self.densities)
+        self.model.__dict__[APPLIED] = self.plan
+
+    def watch_(self) -> None:
+        """Note the scale of the weights as it is, for ``verify`` at the first forward pass."""
+        self.watched = True
+        params = named_parameters(self.model)
+        self._expected = {n: spread(params[n]) for n, e in self.plan.entries.items() if e.rescale != 1.0}
+        self._expected |= {n: spread(self.parameter(n)) for n in self}
+
+    def accept_(self) -> None:
+        """Take the weights as they are: they were loaded or set on purpose. Masked ones are put to zero."""
+        self._expected, self.watched = {}, True
+        for gate in self._gates.values():
+            gate.rehook_()
+        self.zero_()
+
+    def verify(self) -> None:
+        """Refuse weights that were drawn anew or replaced after they were scaled.
+
+        Runs by itself at the first forward pass; costs one pass over the weights.
+
+        Raises:
+            UserError: Names the first weight that lives off its mask, has another scale, or is another tensor.
+        """
+        found = next(self._changes(), None)
+        if found is not None:
+            name, got = found
+            raise UserError(
+                name,
+                got=got,
+                why="something drew or replaced the weights after apply_ (init_weights, reset_parameters, fully_shard)",
+                do="call apply_ last, or masks.accept_() if the new weights are meant",
+            )
+        self._expected, self.watched = {}, False
+
+    def _changes(self) -> Iterator[tuple[str, str]]:
+        params = named_parameters(self.model)
+        for name, gate in self._gates.items():
+            if not gate.holds:
+                yield name, "another parameter in its place"
+            elif gate.leaks():
+                yield name, "weights off the mask"
+        for name, std in self._expected.items():
+            now = spread(params[name])
+            if abs(now - std) > _RELATIVE * std:
+                yield name, f"standard deviation {now:.4g}, where {std:.4g} was set"

@@ -1,0 +1,194 @@
+"""What guards a scaled model: its checkpoints must fit it, and nobody may draw its weights anew.
+
+A state dict is checked as a whole before any of it is loaded, and the first forward pass looks once whether the
+weights are still those that were scaled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+from sparing.scaling.gates import SUFFIX, Gate, gates_in, place
+from sparing.scaling.live import MASKS, Masks
+from sparing.scaling.multipliers import SLOTS, attach_
+from sparing.scaling.plan import Plan
+
+FINGERPRINT = "scaling_plan"
+"""Buffer of the model that tells by which plan it was scaled: 32 bytes."""
+
+
+_GUARDS = "_sparing_scaling_guards"
+
+
+class Key(NamedTuple):
+    """One gate and where a state dict has what belongs to it."""
+
+    weight: str
+    """Key of the weight."""
+
+    mask: str
+    """Key of the mask."""
+
+    gate: Gate
+    """The gate."""
+
+
+def fingerprint(plan: Plan) -> Tensor:
+    """Hash what of a plan a checkpoint depends on: the rule and each parameter's role and ratios, not its density.
+
+    Args:
+        plan: Any plan.
+
+    Returns:
+        32 bytes, uint8.
+    """
+    lines = [(name, e.role, tuple(e.shape), e.m_in, e.m_out) for name, e in sorted(plan.entries.items())]
+    text = repr((plan.rule, plan.optimizer, lines))
+    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
+def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+    """Refuse a state dict that does not fit a scaled model.
+
+    Args:
+        root: The model; nothing is changed.
+        state: What is to be loaded.
+        prefix: What stands before the model's own keys, such as that of a wrapper.
+
+    A ``UserError`` says if it is of another plan, a mask or multiplier is missing or has another shape, or weights
+    live off their mask.
+    """
+    _check_fingerprint(root, state, prefix)
+    for key in keys(root, prefix):
+        _check_mask(key, state)
+    for path, module in root.named_modules():
+        for slot in SLOTS:
+            wanted = _join(prefix, path, slot)
+            if slot in module._buffers and wanted not in state:
+                _refuse(wanted, "no such key", "the model multiplies by this number")
+
+
+def keys(root: nn.Module, prefix: str = "") -> Iterator[Key]:
+    """Yield the gates of a model with their keys as its state dict has them: wrapped children included.
+
+    Args:
+        root: The model.
+        prefix: What stands before its own keys.
+
+    Yields:
+        One row per gate.
+    """
+    for path, module in root.named_modules():
+        for local, gate in gates_in(module).items():
+            yield Key(_join(prefix, path, local), _join(prefix, path, local + SUFFIX), gate)
+
+
+def foreign(root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the places where a state dict has a buffer that the model does not have yet.
+
+    Args:
+        root: The model.
+        state: What is to be loaded.
+        prefix: What stands before its own keys.
+        suffix: How the wanted keys end.
+
+    Yields:
+        Module, and what the key has after the module's path.
+    """
+    modules = dict(root.named_modules())
+    for key in state:
+        if key.startswith(prefix) and key.endswith(suffix):
+            path, _, local = key[len(prefix) :].rpartition(".")
+            if path in modules and local not in modules[path]._buffers:
+                yield modules[path], local
+
+
+def attach_guards_(root: nn.Module) -> None:
+    """Watch a scaled model: loads are checked, and its first forward pass verifies the weights.
+
+    Args:
+        root: The model, without wrappers.
+    """
+    untyped = cast("Any", root)
+    held = [
+        untyped.register_load_state_dict_pre_hook(_before_load),
+        untyped.register_load_state_dict_post_hook(_after_load),
+        untyped.register_forward_pre_hook(_before_forward, prepend=True),
+    ]
+    root.__dict__[_GUARDS] = [handle.id for handle in held]
+
+
+def detach_guards_(root: nn.Module) -> None:
+    """Take the guards off; nothing happens where there are none.
+
+    Args:
+        root: The model, without wrappers.
+    """
+    guards: list[int] = root.__dict__.pop(_GUARDS, [])
+    for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_pre_hooks"):
+        for identity in guards:
+            getattr(root, name).pop(identity, None)
+
+
+def _before_load(root: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    masks: Masks = root.__dict__[MASKS]
+    _check_fingerprint(root, state, prefix)
+    hidden = {place(root, e.name): e.name for e in masks.plan.entries.values() if e.role == "hidden"}
+    for module, local in list(foreign(root, state, prefix, SUFFIX)):
+        masks.cover_(n for at, n in hidden.items() if at == (module, local.removesuffix(SUFFIX)))
+    layers = {module for module, _ in hidden}
+    for module, local in list(foreign(root, state, prefix, "forward_scale")):
+        if local == "forward_scale" and module in layers:  # a changing mask has put a factor there
+            attach_(module, "forward_scale", 1.0, where="input")
+    check_checkpoint(root, state, prefix)
+
+
+def _after_load(root: nn.Module, _: Any) -> None:
+    masks: Masks = root.__dict__[MASKS]
+    masks.accept_()
+    masks.refresh_()
+
+
+def _before_forward(root: nn.Module, _: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    masks: Masks = root.__dict__[MASKS]
+    if masks.watched:
+        masks.verify()
+
+
+def _check_fingerprint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+    key, own = prefix + FINGERPRINT, root._buffers[FINGERPRINT]
+    if key not in state:
+        _refuse(key, "no such key", "the checkpoint comes from a model that was not scaled")
+    if not torch.equal(torch.as_tensor(state[key]).cpu(), own.cpu() if own is not None else torch.empty(0)):
+        _refuse(key, "the mark of another plan", "its weights belong to other factors")
+
+
+def _check_mask(key: Key, state: Mapping[str, Any]) -> None:
+    if key.mask not in state:
+        _refuse(key.mask, "no such key", "without its mask the layer would be another one")
+    mask, weight = state[key.mask], state.get(key.weight)
+    if tuple(mask.shape) != tuple(key.gate.mask.shape) or mask.dtype != torch.bool:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        _refuse(key.mask, got, f"the layer's mask is torch.bool of shape {tuple(key.gate.mask.shape)}")
+    if weight is not None and tuple(weight.shape) == tuple(mask.shape):
+        live = int(weight[~mask].count_nonzero())
+        if live:
+            _refuse(key.weight, f"{live} weights off the mask", "masked weights are zero")
+
+
+def _refuse(key: str, got: str, why: str) -> None:
+    do = "load what a model scaled by the same plan has saved; load dense weights before apply_, not after"
+    raise UserError(f"checkpoint: {key}", got=got, why=why, do=do)
+
+
+def _join(*parts: str) -> str:
+    prefix, path, local = parts
+    return f"{prefix}{path}.{local}" if path else f"{prefix}{local}"

@@ -1,0 +1,182 @@
+"""Numbers in the forward pass of modules that nobody edited: hooks that read them from buffers of the module.
+
+The number is a 0-d buffer, so checkpoints hold it and ``to`` moves it; the hook is a plain function that finds it in
+the module it runs on, so copies of a model have their own. It takes part in training, evaluation and ``generate()``
+alike; only a loss that reads the readout's weight without calling the readout (fused cross-entropies) would pass it
+by: fold such a model first. Three slots can hold one each:
+
+    forward_scale   the input of a layer, or the output of an embedding
+    branch_scale    the output of a layer, bias included
+    query_scale     the queries of an attention
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+
+Slot = Literal["forward_scale", "branch_scale", "query_scale"]
+"""Name of the buffer."""
+
+Where = Literal["input", "output", "query_rows", "query_input"]
+"""What is multiplied: the first input, the output, the first third of the output's last dimension (packed queries,
+keys and values), or the first input of an attention that takes queries, keys and values."""
+
+SLOTS: tuple[Slot, ...] = ("forward_scale", "branch_scale", "query_scale")
+
+_HANDLES = "_sparing_scale_handles"  # in the module's __dict__: slot -> (handle, where)
+_HIDDEN = ("NonDynamicallyQuantizableLinear",)  # read by their parent as tensors: their forward is never called
+
+
+def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> None:
+    """Multiply something by a number in every forward pass of a module, from now on.
+
+    Args:
+        module: Module to hook.
+        slot: Which buffer holds the number.
+        value: The number; 1 is multiplied like any other.
+        where: What it multiplies.
+
+    Raises:
+        UserError: If the slot is taken, or the module is one whose forward pass is never called.
+    """
+    kind = type(module).__name__
+    if slot in module._buffers:
+        why = "a second factor would multiply the first"
+        raise UserError(slot, got=f"{kind} that has one", why=why, do="scale each model once")
+    if kind in _HIDDEN:
+        why, do = "its owner reads the weight and never calls it", "use form='rescaled', or attention with own layers"
+        raise UserError(slot, got=kind, why=why, do=do)
+    module.register_buffer(slot, torch.tensor(value, dtype=_dtype(module), device=_device(module)))
+    handle: Any
+    if where in ("input", "query_input"):
+        handle = module.register_forward_pre_hook(_BEFORE[slot], with_kwargs=True)
+    else:
+        handle = module.register_forward_hook(_AFTER[slot, where])
+    _handles(module)[slot] = (handle.id, where)
+
+
+def detach_(module: nn.Module, slot: Slot) -> None:
+    """Take a number out of a module, with its hook and buffer; nothing happens where there is none.
+
+    Args:
+        module: Module that may be hooked.
+        slot: Which buffer.
+    """
+    if (held := _handles(module).pop(slot, None)) is not None:
+        identity = held[0]
+        for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks):
+            cast("dict[int, Any]", hooks).pop(identity, None)
+        del module._buffers[slot]
+    if not _handles(module):
+        module.__dict__.pop(_HANDLES, None)
+
+
+def value(module: nn.Module, slot: Slot) -> float:
+    """Return the number a module holds.
+
+    Args:
+        module: Any module.
+        slot: Which buffer.
+
+    Returns:
+        The number; 1 where there is none.
+    """
+    held = module._buffers.get(slot)
+    return 1.0 if held is None else float(held)
+
+
+def set_(module: nn.Module, slot: Slot, value: float) -> None:
+    """Change the number a hooked module holds, in place.
+
+    Args:
+        module: Module with this slot.
+        slot: Which buffer.
+        value: The new number.
+    """
+    held = module._buffers[slot]
+    assert held is not None
+    held.fill_(value)
+
+
+def held(module: nn.Module) -> dict[Slot, Where]:
+    """Return the slots of a module that are in use.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Slot -> what it multiplies.
+    """
+    return {slot: where for slot, (_, where) in module.__dict__.get(_HANDLES, {}).items()}
+
+
+def _handles(module: nn.Module) -> dict[Slot, tuple[int, Where]]:
+    handles: dict[Slot, tuple[int, Where]] = module.__dict__.setdefault(_HANDLES, {})
+    return handles
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of the module's own parameters, widened to single precision: halves would round the number."""
+    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return torch.promote_types(next(floats, torch.float32), torch.float32)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def _scaled(value: Any, number: Tensor) -> Any:
+    """Multiply in the tensor's own dtype, which a 0-d tensor does not widen; of several values the first."""
+    return (value[0] * number, *value[1:]) if isinstance(value, tuple) else value * number
+
+
+def _before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], slot: Slot) -> Any:
+    number = cast("Tensor", module._buffers[slot])
+    if args:
+        return (_scaled(args[0], number), *args[1:]), dict(kwargs)
+    name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+    return args, {**kwargs, name: _scaled(kwargs[name], number)}
+
+
+def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return _before(module, args, kwargs, "forward_scale")
+
+
+def _before_query(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if "query" in kwargs:
+        number = cast("Tensor", module._buffers["query_scale"])
+        return args, {**kwargs, "query": _scaled(kwargs["query"], number)}
+    return _before(module, args, kwargs, "query_scale")
+
+
+def _after_forward(module: nn.Module, args: Any, output: Any) -> Any:
+    return _scaled(output, cast("Tensor", module._buffers["forward_scale"]))
+
+
+def _after_branch(module: nn.Module, args: Any, output: Any) -> Any:
+    return _scaled(output, cast("Tensor", module._buffers["branch_scale"]))
+
+
+def _after_query(module: nn.Module, args: Any, output: Any) -> Any:
+    return _scaled(output, cast("Tensor", module._buffers["query_scale"]))
+
+
+def _after_rows(module: nn.Module, args: Any, output: Any) -> Any:
+    rows = output.shape[-1] // 3
+    query = _scaled(output[..., :rows], cast("Tensor", module._buffers["query_scale"]))
+    return torch.cat([query, output[..., rows:]], dim=-1)
+
+
+_BEFORE: Mapping[Slot, Callable[..., Any]] = {"forward_scale": _before_forward, "query_scale": _before_query}
+_AFTER: Mapping[tuple[Slot, Where], Callable[..., Any]] = {
+    ("forward_scale", "output"): _after_forward,
+    ("branch_scale", "output"): _after_branch,
+    ("query_scale", "output"): _after_query,
+    ("query_scale", "query_rows"): _after_rows,
+}

@@ -1,0 +1,240 @@
+"""The base: the narrower model at which hyperparameters were tuned, as shapes and, where small, with its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparing.blocks import named_parameters, submodule
+from sparing.errors import UserError
+
+Base = nn.Module | int | Callable[[], nn.Module] | Any | None
+"""A model, a Hugging Face configuration, the width of one, a function that builds a model, or None: no narrower one."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+SMALL = 50_000_000
+"""Parameters up to which a base is built with its weights, so that its initial scales can be measured (count)."""
+
+_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "pooler_output_size")
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrower:
+    """What is known of the base."""
+
+    shapes: Shapes
+    """Canonical parameter name -> shape."""
+
+    model: nn.Module | None
+    """The base itself, on the meta device if it would be large; None if the model is its own base."""
+
+
+def narrower(model: nn.Module, base: Base = None) -> Narrower:
+    """Build the base and hold its names and depth against the model's.
+
+    What must be built is built apart from the global random numbers, which stay as they were.
+
+    Args:
+        model: The model to be trained; never changed.
+        base: The narrower one, in any of the forms of ``Base``.
+
+    Returns:
+        Its shapes and the base.
+
+    Raises:
+        UserError: If its parameters have other names, which also means another depth, or other numbers of dimensions.
+    """
+    if base is None:
+        return Narrower(_shapes(model), None)
+    built = _built(model, base)
+    _require_same(model, built)
+    return Narrower(_shapes(built), built)
+
+
+def base_shapes(model: nn.Module, base: Base = None) -> dict[str, tuple[int, ...]]:
+    """Return the base's shapes by the canonical names of the model's parameters.
+
+    Args:
+        model: The model to be trained.
+        base: A narrower model, a Hugging Face configuration, the width of one (the model's own configuration is
+            narrowed), a function without arguments that builds one, or None, which gives the model's own shapes.
+
+    Returns:
+        Canonical name -> shape.
+
+    Example:
+        >>> base_shapes(nn.Linear(64, 64), lambda: nn.Linear(8, 8))
+        {'weight': (8, 8), 'bias': (8,)}
+    """
+    return dict(narrower(model, base).shapes)
+
+
+def narrow(config: Any, width: int) -> Any:
+    """Clone a Hugging Face configuration at another width: heads keep their size, all other widths go in proportion.
+
+    Knows any configuration with ``hidden_size`` and ``num_attention_heads`` under these names or mapped to them: the
+    GPT-2, Llama and ViT families. Key and value heads go in proportion too, or stay as many if that leaves a fraction.
+
+    Args:
+        config: The configuration of the model.
+        width: The new ``hidden_size`` (count).
+
+    Returns:
+        A new configuration.
+
+    Raises:
+        UserError: If the configuration has no such fields, or they do not divide.
+    """
+    old = getattr(config, "hidden_size", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(old, int) or not isinstance(heads, int):
+        raise UserError(
+            "base",
+            got=type(config).__name__,
+            why="only configurations with hidden_size and num_attention_heads can be narrowed",
+            do="pass base= a narrower model or a function that builds one",
+        )
+    head_dim = getattr(config, "head_dim", None) or old // heads
+    clone = copy.deepcopy(config)
+    clone.hidden_size = width
+    clone.num_attention_heads = _scaled("num_attention_heads", heads, width, old)
+    if hasattr(config, "head_dim"):
+        clone.head_dim = head_dim
+    for name in _WIDTHS:
+        if isinstance(value := getattr(config, name, None), int):
+            setattr(clone, name, _scaled(name, value, width, old))
+    if isinstance(groups := getattr(config, "num_key_value_heads", None), int):
+        clone.num_key_value_heads = _groups(groups, clone.num_attention_heads, width, old)
+    return clone
+
+
+def head_ratio(model: nn.Module, base: nn.Module | None) -> float:
+    """Return how many times wider attention heads are than the base's, from the modules' ``head_dim``.
+
+    Args:
+        model: The model to be trained.
+        base: The base; None if the model is its own.
+
+    Returns:
+        The ratio, 1 where no module says.
+
+    Raises:
+        UserError: If modules differ in it.
+    """
+    if base is None:
+        return 1.0
+    ratios = {wide / slim for path, wide in _heads(model) if (slim := getattr(submodule(base, path), "head_dim", None))}
+    if len(ratios) > 1:
+        raise UserError(
+            "base",
+            got=f"heads {sorted(ratios)} times the base's",
+            why="one factor on the logits must do for all layers",
+            do="scale head_dim alike in all layers, or pass a rule with attention=False",
+        )
+    return next(iter(ratios), 1.0)
+
+
+def _heads(model: nn.Module) -> Iterator[tuple[str, int]]:
+    for path in {name.rpartition(".")[0].rpartition(".")[0] for name in named_parameters(model)} | _owners(model):
+        width = getattr(submodule(model, path), "head_dim", None)
+        if isinstance(width, int):
+            yield path, width
+
+
+def _owners(model: nn.Module) -> set[str]:
+    return {name.rpartition(".")[0] for name in named_parameters(model)}
+
+
+def _scaled(name: str, value: int, width: int, old: int) -> int:
+    if value * width % old or value * width < old:
+        raise UserError(
+            "base",
+            got=f"width {width}",
+            why=f"{name}={value} would become {value * width / old:g}",
+            do=f"pass a width that divides it, or base= a configuration; {old} is the model's own",
+        )
+    return value * width // old
+
+
+def _groups(groups: int, heads: int, width: int, old: int) -> int:
+    """Scale key and value heads if that comes out whole; else keep them if they divide the heads."""
+    if groups * width % old == 0 and groups * width >= old:
+        return groups * width // old
+    return groups if heads % groups == 0 else _scaled("num_key_value_heads", groups, width, old)
+
+
+def _built(model: nn.Module, base: Base) -> nn.Module:
+    """Return the base, with its weights if it is small."""
+    if isinstance(base, nn.Module):
+        return base
+    if isinstance(base, bool) or (isinstance(base, int) and base < 1):
+        raise UserError("base", got=base, why="it is a width", do="pass an integer >= 1")
+    if isinstance(base, int):
+        base = narrow(_config(model), base)
+    if callable(base):
+        return _apart(base)
+    if not hasattr(base, "hidden_size"):
+        raise UserError(
+            "base",
+            got=repr(base),
+            why="it is no model, configuration, width or function",
+            do="pass a narrower model, or a function without arguments that builds one",
+        )
+    return _apart(lambda: type(submodule(model, ""))(base))
+
+
+def _config(model: nn.Module) -> Any:
+    config = getattr(submodule(model, ""), "config", None)
+    if config is None:
+        raise UserError(
+            "base",
+            got="a width",
+            why=f"{type(submodule(model, '')).__name__} has no configuration to narrow",
+            do="pass base= a narrower model or a function that builds one",
+        )
+    return config
+
+
+def _apart(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build on the meta device, and again with weights if that is cheap or a shape alone cannot be had."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        try:
+            with torch.device("meta"):
+                sketch = build()
+        except (NotImplementedError, RuntimeError):  # a factory that looks at its weights
+            return build()
+        if sum(parameter.numel() for parameter in sketch.parameters()) > SMALL:
+            return sketch
+        return build()
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in named_parameters(model).items()}
+
+
+def _require_same(model: nn.Module, base: nn.Module) -> None:
+    """Refuse a base of other names, depth or dimensions."""
+    ours, theirs = _shapes(model), _shapes(base)
+    if len(wrong := sorted(ours.keys() ^ theirs.keys())):
+        only = [f"{name} ({'model' if name in ours else 'base'} only)" for name in wrong[:3]]
+        raise UserError(
+            "base",
+            got=", ".join(only) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""),
+            why="the base must have the same parameters, so the same depth",
+            do="build both from one definition; depth has its own rule, SuPar(depth=CompleteP(base_layers=...))",
+        )
+    if flat := [name for name, shape in ours.items() if len(shape) != len(theirs[name])]:
+        raise UserError(
+            "base",
+            got=f"{flat[0]} of shape {theirs[flat[0]]}, in the model {ours[flat[0]]}",
+            why="a parameter keeps its number of dimensions",
+            do="build both from one definition",
+        )

@@ -1,0 +1,196 @@
+"""Learning rates are ratios between groups: made from a plan's factors, and held against them later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparing.blocks import named_parameters
+from sparing.errors import UserError
+from sparing.groups import Group, bind, groups_of, keep, override, scale
+from sparing.scaling.entries import Entry
+from sparing.scaling.rules import Optimizer
+
+_SAME = 1e-6
+"""Relative: rates that a scheduler multiplied by one number agree to rounding."""
+
+_NEAR = 0.3
+"""Relative: masks of whole rows miss a density by rounding, one live input in four at worst in each direction."""
+
+_KINDS: Mapping[str, Optimizer] = {
+    "Adam": "adam",
+    "AdamW": "adam",
+    "NAdam": "adam",
+    "RAdam": "adam",
+    "SGD": "sgd",
+    "Lion": "lion",
+    "Muon": "muon",
+}
+
+
+def groups(
+    entries: Mapping[str, Entry],
+    kind: Optimizer,
+    model: nn.Module,
+    *,
+    lr: float,
+    names: Collection[str] | None = None,
+    weight_decay: float = 0.0,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Return parameter groups with every option scaled.
+
+    Args:
+        entries: Lines of the plan.
+        kind: Kind of optimizer.
+        model: The model.
+        lr: Learning rate of the base.
+        names: Only these parameters; all by default.
+        weight_decay: Of the base, for all that has several dimensions.
+        options: Further options, of which ``eps`` is scaled.
+
+    Returns:
+        Groups for an optimizer of torch.
+    """
+    params = named_parameters(model)
+    _require_planned(entries, params, "model")
+    if kind == "adam":
+        options.setdefault("eps", 1e-8)
+    found = groups_of(model, lr=lr, weight_decay=weight_decay, **options)
+    values = [name for name, line in entries.items() if len(line.shape) > 1 and params[name].ndim == 1]
+    if values:  # sparse layers hold their live weights in a row
+        found = override(found, values, weight_decay=weight_decay)
+    found = scale(found, {name: line.factors.lr for name, line in entries.items()})
+    found = scale(found, {name: line.factors.weight_decay for name, line in entries.items()}, option="weight_decay")
+    if "eps" in options:
+        found = scale(found, {name: line.factors.eps for name, line in entries.items()}, option="eps")
+    for factor in {line.factors.lr for line in entries.values()}:
+        found = override(found, [name for name, e in entries.items() if e.factors.lr == factor], lr_scale=factor)
+    return bind(_ordered(found if names is None else keep(found, names), entries), model)
+
+
+def check(
+    entries: Mapping[str, Entry], kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer], *, touches: bool = True
+) -> None:
+    """Refuse optimizers whose rates are not those of a plan, up to one common factor for each.
+
+    Args:
+        entries: Lines of the plan.
+        kind: Kind of optimizer.
+        optimizers: That step the model together.
+        touches: Whether the rule scales anything; a rule that does not has no quarrel with L2 in the gradient.
+
+    Raises:
+        UserError: If groups are unscaled, parameters missing or new, ratios broken, or L2 would be rescaled.
+    """
+    names = [[_names(group, entries) for group in optimizer.param_groups] for optimizer in optimizers]
+    _require_planned(entries, [name for rows in names for row in rows for name in row], "optimizer")
+    for optimizer, rows in zip(optimizers, names, strict=True):
+        _require_kind(kind, optimizer)
+        if touches:
+            _require_decoupled(optimizer)
+        rates = list(_rates(optimizer.param_groups, rows, entries))
+        common = {lr / factor for lr, factor, _ in rates}
+        if max(common) > min(common) * (1 + _SAME):
+            error = _broken(rates)
+            raise error
+
+
+def _names(group: Mapping[str, Any], entries: Mapping[str, Entry]) -> list[str]:
+    """Return the parameters of a group, which must say what they are and how they were scaled."""
+    names = group.get("param_names")
+    scaled = {line.factors.lr for line in entries.values()} != {1.0}
+    if names is None or (scaled and "lr_scale" not in group):
+        raise UserError(
+            "optimizer",
+            got=f"a group of {len(group['params'])} parameters without "
+            + ("names" if names is None else "a scaled rate"),
+            why="it was built on the model's parameters, not on the plan's groups",
+            do="build it from plan.groups(model, lr=...)",
+        )
+    return list(names)
+
+
+def _rates(
+    groups_: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]], entries: Mapping[str, Entry]
+) -> Iterator[tuple[float, float, str]]:
+    """Yield rate, factor and first name of every group; the factor is the plan's, or nearly."""
+    for group, row in zip(groups_, names, strict=True):
+        factor = group.get("lr_scale", 1.0)
+        if far := [name for name in row if not math.isclose(entries[name].factors.lr, factor, rel_tol=_NEAR)]:
+            raise UserError(
+                "optimizer",
+                got=f"{far[0]} scaled by {factor:g}",
+                why=f"the plan says {entries[far[0]].factors.lr:g}",
+                do="build it from the groups of this plan, or ask the plan that built it",
+            )
+        if row:
+            yield float(group["lr"]), float(factor), row[0]
+
+
+def _broken(rates: Sequence[tuple[float, float, str]]) -> UserError:
+    """Say how the ratios broke: all alike, or which group strays from the others."""
+    if len({lr for lr, _, _ in rates}) == 1:
+        return UserError(
+            "optimizer",
+            got=f"lr {rates[0][0]:g} in every group",
+            why="a scheduler or the loop has set it, where it should multiply",
+            do="use a scheduler that multiplies (LambdaLR), or set group['lr'] = lr * group['lr_scale']",
+        )
+    bases = sorted(lr / factor for lr, factor, _ in rates)
+    middle = bases[len(bases) // 2]
+    lr, factor, name = max(rates, key=lambda rate: abs(math.log(max(rate[0], 1e-300) / rate[1] / max(middle, 1e-300))))
+    return UserError(
+        "optimizer",
+        got=f"lr {lr:g} for {name}",
+        why=f"beside the other groups it should be {middle * factor:g}",
+        do="multiply all groups by one number, or none",
+    )
+
+
+def _require_planned(entries: Mapping[str, Entry], names: Collection[str], what: str) -> None:
+    """Refuse parameters that came after the plan, and those that went."""
+    new, gone = [n for n in names if n not in entries], [n for n in entries if n not in names]
+    if new or gone:
+        listed = [f"{name} (new)" for name in new[:3]] + [f"{name} (missing)" for name in gone[:3]]
+        more = len(new) + len(gone) - len(listed)
+        raise UserError(
+            what,
+            got=", ".join(listed) + (f" and {more} more" if more else ""),
+            why="they are not the parameters that were planned",
+            do="plan again once all parameters exist, and build the optimizer on all groups",
+        )
+
+
+def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer) -> None:
+    theirs = _KINDS.get(type(optimizer).__name__)
+    if theirs is not None and theirs != kind and (kind, theirs) != ("muon", "adam"):
+        raise UserError(
+            "optimizer",
+            got=type(optimizer).__name__,
+            why=f"the plan was made for {kind}",
+            do=f'plan with optimizer="{theirs}"',
+        )
+
+
+def _require_decoupled(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse Adam with L2 in the gradient, which it divides by the gradient's size: decay would follow no rule."""
+    for group in optimizer.param_groups:
+        l2 = type(optimizer) in {torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam}
+        if l2 and group.get("weight_decay", 0) and not group.get("decoupled_weight_decay", False):
+            raise UserError(
+                "optimizer",
+                got=f"{type(optimizer).__name__} with weight_decay={group['weight_decay']:g}",
+                why="decay added to the gradient is rescaled by Adam",
+                do="use AdamW, or pass decoupled_weight_decay=True",
+            )
+
+
+def _ordered(found: Sequence[Group], entries: Mapping[str, Entry]) -> list[Group]:
+    """Put groups in the order of their first parameters."""
+    place = {name: at for at, name in enumerate(entries)}
+    return sorted(found, key=lambda group: place[group.names[0]])

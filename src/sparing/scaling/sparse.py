@@ -1,0 +1,364 @@
+"""A linear layer that holds and computes only its live weights: CSR by MKL on the CPU, for training.
+
+``Y = X Wᵀ`` is one sparse-dense product, ``∂L/∂X`` another with the transposed pattern (made once), and ``∂L/∂values``
+a dense-dense product sampled at the live places. The parameter is the vector of live values, so that gradients and
+optimizer state shrink with it. In a state dict the layer looks as the masked dense one does: ``weight`` and
+``weight_mask``, both dense.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+
+_INT32 = torch.iinfo(torch.int32).max
+_TOKENS = 64  # rows of the input at a time: their transposes stay in the cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """Where the live weights of a matrix [out, in] are, by rows and by columns; never changed, so copies share it."""
+
+    shape: tuple[int, int]
+    """Fan-out and fan-in (counts)."""
+
+    crow: Tensor
+    """Live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)."""
+
+    col: Tensor
+    """Column of each live weight, row by row and ascending, shape (live,)."""
+
+    crow_t: Tensor
+    """The same of the transpose, shape (in + 1,)."""
+
+    col_t: Tensor
+    """Row of each live weight, column by column, shape (live,)."""
+
+    order: Tensor
+    """Values of the transpose are ``values[order]``, shape (live,)."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
+        return self
+
+    @property
+    def live(self) -> int:
+        """Number of live weights (count)."""
+        return self.col.numel()
+
+    @property
+    def flat(self) -> Tensor:
+        """Ascending positions ``row · in + column`` of the live weights, int64, shape (live,)."""
+        return _rows(self.crow) * self.shape[1] + self.col
+
+    @property
+    def nbytes(self) -> int:
+        """What the indices hold (bytes)."""
+        return sum(part.nbytes for part in (self.crow, self.col, self.crow_t, self.col_t, self.order))
+
+
+def pattern_of(mask: Tensor) -> Pattern:
+    """Return where a mask is true.
+
+    Args:
+        mask: bool, [out, in], on the CPU.
+
+    Returns:
+        The pattern; indices are int32 where they fit.
+
+    Raises:
+        UserError: If the mask is no matrix of truth values.
+
+    Example:
+        >>> pattern_of(torch.eye(3, dtype=torch.bool)).col.tolist()
+        [0, 1, 2]
+    """
+    if mask.ndim != 2 or mask.dtype != torch.bool:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise UserError("mask", got=got, why="a sparse layer needs a matrix of bool", do="give mask [out, in]")
+    rows, cols = mask.nonzero(as_tuple=True)
+    by_column = torch.argsort(cols * mask.shape[0] + rows)
+    kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
+    parts = (_before(mask.sum(1)), cols, _before(mask.sum(0)), rows[by_column], by_column)
+    out, into = mask.shape
+    return Pattern((out, into), *(part.to(kind) for part in parts))
+
+
+def _before(counts: Tensor) -> Tensor:
+    """Return running totals that begin at zero."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _rows(crow: Tensor) -> Tensor:
+    """Return the row of each live weight, int64."""
+    return torch.repeat_interleave(torch.arange(len(crow) - 1), crow.diff().long())
+
+
+def carry(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
+    """Bring values from one pattern to another of the same shape: kept places keep theirs, new places get zero.
+
+    Args:
+        values: One value per live place of ``old``, shape (live,).
+        old: The pattern they belong to.
+        new: The pattern wanted.
+
+    Returns:
+        Shape (live of ``new``,); nothing dense is made on the way.
+
+    Example:
+        >>> old, new = (pattern_of(torch.tensor([row]).bool()) for row in ([1, 1, 0], [0, 1, 1]))
+        >>> carry(torch.tensor([5.0, 7.0]), old, new).tolist()
+        [7.0, 0.0]
+    """
+    if old.live == 0:
+        return values.new_zeros(new.live)
+    before, after = old.flat, new.flat
+    at = torch.searchsorted(before, after).clamp_(max=old.live - 1)
+    return torch.where(before[at] == after, values[at], values.new_zeros(()))
+
+
+def unsupported(weight: Tensor) -> str:
+    """Say why a weight cannot be run by CSR here; empty where it can."""
+    if weight.device.type != "cpu":
+        return f"it lies on {weight.device.type}, and the sparse products are the CPU's"
+    if weight.dtype not in {torch.float32, torch.float64}:
+        return f"it is {weight.dtype}, and MKL's sparse products take float32 and float64"
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return "this build of torch has no MKL, without which sparse products are slow or missing"
+    return ""
+
+
+@functools.cache
+def quiet() -> None:
+    """Spend torch's one warning that its compressed tensors are in beta."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
+
+
+def _csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Wrap as torch's CSR tensor, nothing copied or checked."""
+    return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    """Return ``X Aᵀ``, shape (N, out), for a CSR matrix A; MKL is fastest on transposes laid out row by row."""
+    y = x.new_empty(len(x), matrix.shape[0])
+    for rows, out in zip(torch.split(x, _TOKENS), torch.split(y, _TOKENS), strict=True):
+        out.copy_(torch.mm(matrix, rows.t().contiguous()).t())
+    return y
+
+
+class _Linear(torch.autograd.Function):
+    """``X Wᵀ + b`` with W given by its live values."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern, keep: Any) -> Tensor:
+        """Return Y, shape (N, out), from X, shape (N, in)."""
+        ctx.save_for_backward(x, values)
+        ctx.pattern, ctx.keep = pattern, keep
+        y = _product(_csr(pattern.crow, pattern.col, values, pattern.shape), x)
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    def backward(  # type: ignore[override]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of X, the values and the bias."""
+        (x, values), pattern, keep, (grad,) = ctx.saved_tensors, ctx.pattern, ctx.keep, grads
+        dx = dvalues = None
+        if ctx.needs_input_grad[0]:
+            transposed = _csr(pattern.crow_t, pattern.col_t, values[pattern.order], pattern.shape[::-1])
+            dx = _product(transposed, grad)
+        if ctx.needs_input_grad[1]:
+            zeros = _csr(pattern.crow, pattern.col, torch.zeros_like(values), pattern.shape)
+            grad_t, x_t = grad.t().contiguous(), x.t().contiguous()
+            dvalues = torch.sparse.sampled_addmm(zeros, grad_t, x_t.t(), beta=0).values()
+            if keep is not None:
+                keep(x, grad)
+        return dx, dvalues, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
+
+
+class SparseLinear(nn.Module):
+    """A linear layer of which only the live weights exist.
+
+    The state dict has the dense ``weight`` and ``weight_mask`` of the masked dense layer, in its orientation, so that
+    checkpoints go both ways; a loaded mask that differs replaces the pattern and makes a new parameter, for which an
+    optimizer must be made after. Not differentiable twice, not traced by
+    ``torch.compile`` (the layer runs as it is between compiled parts); float32 and float64 on the CPU.
+
+    Example:
+        >>> layer = SparseLinear(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([[False, True], [False, False]]))
+        >>> layer(torch.tensor([[1.0, 3.0]])).tolist(), layer.weight.shape
+        ([[6.0, 0.0]], torch.Size([1]))
+    """
+
+    weight: nn.Parameter
+    """Live values row by row of [out, in], shape (live,)."""
+
+    bias: nn.Parameter | None
+    """Shape (out,)."""
+
+    def __init__(self, weight: Tensor, mask: Tensor, bias: nn.Parameter | None = None, *, transposed: bool = False):
+        """Take the live weights of a dense layer.
+
+        Args:
+            weight: [out, in], or [in, out] if ``transposed``; zero off the mask. A frozen parameter stays frozen.
+            mask: bool, of the same shape.
+            bias: Shape (out,); the parameter itself is taken over.
+            transposed: Whether the dense layer stores [in, out], as the Conv1D of GPT-2 does.
+
+        Raises:
+            UserError: If CSR cannot run here, the shapes differ, or a weight off the mask is not zero.
+        """
+        super().__init__()
+        quiet()
+        if why := unsupported(weight):
+            raise UserError("sparse layer", got=f"a weight of shape {tuple(weight.shape)}", why=why, do="stay dense")
+        self.transposed = transposed
+        self.keep_dense_gradient = False
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        trains = weight.requires_grad or not isinstance(weight, nn.Parameter)
+        self._adopt(*_live(weight.detach(), mask, transposed), requires_grad=trains)
+        self.register_parameter("bias", bias)
+
+    def _adopt(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
+        """Take a pattern and its values; the parameter is a new one."""
+        self.pattern = pattern
+        self.out_features, self.in_features = pattern.shape
+        self.weight = nn.Parameter(values, requires_grad=requires_grad)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in).
+
+        Raises:
+            UserError: If the layer was moved or cast to where CSR cannot run, or the last dimension is not the fan-in.
+        """
+        if why := unsupported(self.weight):
+            raise UserError("sparse layer", got="a call", why=why, do='go back by convert_(…, backend="dense")')
+        if x.shape[-1] != self.in_features:
+            why = f"the layer's fan-in is {self.in_features}"
+            raise UserError("input of a sparse layer", got=f"shape {tuple(x.shape)}", why=why, do="give (..., fan-in)")
+        keep = self._see if self.keep_dense_gradient else None
+        flat = x.reshape(-1, self.in_features)
+        y = _Linear.apply(flat, self.weight, self.bias, self.pattern, keep)  # type: ignore[no-untyped-call]
+        return cast("Tensor", y).view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight_mask(self) -> Tensor:
+        """The mask as the dense layer has it, bool, made anew at each call."""
+        return self.scatter(torch.ones(self.pattern.live, dtype=torch.bool))
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """Return values at their places and zeros elsewhere, in the dense layer's orientation.
+
+        Args:
+            values: Shape (live,): the weights, their gradient or a piece of optimizer state.
+
+        Returns:
+            [out, in], or [in, out] where the dense layer is transposed.
+        """
+        full = values.new_zeros(self.pattern.shape)
+        full.view(-1)[self.pattern.flat] = values
+        return full.t().contiguous() if self.transposed else full
+
+    def gather(self, dense: Tensor) -> Tensor:
+        """Return the live values of a tensor of the dense layer's shape; the inverse of ``scatter``."""
+        return (dense.t() if self.transposed else dense).reshape(-1)[self.pattern.flat]
+
+    def dense_weight(self) -> Tensor:
+        """Return the weight as the dense layer has it, detached."""
+        return self.scatter(self.weight.detach())
+
+    def gradient_rows(self, rows: int = 256) -> Iterator[tuple[int, Tensor]]:
+        """Yield the gradient of all places, live or not, a block of rows at a time.
+
+        It is that of the backward passes run since ``keep_dense_gradient`` was set or ``forget`` was called. Only
+        inputs and output gradients are held, and one block.
+
+        Args:
+            rows: Rows of a block (count).
+
+        Yields:
+            First row and the block, shape (≤ rows, in).
+        """
+        for first in range(0, self.out_features, rows):
+            block = self.weight.new_zeros(min(rows, self.out_features - first), self.in_features)
+            for x, grad in self._seen:
+                block.addmm_(grad[:, first : first + rows].t(), x)
+            yield first, block
+
+    @property
+    def dense_gradient(self) -> Tensor | None:
+        """The gradient of all places, in the dense layer's orientation; None where no backward pass was kept."""
+        if not self._seen:
+            return None
+        full = torch.cat([block for _, block in self.gradient_rows()])
+        return full.t().contiguous() if self.transposed else full
+
+    def forget(self) -> None:
+        """Let go of what the dense gradient is made from."""
+        self._seen.clear()
+
+    def _see(self, x: Tensor, grad: Tensor) -> None:
+        self._seen.append((x.detach(), grad.detach()))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.dense_weight()
+        destination[prefix + "weight_mask"] = self.weight_mask
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        """Take a dense weight and mask; an equal pattern keeps the parameter, another makes a new one."""
+        mask, weight = state.get(prefix + "weight_mask"), state.get(prefix + "weight")
+        names = {prefix + "weight", prefix + "weight_mask"}
+        others = {name: value for name, value in state.items() if name not in names}
+        missing, unexpected, errors = cast("tuple[list[str], list[str], list[str]]", rest[-3:])
+        super()._load_from_state_dict(others, prefix, *rest)
+        missing[:] = [name for name in missing if name not in names or name not in state]
+        unexpected[:] = [name for name in unexpected if name not in names]
+        if weight is None or mask is None:
+            missing.extend(sorted(name for name in names if name not in state and name not in missing))
+            return
+        wanted = self.pattern.shape[::-1] if self.transposed else self.pattern.shape
+        if tuple(weight.shape) != wanted or tuple(mask.shape) != wanted:
+            errors.append(f"{prefix}weight: dense shape {tuple(weight.shape)}, the sparse layer's is {wanted}")
+            return
+        self._load(weight.detach().to(self.weight), mask)
+
+    def _load(self, weight: Tensor, mask: Tensor) -> None:
+        values, pattern = _live(weight, mask, self.transposed)
+        if torch.equal(pattern.flat, self.pattern.flat):
+            with torch.no_grad():
+                self.weight.copy_(values)
+        else:
+            self._adopt(values, pattern, requires_grad=self.weight.requires_grad)
+
+    def extra_repr(self) -> str:
+        """Return sizes and density for ``repr``."""
+        density = self.pattern.live / max(1, self.in_features * self.out_features)
+        has = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, density={density:.4g}, bias={has}"
+
+
+def _live(weight: Tensor, mask: Tensor, transposed: bool) -> tuple[Tensor, Pattern]:
+    """Return the live values and their pattern; what lies off the mask must be zero."""
+    if weight.shape != mask.shape:
+        got = f"{tuple(mask.shape)} for a weight of shape {tuple(weight.shape)}"
+        raise UserError("mask", got=got, why="each weight is live or not", do="give a mask of the weight's shape")
+    if bool((weight != 0).logical_and_(~mask).any()):
+        got = f"{int(((weight != 0) & ~mask).sum())} weights that are not zero"
+        raise UserError("weight off the mask", got=got, why="the sparse layer would lose them", do="zero them first")
+    oriented, pattern = (weight.t(), pattern_of(mask.t())) if transposed else (weight, pattern_of(mask))
+    return oriented.reshape(-1)[pattern.flat], pattern

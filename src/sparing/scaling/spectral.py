@@ -1,0 +1,306 @@
+"""The spectral rule: every hidden weight moves by a set spectral norm, whatever the optimizer, width, density or mask.
+
+Features learn at the same speed in layers of all shapes when ``‖ΔW‖ ∝ √(fan-out / fan-in)`` in the spectral norm. Under
+Adam on dense layers that is the rule of μP, under random masks that of SμPar; measuring the norm of the masked update
+instead of predicting it also covers Muon, few live inputs, masks that are not random, and masks that change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import named_parameters, submodule
+from sparing.errors import UserError, require
+from sparing.scaling.plan import Plan
+from sparing.scaling.sparse import SparseLinear
+from sparing.seeds import stream
+
+_FIRST = 64  # iterations of a weight's first step, when nothing is known of its singular vectors
+
+
+class Operator(NamedTuple):
+    """A matrix [out, in] known by its products."""
+
+    shape: tuple[int, int]
+    """Fan-out and fan-in (counts)."""
+
+    times: Callable[[Tensor], Tensor]
+    """v -> A v, shapes (in,) -> (out,)."""
+
+    transposed: Callable[[Tensor], Tensor]
+    """u -> Aᵀ u, shapes (out,) -> (in,)."""
+
+
+def dense_operator(matrix: Tensor) -> Operator:
+    """Return a matrix as its products."""
+    rows, columns = matrix.shape
+    return Operator((rows, columns), matrix.mv, matrix.t().mv)
+
+
+def sparse_operator(layer: SparseLinear, values: Tensor) -> Operator:
+    """Return the products with values at the live places of a sparse layer; each costs one pass over them."""
+    at = layer.pattern
+    rows = torch.sparse_csr_tensor(at.crow, at.col, values, at.shape, check_invariants=False)
+    columns = torch.sparse_csr_tensor(at.crow_t, at.col_t, values[at.order], at.shape[::-1], check_invariants=False)
+    return Operator(at.shape, rows.mv, columns.mv)
+
+
+def spectral_norm(matrix: Operator, right: Tensor, *, iterations: int = 2) -> tuple[Tensor, Tensor]:
+    """Estimate the largest singular value by power iterations.
+
+    The estimate never exceeds the true value, and grows with every iteration. From a vector at angle θ to the right
+    singular vector, k iterations leave a relative error of at most ``½ tan²θ (σ₂/σ₁)^(4k − 2)`` to leading order.
+
+    Args:
+        matrix: The matrix A.
+        right: Where to start, shape (in,); not zero.
+        iterations: Products with AᵀA (count), at least 1.
+
+    Returns:
+        The estimate, shape (), and the unit vector to start from next time; for a zero matrix zero and ``right``.
+
+    Source: Golub & Van Loan 2013, §8.2.1, on AᵀA.
+    """
+    norm = right.new_zeros(())
+    for _ in range(iterations):
+        left = matrix.times(right)
+        size = left.norm()
+        back = matrix.transposed(left / size)
+        norm = back.norm()
+        if not bool(norm > 0):  # zero, or NaN from dividing by zero
+            return torch.zeros_like(norm), right
+        right = back / norm
+    return norm, right
+
+
+class _Moved(NamedTuple):
+    """One hidden weight in a step."""
+
+    name: str
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    before: Tensor
+    """The weight as it was."""
+
+
+class Spectral(torch.optim.Optimizer):
+    """An optimizer around another: hidden weights take its direction, at a spectral norm of ``lr · √(out/in) · ref``.
+
+    ``lr`` is the base model's, free of the plan's factor (the group's ``lr`` over its ``lr_scale``), so schedulers
+    work as ever. Other parameters step as the inner optimizer has them. Weight decay of hidden weights is decoupled and
+    as strong as the group says, ``lr · weight_decay`` of the group, also where the inner optimizer would add it to the
+    gradient. A packed query-key-value matrix counts as one. The estimate never exceeds the norm; where
+    singular values are nearly equal, as Muon makes them on dense layers, two iterations fall short of it by up to a
+    fifth, and the step is too large by as much. Give the inner optimizer its groups by ``plan.groups``;
+    groups that hold both hidden and other weights are split in two.
+
+    Example:
+        >>> from sparing.scaling.plan import plan
+        >>> layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
+        >>> chosen = plan(layers)
+        >>> optimizer = Spectral(torch.optim.SGD(chosen.groups(layers, lr=0.5)), layers, chosen)
+        >>> before = layers[1].weight.detach().clone()
+        >>> layers(torch.ones(3, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> step = layers[1].weight.detach() - before
+        >>> round(float(torch.linalg.matrix_norm(step, ord=2)), 4)
+        0.5
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        plan: Plan,
+        masks: Mapping[str, Tensor] | None = None,
+        *,
+        reference: Mapping[str, float] | float | None = 1.0,
+        iterations: int = 2,
+        seed: int = 0,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: AdamW, Adam, SGD, Muon, or any whose step does not look at the weights but for their decay.
+            model: The model it steps.
+            plan: Says which weights are hidden.
+            masks: Canonical name -> mask; the update is masked before it is measured.
+            reference: Spectral norm of an update at ``lr = 1`` and a square layer: one number, or by name what
+                ``norms()`` gave in a dense run of the base model, which then steps as under its plain optimizer. None
+                only measures.
+            iterations: Power iterations a step, each two products with the update (count).
+            seed: Of the vectors to begin with.
+
+        Raises:
+            UserError: If a reference is missing or not positive, iterations are fewer than one, or a hidden weight is
+                no matrix and no convolution.
+        """
+        require(iterations >= 1, "iterations", iterations, "the norm must be measured", "give at least one")
+        names = {id(parameter): name for name, parameter in named_parameters(model).items()}
+        hidden = {name for name, entry in plan.entries.items() if entry.role == "hidden"}
+        _check(plan, hidden & {names.get(id(p), "") for g in optimizer.param_groups for p in g["params"]}, reference)
+        _split_(optimizer, {key for key, name in names.items() if name in hidden})
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.inner, self.model, self.masks = optimizer, model, masks or {}
+        self.reference, self.iterations, self.seed = reference, iterations, seed
+        self._hidden, self._transposed = hidden, {name for name in hidden if plan.entries[name].transposed}
+        self._right: dict[str, Tensor] = {}
+        self._norms: dict[str, Tensor] = {}
+        self._share()
+
+    def _share(self) -> None:
+        """Have the groups and the state of the inner optimizer, not copies."""
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse groups that come later: the plan does not know them."""
+        if "inner" in self.__dict__:
+            raise UserError("param group", got="a new one", why="the plan knows no such weights", do="plan again")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: Computes the loss anew; called once, before any weight moves.
+
+        Returns:
+            The loss, if there is a closure.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moved = list(self._moving())
+        decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
+        for each in moved:
+            each.parameter.zero_()  # what the inner step leaves there is the update and nothing else
+            each.group["weight_decay"] = 0.0
+        try:
+            self.inner.step()
+        finally:
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                if "weight_decay" in group:
+                    group["weight_decay"] = decay
+            for each in moved:
+                self._finish(each)
+        return loss
+
+    def _moving(self) -> Iterator[_Moved]:
+        """Yield the hidden weights that have gradients, with copies of what they are."""
+        names = {id(parameter): name for name, parameter in named_parameters(self.model).items()}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                name = names.get(id(parameter), "")
+                if name in self._hidden and parameter.grad is not None:
+                    yield _Moved(name, parameter, group, parameter.detach().clone())
+
+    def _finish(self, moved: _Moved) -> None:
+        """Scale the update, and apply it to the weight as it was."""
+        update = moved.parameter.detach().clone()
+        layer = submodule(self.model, moved.name.rpartition(".")[0])
+        if not isinstance(layer, SparseLinear) and moved.name in self.masks:
+            update.mul_(self.masks[moved.name])
+        exact = update if update.dtype == torch.float64 else update.float()
+        scale = self._scale(moved, self._operator(moved.name, layer, exact), exact)
+        group = moved.group
+        keep = 1 - float(group["lr"]) * float(group.get("weight_decay", 0.0))
+        moved.parameter.copy_(moved.before.mul_(keep).add_(update * scale))
+
+    def _operator(self, name: str, layer: nn.Module, update: Tensor) -> Operator:
+        if isinstance(layer, SparseLinear) and name.endswith("weight"):
+            return sparse_operator(layer, update)
+        matrix = update.flatten(1)
+        return dense_operator(matrix.t() if name in self._transposed else matrix)
+
+    def _measure(self, name: str, operator: Operator, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm and the right singular vector, from the last step's if that leads anywhere."""
+        norm = like.new_zeros(())
+        if name in self._right:
+            norm, right = spectral_norm(operator, self._right[name].to(like), iterations=self.iterations)
+        if not bool(norm > 0):
+            draws = torch.randn(operator.shape[1], generator=stream(self.seed, "spectral", name), dtype=torch.float32)
+            norm, right = spectral_norm(operator, draws.to(like), iterations=max(self.iterations, _FIRST))
+        return norm, right
+
+    def _scale(self, moved: _Moved, operator: Operator, update: Tensor) -> Tensor | float:
+        """Return the factor on the update, and note its norm."""
+        name = moved.name
+        norm, right = self._measure(name, operator, update)
+        if not bool(norm > 0):
+            return 0.0
+        rate, ratio = float(moved.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
+        self._right[name], self._norms[name] = right, norm / (rate * ratio)
+        if self.reference is None:
+            return 1.0
+        wanted = self.reference[name] if isinstance(self.reference, Mapping) else self.reference
+        base_rate = rate / float(moved.group.get("lr_scale", 1.0))
+        return (wanted * ratio * base_rate / norm).to(moved.before)
+
+    def norms(self) -> dict[str, float]:
+        """Return the last measured norm of the inner optimizer's update, at ``lr = 1`` and over √(fan-out/fan-in).
+
+        Returns:
+            Canonical name -> number; in the units of ``reference``.
+        """
+        return {name: float(norm) for name, norm in self._norms.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state dict with the singular vectors under ``spectral``."""
+        return {**self.inner.state_dict(), "spectral": {name: right.clone() for name, right in self._right.items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned; the rest of the run is then the same to the bit.
+
+        Args:
+            state_dict: The state.
+
+        Raises:
+            UserError: If it comes from the inner optimizer alone.
+        """
+        if "spectral" not in state_dict:
+            why = "it has no singular vectors"
+            raise UserError("state dict", got="that of a plain optimizer", why=why, do="load it into optimizer.inner")
+        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "spectral"})
+        self._right = {name: right.clone() for name, right in state_dict["spectral"].items()}
+        self._share()
+
+
+def _check(plan: Plan, names: set[str], reference: Mapping[str, float] | float | None) -> None:
+    """Refuse references that are missing or not positive, and weights that are no matrices."""
+    for name in sorted(names):
+        entry = plan.entries[name]
+        if len(entry.shape) != 2 and not entry.kind.startswith("Conv"):
+            got = f"{entry.kind} of shape {entry.shape}"
+            raise UserError(f"spectral rule for {name}", got=got, why="it is no matrix", do="give it another role")
+        wanted = reference.get(name) if isinstance(reference, Mapping) else reference
+        if isinstance(reference, Mapping) and wanted is None:
+            do = "pass norms() of a base model of the same depth"
+            raise UserError("reference", got=f"none for {name}", why="each hidden weight needs one", do=do)
+        if wanted is not None:
+            require(wanted > 0, "reference", wanted, f"it is the norm of an update, here of {name}", "give one above 0")
+
+
+def _split_(optimizer: torch.optim.Optimizer, hidden: set[int]) -> None:
+    """Part every group of an optimizer that holds both hidden and other weights."""
+    parted = []
+    for group in optimizer.param_groups:
+        inside = [id(parameter) in hidden for parameter in group["params"]]
+        mixed = any(inside) and not all(inside)
+        parted += [_part(group, inside), _part(group, [not flag for flag in inside])] if mixed else [group]
+    optimizer.param_groups[:] = parted
+
+
+def _part(group: Mapping[str, Any], flags: list[bool]) -> dict[str, Any]:
+    """Return a group with the parameters that are flagged."""
+    part = dict(group)
+    for key in ("params", "param_names"):
+        if key in group:
+            part[key] = [each for each, flag in zip(group[key], flags, strict=True) if flag]
+    return part

@@ -1,0 +1,232 @@
+"""What the module tree tells of a parameter: its owner, its fans, its block, whether it reads out or ends a branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from sparing.blocks import find_blocks, named_parameters, submodule, tied
+from sparing.errors import UserError
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1, "LSTMCell": 4, "GRUCell": 3, "RNNCell": 1}
+_PARTS = {
+    "query": {"q_proj", "query", "q_lin", "to_q", "wq", "q", "q_proj_weight"},
+    "key": {"k_proj", "key", "k_lin", "to_k", "wk", "k", "k_proj_weight"},
+    "value": {"v_proj", "value", "v_lin", "to_v", "wv", "v", "v_proj_weight"},
+    "qkv": {"c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv", "in_proj_weight"},
+}
+
+Fans = tuple[int, int]
+"""Numbers of inputs and outputs of a layer: channels times the positions of the kernel."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """The places that matter in a model."""
+
+    body: frozenset[str] | None
+    """Parameters of the repeated blocks; None if there is no one family of them."""
+
+    layers: int
+    """Blocks of the body (count); 0 if not known."""
+
+    readout: str | None
+    """Path of the module that gives the output."""
+
+    stem: str | None
+    """Parameter that first takes in data that no embedding has looked up."""
+
+    residual: frozenset[str]
+    """Last matrices of the residual branches."""
+
+
+def frame(model: nn.Module) -> Frame:
+    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors."""
+    try:
+        found = find_blocks(model)
+    except UserError:  # no repeated blocks, or several kinds
+        found = []
+    blocks = [block for block in found if block.role == "body"]
+    body = frozenset(name for block in blocks for name in block.params) if blocks else None
+    matrices = list(_matrices(model))
+    return Frame(
+        body=body,
+        layers=len(blocks),
+        readout=_readout(model, matrices, body or frozenset()),
+        stem=_stem(model, body or frozenset()),
+        residual=frozenset(
+            name
+            for block in blocks
+            for name in _branch_ends(model, block.name, [name for name in matrices if name in block.params])
+        ),
+    )
+
+
+def owner(name: str) -> tuple[str, str]:
+    """Divide a parameter's name into the path of its module and its name there."""
+    path, _, local = name.rpartition(".")
+    return path, local
+
+
+def kind_of(module: nn.Module, local: str) -> str:
+    """Name the layer as people know it; ``parameter`` is one that a module of no known type holds."""
+    if _is_conv1d(module):
+        return "Conv1D"
+    known = (nn.Linear, *_CONVS, *_TRANSPOSED, *_EMBEDDINGS, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+    if isinstance(module, known):
+        return next((cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn")), "Linear")
+    return type(module).__name__ if local in {"weight", "bias"} else "parameter"
+
+
+def is_matrix(module: nn.Module, local: str, shape: Sequence[int]) -> bool:
+    """Say whether a parameter multiplies activations from the left, in a layer whose orientation is known."""
+    if len(shape) < 2:
+        return False
+    known = (nn.Linear, *_CONVS, *_TRANSPOSED, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+    return (_is_conv1d(module) or isinstance(module, known)) and "bias" not in local
+
+
+def is_embedding(module: nn.Module) -> bool:
+    """Say whether a module looks vectors up."""
+    return isinstance(module, _EMBEDDINGS)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Say whether the weight has inputs first."""
+    return _is_conv1d(module) or isinstance(module, _TRANSPOSED)
+
+
+def channels_per_group(module: nn.Module) -> int | None:
+    """Return input channels per group of a grouped convolution, None for any other module; 1 is depthwise."""
+    if isinstance(module, (*_CONVS, *_TRANSPOSED)) and module.groups > 1:
+        return module.in_channels // module.groups
+    return None
+
+
+def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
+    """Return fan-in and fan-out of one parameter, at this shape: the base's may be asked with the model's module.
+
+    Args:
+        module: Its owner.
+        local: Its name there.
+        shape: Its shape, in the model or in the base.
+
+    Returns:
+        For a vector 1 and its size; for a parameter of no known layer the last two dimensions, as in ``nn.Linear``.
+    """
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    if is_embedding(module):
+        return 1, shape[-1]
+    kernel = math.prod(shape[2:])
+    if isinstance(module, _CONVS):
+        return shape[1] * kernel, shape[0] * kernel
+    if isinstance(module, _TRANSPOSED):
+        return shape[0] // module.groups * kernel, shape[1] * module.groups * kernel
+    if _is_conv1d(module):
+        return shape[0], shape[1]
+    if isinstance(module, nn.MultiheadAttention) and local == "in_proj_weight":
+        return shape[1], shape[0] // 3
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and "_hr" not in local:
+        return shape[1], shape[0] // _gates(module)
+    return shape[-1], shape[-2]
+
+
+def init_fan(module: nn.Module, local: str, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Return the fan-in that torch's default initialisation of this parameter goes by.
+
+    Args:
+        module: Its owner.
+        local: Its name there.
+        shapes: Shapes of all parameters of the owner, by their names there.
+
+    Returns:
+        A bias has its weight's fan-in; recurrent layers draw everything by their hidden size; of a table it is the
+        last dimension, by which some authors draw.
+    """
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return next(shape[0] for name, shape in shapes.items() if name.startswith("weight_ih")) // _gates(module)
+    shape = shapes.get("weight", ()) if local == "bias" else shapes[local]
+    if len(shape) < 2:
+        return 1
+    if isinstance(module, _TRANSPOSED):  # torch takes the outputs for the inputs there
+        return math.prod(shape[1:])
+    if not is_matrix(module, local if local != "bias" else "weight", shape):
+        return shape[-1]
+    return fans(module, local if local != "bias" else "weight", shape)[0]
+
+
+def part_of(name: str) -> str:
+    """Return which part of attention a matrix is, by its name: nothing else in a module tells queries from keys."""
+    path, local = owner(name)
+    last = path.rpartition(".")[2]
+    return next((part for part, names in _PARTS.items() if local in names or last in names), "")
+
+
+def _gates(module: nn.Module) -> int:
+    known = (_GATES[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in _GATES)
+    return next(known, 1)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Tell GPT-2's layer, whose module need not be imported to ask."""
+    return any(cls.__name__ == "Conv1D" and hasattr(module, "nf") for cls in type(module).__mro__)
+
+
+def _matrices(model: nn.Module) -> Iterator[str]:
+    for name, parameter in named_parameters(model).items():
+        path, local = owner(name)
+        if is_matrix(submodule(model, path), local, parameter.shape):
+            yield name
+
+
+def _readout(model: nn.Module, matrices: Sequence[str], body: frozenset[str]) -> str | None:
+    """Take what the model declares; else a matrix that is a table used twice; else the last one outside the body."""
+    declared = getattr(submodule(model, ""), "get_output_embeddings", None)
+    try:
+        head = declared() if callable(declared) else None
+    except (AttributeError, NotImplementedError):  # models of transformers that have none
+        head = None
+    if isinstance(head, nn.Module):
+        paths = [owner(name)[0] for name in (*named_parameters(model), *tied(model))]
+        return next((path for path in paths if submodule(model, path) is head), None)
+    for alias, first in tied(model).items():
+        (path, local), table = owner(alias), submodule(model, owner(first)[0])
+        if is_embedding(table) and is_matrix(submodule(model, path), local, named_parameters(model)[first].shape):
+            return path
+    last = matrices[-1:]
+    return owner(last[0])[0] if last and last[0] not in body else None
+
+
+def _stem(model: nn.Module, body: frozenset[str]) -> str | None:
+    """Take the first matrix, if it lies outside the body and no embedding is before it."""
+    for name, parameter in named_parameters(model).items():
+        path, local = owner(name)
+        module = submodule(model, path)
+        if is_embedding(module):
+            return None
+        if is_matrix(module, local, parameter.shape):
+            return name if name not in body else None
+    return None
+
+
+def _branch_ends(model: nn.Module, block: str, matrices: Sequence[str]) -> Iterator[str]:
+    """Yield the last matrix of every part of a block that gives back the width of the stream.
+
+    A part is a child with several matrices below it; matrices that are the block's own children are one part together.
+    """
+    last: dict[str, tuple[str, int]] = {}
+    for name in matrices:
+        path, local = owner(name)
+        child, _, rest = path[len(block) + 1 :].partition(".")
+        module = submodule(model, path)
+        last[child if rest else ""] = name, fans(module, local, module.get_parameter(local).shape)[1]
+    if len(matrices) > 1:
+        width = last[list(last)[-1]][1]
+        yield from (name for name, out in last.values() if out == width)

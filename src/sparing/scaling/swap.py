@@ -1,0 +1,244 @@
+"""Turn a masked dense layer of a live model into a sparse one and back, in place, and give sparse layers new masks.
+
+The module object stays, with its hooks, buffers and gate: its class changes, as under ``torch.nn.utils.parametrize``.
+The parameter is another one of the same name, and takes the place of the old one in the optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import submodule
+from sparing.errors import UserError
+from sparing.scaling.gates import Gate, gates_in
+from sparing.scaling.sparse import SparseLinear, carry, pattern_of
+
+_PAST = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
+_PARTS = ("pattern", "transposed", "keep_dense_gradient", "_seen", "in_features", "out_features")
+
+
+class Steps(Protocol):
+    """What is needed of an optimizer: torch's own, or one that wraps it."""
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state(self) -> MutableMapping[Tensor, Any]:
+        """State by parameter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Past:
+    """The dense form a layer came from."""
+
+    kind: type[nn.Module]
+    weight: nn.Parameter
+    """The dense parameter, emptied; it keeps the hooks that others put on it."""
+    own: Mapping[str, Any]
+    """Attributes of the module that the sparse form overwrote."""
+
+
+def is_conv1d(kind: type[nn.Module]) -> bool:
+    """Say whether it is the layer of GPT-2 that stores [in, out], without importing transformers.
+
+    Args:
+        kind: Class of a module.
+
+    Returns:
+        Whether it is.
+    """
+    return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Say whether a layer, sparse or dense, has its inputs first.
+
+    Args:
+        layer: A linear layer.
+
+    Returns:
+        Whether it has.
+    """
+    return layer.transposed if isinstance(layer, SparseLinear) else is_conv1d(type(layer))
+
+
+class SparseGate(Gate):
+    """The gate of a layer that runs by CSR: there is nothing off the mask to keep at zero."""
+
+    @property
+    def mask(self) -> Tensor:
+        """The live entries, of the dense weight's shape, made anew at each call."""
+        return self._layer.weight_mask
+
+    @property
+    def holds(self) -> bool:
+        """Whether the module still has the parameter it runs on; a sparse layer always has."""
+        return True
+
+    @property
+    def keep(self) -> bool:
+        """Whether to collect the gradient of all places."""
+        return self._layer.keep_dense_gradient
+
+    @keep.setter
+    def keep(self, value: bool) -> None:
+        self._layer.keep_dense_gradient = value
+
+    @property
+    def dense(self) -> Tensor | None:
+        """The gradient of all places since ``keep`` was set, of the dense weight's shape."""
+        return self._layer.dense_gradient
+
+    @dense.setter
+    def dense(self, value: Tensor | None) -> None:
+        assert value is None, "a sparse layer makes its own"
+        self._layer.forget()
+
+    @property
+    def _layer(self) -> SparseLinear:
+        return cast("SparseLinear", self.module)
+
+    def set_(self, mask: Tensor) -> None:
+        """Refuse: a new pattern makes a new parameter, of which the optimizer must know.
+
+        Args:
+            mask: Boolean, of the dense weight's shape.
+
+        Raises:
+            UserError: Says how.
+        """
+        do = "call rebuild_(model, {name: mask}, optimizer), or convert_ to dense first"
+        raise UserError("mask", got="a sparse layer's", why="its parameter and state change with it", do=do)
+
+    def zero_(self) -> None:
+        """Do nothing: no weight is off the mask."""
+
+    def leaks(self) -> bool:
+        """Tell whether a weight lives off the mask: none does."""
+        return False
+
+    def remove_(self) -> None:
+        """Go back to the dense form, then take the gate away."""
+        to_dense_(self._layer)
+        self.remove_()  # by now that of the dense gate
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
+        twin: Gate = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.local, twin.module = self.local, copy.deepcopy(self.module, memo)
+        return twin
+
+
+def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: Steps | None = None) -> None:
+    """Turn a masked dense layer into a sparse one, in place.
+
+    Args:
+        layer: ``nn.Linear`` or the Conv1D of GPT-2; its weight is zero off the mask.
+        mask: bool, of the weight's shape.
+        optimizer: Whose state moves to the live values.
+    """
+    dense = cast("nn.Parameter", layer.weight)
+    bias = cast("nn.Parameter | None", layer.bias)
+    form = SparseLinear(dense, mask, bias, transposed=is_transposed(layer))
+    swap_(optimizer, dense, form.weight, form.gather)
+    own = {name: layer.__dict__[name] for name in _PARTS if name in layer.__dict__}
+    past = _Past(type(layer), dense, own)
+    dense.data, dense.grad = dense.data.new_empty(0), None
+    layer._buffers.pop("weight_mask", None)
+    layer.__class__ = SparseLinear
+    layer.__dict__.update({name: form.__dict__[name] for name in _PARTS}, **{_PAST: past})
+    layer._parameters["weight"] = form.weight
+    if (gate := gates_in(layer).get("weight")) is not None:
+        _to_sparse_gate_(gate)
+
+
+def _to_sparse_gate_(gate: Gate) -> None:
+    """Change a gate's kind; what it had summed of the dense gradient is dropped."""
+    keep = gate.keep
+    gate._handle.remove()
+    for name in ("keep", "dense", "_hooked", "_handle"):
+        gate.__dict__.pop(name, None)
+    gate.__class__ = SparseGate
+    gate.keep = keep
+
+
+def to_dense_(layer: SparseLinear, optimizer: Steps | None = None) -> None:
+    """Turn a sparse layer back into the masked dense one it was, in place, with its mask as a buffer.
+
+    Args:
+        layer: A layer that ``to_sparse_`` or ``convert_`` made sparse.
+        optimizer: Whose state moves back; zero off the mask.
+
+    Raises:
+        UserError: If the layer was built sparse, so that there is no dense form to go back to.
+    """
+    past: _Past | None = layer.__dict__.get(_PAST)
+    if past is None:
+        raise UserError("sparse layer", got="no dense form", why="it was built sparse", do="use dense_weight()")
+    values, dense, mask = layer.weight, past.weight, layer.weight_mask
+    gate = gates_in(layer).get("weight")
+    kept = (False, None) if gate is None else (gate.keep, gate.dense)
+    dense.data = layer.dense_weight()
+    swap_(optimizer, values, dense, layer.scatter)
+    for name in (*_PARTS, _PAST):
+        del layer.__dict__[name]
+    layer.__dict__.update(past.own)
+    layer.__class__ = past.kind  # type: ignore[assignment]
+    layer._parameters["weight"] = dense
+    layer.register_buffer("weight_mask", mask)
+    if gate is not None:
+        gate.__class__ = Gate
+        gate.keep, gate.dense = kept
+        gate._hook(dense)
+
+
+def swap_(optimizer: Steps | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]) -> None:
+    """Put a parameter in the place of another, in its groups, with its gradient and state moved.
+
+    Args:
+        optimizer: Any that keeps state as torch's do; None moves the gradient alone.
+        old: The parameter that goes.
+        new: The one that comes.
+        move: From a tensor of the old shape to one of the new; used on all state of that shape.
+    """
+    new.requires_grad_(old.requires_grad)
+    new.grad = None if old.grad is None else move(old.grad)
+    if optimizer is None:
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
+    if old in optimizer.state:
+        held = optimizer.state.pop(old)
+        optimizer.state[new] = {
+            key: move(value) if isinstance(value, Tensor) and value.shape == old.shape else value
+            for key, value in held.items()
+        }
+
+
+def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Steps | None = None) -> list[str]:
+    """Give sparse layers new masks: kept weights and their state stay, new ones begin at zero, dropped ones are gone.
+
+    Args:
+        model: The model.
+        masks: Canonical name -> bool mask of the dense weight's shape; layers that are not sparse are passed over.
+        optimizer: Whose state moves along.
+
+    Returns:
+        Names of the layers that changed.
+    """
+    changed = []
+    for name, mask in masks.items():
+        layer = submodule(model, name.rpartition(".")[0])
+        if isinstance(layer, SparseLinear) and not torch.equal(mask, layer.weight_mask):
+            old, before = layer.weight, layer.pattern
+            after = pattern_of(mask.t() if layer.transposed else mask)
+            layer._adopt(carry(old.detach(), before, after), after)
+            swap_(optimizer, old, layer.weight, lambda values, b=before, a=after: carry(values, b, a))  # type: ignore[misc]
+            changed.append(name)
+    return changed

@@ -1,0 +1,83 @@
+"""What each of two processes does in ``test_ranks.py``; torch only, so that it starts fast."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sparing.scaling.apply import apply_, masks_of
+from sparing.scaling.dynamic import SET, RigL
+from sparing.scaling.evolve import Evolution
+from sparing.scaling.plan import plan
+
+WORLD, STEPS = 2, 9
+METHODS = {"static": None, "rigl": RigL(every=3, share=0.5), "set": SET(every=3, share=0.5)}
+
+
+def net() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 2)).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def batch(step: int, rank: int | None) -> torch.Tensor:
+    """Eight rows for a step, or the four of one rank."""
+    rows = torch.randn(8, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    return rows if rank is None else rows.chunk(WORLD)[rank]
+
+
+def train(name: str, rank: int | None = None) -> dict:
+    """Give each rank another seed; train with gradients averaged by torch, masks by us."""
+    model, method = net(), METHODS[name]
+    chosen = plan(model, density=0.25)
+    seed = 3 if rank is None else 3 + rank
+    masks = apply_(model, chosen, seed=seed)
+    first = masks.digest()
+    wrapped = model if rank is None else DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(chosen.groups(wrapped, lr=1e-2), foreach=False)
+    evolution = method and Evolution(wrapped, masks, optimizer, method, steps=STEPS, seed=seed)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        wrapped(batch(step, rank)).square().mean().backward()
+        optimizer.step()
+        if evolution:
+            evolution.step(step)
+    masks.check(optimizer)
+    return {
+        "first": first,
+        "last": masks_of(wrapped).digest(),
+        "weights": {key: p.flatten().tolist() for key, p in model.named_parameters()},
+        "off": sum(int(model.get_parameter(key)[~mask].count_nonzero()) for key, mask in masks.items()),
+        "updates": len(evolution.history) if evolution else 0,
+    }
+
+
+def work(rank: int, folder: str) -> None:
+    """Run every scenario and leave the answers in a file of this rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    Path(folder, f"{rank}.json").write_text(json.dumps({name: train(name, rank) for name in METHODS}))
+    dist.destroy_process_group()
+
+
+def answers(folder: Path, seconds: float = 150.0) -> list[dict]:
+    """Start the processes, wait for them, and give what each found."""
+    context = torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=WORLD, join=False)
+    deadline = time.monotonic() + seconds
+    try:
+        while not context.join(timeout=1.0):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"two processes did not finish in {seconds} s")
+    finally:
+        for process in context.processes:
+            process.kill() if process.is_alive() else None
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]

@@ -1,0 +1,336 @@
+"""Choosing how layers run: the same trajectory as masked dense, state moved to the bit, choices by timing."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scaling import models
+from sparing.errors import UserError
+from sparing.scaling import backends
+from sparing.scaling.apply import apply_, masks_of, restore_
+from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_state_, sparse_layers
+from sparing.scaling.plan import plan
+from sparing.scaling.rules import SuPar
+from sparing.scaling.sparse import SparseLinear
+from sparing.scaling.swap import rebuild_
+from sparing.scaling.timing import Seconds
+
+
+def built(kind: str = "mlp", dtype=torch.float64, density: float = 0.25, rule: SuPar | None = None):
+    """A masked model with the masks and the plan of its groups."""
+    model = {"mlp": lambda: models.mlp(32), "llama": lambda: models.llama(32), "gpt2": lambda: models.gpt2(32)}[kind]()
+    model = model.to(dtype)
+    chosen = plan(model, base=None, density=density, rule=rule)
+    return model, apply_(model, chosen, seed=0), chosen
+
+
+def batch(kind: str, dtype, step: int) -> dict[str, Tensor]:
+    draws = torch.Generator().manual_seed(100 + step)
+    if kind == "mlp":
+        return {"input": torch.randn(3, 5, 8, generator=draws, dtype=torch.float64).to(dtype)}
+    ids = torch.randint(64, (2, 8), generator=draws)
+    return {"input_ids": ids, "labels": ids}
+
+
+def loss_of(model: nn.Module, kind: str, dtype, step: int) -> Tensor:
+    given = batch(kind, dtype, step)
+    return model(**given).square().mean() if kind == "mlp" else model(**given).loss
+
+
+def train(model, optimizer, kind="mlp", dtype=torch.float64, steps=range(20)) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = loss_of(model, kind, dtype, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def adamw(chosen, model, **options):
+    return torch.optim.AdamW(chosen.groups(model, lr=1e-2, weight_decay=0.1), **options)
+
+
+@pytest.mark.parametrize("rule", [None, SuPar(form="shifted")], ids=["rescaled", "shifted"])
+@pytest.mark.parametrize("kind", ["mlp", "llama", "gpt2"])
+def test_twenty_steps_are_those_of_the_masked_dense_model(kind, rule):
+    """Before and after the optimizer exists, hooks on the layers included."""
+    dense, masks, chosen = built(kind, rule=rule)
+    ours, own_masks, _ = built(kind, rule=rule)
+    choices = convert_(ours, own_masks, backend="csr")
+    assert {choice.backend for choice in choices.values()} == {"csr"}
+    assert list(choices) == list(masks)
+    losses = [train(model, adamw(chosen, model), kind) for model in (dense, ours)]
+    # float64: sums in another order, 1e-16 relative each, grown by twenty steps of Adam; seen up to 2e-13
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+    state = ours.state_dict()
+    assert set(state) == set(dense.state_dict())
+    for name, value in dense.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-8, atol=1e-10)
+
+
+def test_twenty_steps_in_single_precision():
+    dense, _, chosen = built(dtype=torch.float32)
+    ours, masks, _ = built(dtype=torch.float32)
+    convert_(ours, masks, backend="csr")
+    losses = [train(model, adamw(chosen, model), dtype=torch.float32) for model in (dense, ours)]
+    # float32: 6e-8 an operation, twenty steps; Adam's division makes it relative to each entry; seen up to 5e-7
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+OPTIMIZERS = {
+    "adamw": lambda chosen, model: adamw(chosen, model, amsgrad=True),
+    "sgd": lambda chosen, model: torch.optim.SGD(
+        plan_for(model, "sgd").groups(model, lr=0.1), momentum=0.9, nesterov=True
+    ),
+}
+
+
+def plan_for(model, optimizer):
+    return plan(models.mlp(32).double(), density=0.25, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_state_moves_both_ways_to_the_bit(kind):
+    model, masks, chosen = built()
+    optimizer = OPTIMIZERS[kind](chosen, model)
+    train(model, optimizer, steps=range(3))
+    loss_of(model, "mlp", torch.float64, 3).backward()
+    before = copy.deepcopy(optimizer.state_dict())
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    convert_(model, masks, backend="csr", optimizer=optimizer)
+    for name, layer in sparse_layers(model).items():
+        held = optimizer.state[layer.weight]
+        assert layer.weight.grad.shape == layer.weight.shape
+        assert all(value.shape in {layer.weight.shape, torch.Size([])} for value in held.values() if value is not None)
+        assert torch.equal(layer.scatter(layer.weight.grad), gradients[name])
+    assert len(optimizer.state) == len(list(model.parameters()))
+    assert {p for g in optimizer.param_groups for p in g["params"]} == set(model.parameters())
+
+    convert_(model, masks, backend="dense", optimizer=optimizer)
+    assert_same(optimizer.state_dict(), before)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, gradients[name]) for name, p in model.named_parameters())
+    assert all(type(layer) is nn.Linear for layer in model if isinstance(layer, nn.Linear))
+
+
+def assert_same(state: dict, other: dict) -> None:
+    assert state["param_groups"] == other["param_groups"]
+    for index, held in other["state"].items():
+        for key, value in held.items():
+            assert torch.equal(state["state"][index][key], value) if isinstance(value, Tensor) else value is None
+
+
+def test_converting_midway_and_back_changes_nothing_but_rounding():
+    plain, _, chosen = built()
+    straight = train(plain, adamw(chosen, plain))
+    model, masks, _ = built()
+    optimizer = adamw(chosen, model)
+    losses = train(model, optimizer, steps=range(7))
+    convert_(model, masks, backend="csr", optimizer=optimizer)
+    losses += train(model, optimizer, steps=range(7, 14))
+    convert_(model, masks, backend="dense", optimizer=optimizer)
+    losses += train(model, optimizer, steps=range(14, 20))
+    assert losses == pytest.approx(straight, rel=1e-10)
+    masks.check(optimizer)  # the gate's hook is back: nothing off the mask
+    assert all(not bool(masks.parameter(name)[~masks[name]].any()) for name in masks)
+
+
+def test_groups_and_their_check_work_by_name_after_conversion():
+    model, masks, chosen = built()
+    before = [{**group, "params": None} for group in chosen.groups(model, lr=1e-2, weight_decay=0.1)]
+    convert_(model, masks, backend="csr")
+    groups = chosen.groups(model, lr=1e-2, weight_decay=0.1)
+    assert [{**group, "params": None} for group in groups] == before
+    optimizer = torch.optim.AdamW(groups)
+    masks.plan.check_optimizer(optimizer)
+    masks.check(optimizer)
+    assert dict(model.named_parameters())["2.weight"].shape == (int(masks["2.weight"].sum()),)
+
+
+def test_masks_still_read_and_act_when_sparse():
+    model, masks, _ = built()
+    before, digest, densities = {n: m.clone() for n, m in masks.items()}, masks.digest(), masks.densities
+    convert_(model, masks, backend="csr")
+    assert masks.digest() == digest
+    assert masks.densities == densities
+    assert all(torch.equal(masks[name], before[name]) for name in masks)
+    weights = masks.parameter("2.weight").detach().clone()
+    masks.zero_()
+    assert torch.equal(masks.parameter("2.weight"), weights)
+    masks.verify()
+    with pytest.raises(UserError, match="rebuild_"):
+        masks.set_("2.weight", ~before["2.weight"])
+
+
+def test_dense_gradients_are_collected_on_demand():
+    found = []
+    for backend in ("dense", "csr"):
+        model, masks, _ = built()
+        convert_(model, masks, backend=backend)
+        masks.keep_dense_gradient(True)
+        for step in (0, 1):
+            loss_of(model, "mlp", torch.float64, step).backward()
+        found.append(dict(masks.dense_gradient))
+        masks.keep_dense_gradient(False)
+        assert masks.dense_gradient == {}
+    assert list(found[0]) == list(found[1]) == ["2.weight", "4.weight"]
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-10, atol=1e-14)
+        assert int((gradient != 0).sum()) > gradient.numel() // 2
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gpt2"])
+def test_new_masks_keep_values_and_state_of_what_stays(kind):
+    """A rebuilt sparse model goes on as a dense one whose mask was changed by hand."""
+    states = []
+    for backend in ("dense", "csr"):
+        model, masks, chosen = built(kind)
+        convert_(model, masks, backend=backend)
+        optimizer = adamw(chosen, model)
+        train(model, optimizer, kind, steps=range(3))
+        fresh = {name: turned(mask) for name, mask in masks.items()}
+        if backend == "csr":
+            assert rebuild_(model, fresh, optimizer) == list(fresh)
+            assert rebuild_(model, fresh, optimizer) == []
+            assert all(torch.equal(masks[name], mask) for name, mask in fresh.items())
+        else:
+            for name, mask in fresh.items():
+                masks.set_(name, mask)
+                for value in optimizer.state[masks.parameter(name)].values():
+                    value.mul_(mask) if value.ndim else None
+        losses = train(model, optimizer, kind, steps=range(3, 6))
+        states.append((losses, dense_state(model, optimizer)))
+    assert states[1][0] == pytest.approx(states[0][0], rel=1e-10)
+    for index, held in states[0][1]["state"].items():
+        for key, value in held.items():
+            torch.testing.assert_close(states[1][1]["state"][index][key], value, rtol=1e-7, atol=1e-12)
+
+
+def turned(mask: Tensor) -> Tensor:
+    """Half of the rows keep their live places, the others move them by one."""
+    rows = torch.arange(len(mask)) % 2 == 0
+    return torch.where(rows[:, None], mask, mask.roll(1, dims=1))
+
+
+def test_checkpoints_go_between_backends():
+    model, masks, chosen = built()
+    convert_(model, masks, backend="csr")
+    optimizer = adamw(chosen, model)
+    train(model, optimizer, steps=range(5))
+    weights, state = copy.deepcopy((model.state_dict(), dense_state(model, optimizer)))
+    rest = train(model, optimizer, steps=range(5, 10))
+
+    for backend in ("dense", "csr"):
+        again = models.mlp(32).double()
+        own = restore_(again, chosen)
+        again.load_state_dict(weights)
+        convert_(again, own, backend=backend)
+        resumed = adamw(chosen, again)
+        load_dense_state_(again, resumed, copy.deepcopy(state))  # torch keeps the tensors it is given
+        losses = train(again, resumed, steps=range(5, 10))
+        assert losses == (rest if backend == "csr" else pytest.approx(rest, rel=1e-10))
+
+
+def test_copies_go_their_own_way_and_back():
+    model, masks, _ = built()
+    convert_(model, masks, backend="csr")
+    twin = copy.deepcopy(model)
+    convert_(twin, masks_of(twin), backend="dense")
+    x = batch("mlp", torch.float64, 0)["input"]
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-12, atol=1e-12)
+    twin(x).sum().backward()
+    assert not bool(twin[2].weight.grad[~twin[2].weight_mask].any())  # its gate is hooked
+    assert isinstance(model[2], SparseLinear)
+
+
+def test_auto_times_each_shape_once_and_follows_the_times(monkeypatch):
+    asked = []
+
+    def fake(d_in, d_out, density, tokens, *, dtype):
+        asked.append((d_in, d_out, density, tokens, dtype))
+        return Seconds(1.0, 0.5 if d_in > d_out else 2.0)
+
+    monkeypatch.setattr(backends, "time_layer", fake)
+    model, masks, _ = built("llama")
+    choices = convert_(model, masks, tokens=77)
+    assert len(asked) == len(set(asked)) == 4  # q and o, k and v, gate and up, down; two layers of each
+    assert {(d_in, d_out) for d_in, d_out, *_ in asked} == {(32, 32), (32, 16), (32, 96), (96, 32)}
+    assert {tokens for *_, tokens, _ in asked} == {77}
+    for name, choice in choices.items():
+        taller = any(part in name for part in ("down_proj", "k_proj", "v_proj"))
+        assert choice.backend == ("csr" if taller else "dense")
+        assert isinstance(model.get_submodule(name.removesuffix(".weight")), SparseLinear) == taller
+
+
+@pytest.mark.parametrize(
+    ("sparse", "fresh", "ran_csr"),
+    [(0.95, "dense", "csr"), (0.5, "csr", "csr"), (1.05, "dense", "csr"), (1.2, "dense", "dense")],
+)
+def test_hysteresis(monkeypatch, sparse, fresh, ran_csr):
+    """Within ten per cent a layer stays what it is; choices of an earlier run count as what it was."""
+    monkeypatch.setattr(backends, "time_layer", lambda *_, **__: Seconds(1.0, sparse))
+    model, masks, _ = built()
+    assert {choice.backend for choice in convert_(model, masks).values()} == {fresh}
+    earlier = {name: Choice("csr", 1.0, 0.5, "") for name in masks}
+    assert {choice.backend for choice in convert_(model, masks, prefer=earlier).values()} == {ran_csr}
+    convert_(model, masks, backend="csr")
+    assert {choice.backend for choice in convert_(model, masks).values()} == {ran_csr}
+
+
+@pytest.mark.parametrize("why", ["half", "no mkl", "frozen class", "parametrized", "tied"])
+def test_what_cannot_run_stays_dense_under_auto_and_is_refused_by_name(monkeypatch, why):
+    model, mask = nn.Sequential(nn.Linear(4, 4)), torch.eye(4, dtype=torch.bool)
+    with torch.no_grad():
+        model[0].weight.mul_(mask)
+    if why == "half":
+        model.half()
+    elif why == "no mkl":
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    elif why == "frozen class":
+        model[0].__class__ = type("Own", (nn.Linear,), {})
+    elif why == "parametrized":
+        torch.nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Identity())
+    else:
+        model.append(nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+    choice = convert_(model, {"0.weight": mask})["0.weight"]
+    assert choice.backend == "dense"
+    assert math.isnan(choice.seconds_dense)
+    with pytest.raises(UserError, match=r"backend of 0\.weight"):
+        convert_(model, {"0.weight": mask}, backend="csr")
+
+
+def test_convolutions_stay_dense():
+    model = models.conv(8)
+    masks = apply_(model, plan(model, density=0.5), seed=0)
+    choices = convert_(model, masks, threshold=1.0)
+    assert {choice.backend for name, choice in choices.items() if "conv" in name} == {"dense"}
+
+
+def test_bad_settings_are_refused():
+    model, masks, _ = built()
+    with pytest.raises(UserError, match="dense, csr and auto"):
+        convert_(model, masks, backend="2:4")
+    with pytest.raises(UserError, match="threshold"):
+        convert_(model, masks, threshold=0.9)
+    alone = SparseLinear(torch.zeros(2, 2), torch.ones(2, 2).bool())
+    with pytest.raises(UserError, match="built sparse"):
+        convert_(nn.Sequential(alone), {"0.weight": alone.weight_mask}, backend="dense")
+
+
+def test_attention_with_packed_weights_keeps_its_projection_dense():
+    """Its owner reads the weight as a tensor and never calls the layer."""
+    attention = nn.MultiheadAttention(8, 2)
+    mask = torch.eye(8, dtype=torch.bool)
+    with torch.no_grad():
+        attention.out_proj.weight.mul_(mask)
+    assert convert_(attention, {"out_proj.weight": mask})["out_proj.weight"].backend == "dense"

@@ -1,0 +1,254 @@
+"""The coordinate check: the reference numbers, rules that must fail, and unmodified models that must pass."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from sparing.errors import UserError
+from sparing.report import Record
+from sparing.scaling.coordinate import Check, coordinate_check
+from sparing.scaling.coordinate_slopes import slope
+from sparing.scaling.masks import Bernoulli
+from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, SuPar
+
+EIGHT = 8  # rows, tokens: fewer than the live inputs of any neuron that is judged, so that updates are coherent
+
+
+class Net(nn.Sequential):
+    """32 → width × 4 → 8 with ReLU; N(0, 2/64) at any width, readout zero where asked."""
+
+    def __init__(self, width: int, *, zero: bool = False) -> None:
+        sizes = [32, width, width, width, width, 8]
+        layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=(2 / 64 if layer.in_features == width else 2 / 32) ** 0.5)
+            nn.init.zeros_(layer.bias)
+        if zero:
+            nn.init.zeros_(layers[-1].weight)
+        super().__init__(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+REFERENCE = {"lr": 2e-3, "steps": 7, "base_width": 64, "masks": Bernoulli()}
+DENSITIES = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+
+
+@cache
+def reference(rule: type) -> Check:
+    """The setting of the source's table: base 64, Adam at 2e-3, Bernoulli masks, third square layer."""
+    return coordinate_check(Net, (256,), DENSITIES, rule=rule(), seeds=(0, 1), **REFERENCE)
+
+
+def deepest(check: Check, step: int) -> float:
+    """Slope of the third square layer's output over all six densities."""
+    rows = [row for row in check.rows if row["module"] == "6" and row["step"] == step]
+    return slope((row["density"], row["forward"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("rule", "start", "after", "margin"),
+    [
+        # Each of three layers loses √density where init is not corrected. The published t = 6 value of the rate-only
+        # rule, 0.83, hangs on the readout's scale, which is not published: ours is 1.1, between 0 and 1.5 all the same.
+        (SP, 1.5, 1.5, 0.2),  # published after six steps: 1.50, and 1.57 for μP; training moves it with the data
+        (MuP, 1.5, 1.5, 0.2),
+        (RateOnly, 1.5, 0.95, 0.35),
+        (InitOnly, 0.0, 0.0, 0.1),
+        (SuPar, 0.0, 0.0, 0.05),
+    ],
+)
+def test_the_reference_table(rule, start, after, margin):
+    check = reference(rule)
+    assert deepest(check, 0) == pytest.approx(start, abs=0.1)
+    assert deepest(check, 6) == pytest.approx(after, abs=margin)
+
+
+def test_supar_passes_over_density_and_the_others_do_not():
+    assert reference(SuPar).passed, [str(one) for one in reference(SuPar).failures]
+    for rule in (SP, MuP, RateOnly):
+        assert not reference(rule).passed
+        assert reference(rule).worst.slope > 0.4
+
+
+def test_init_only_fails_by_its_updates():
+    """Outputs begin right; the change of a layer is too small by the density."""
+    failed = reference(InitOnly).failures
+    assert failed
+    assert {one.stat for one in failed} <= {"update", "forward", "gradient"}
+    hidden = [one.slope for one in failed if one.stat == "update" and one.role == "hidden"]
+    assert min(hidden) > 0.5
+
+
+@pytest.mark.parametrize(("rule", "ratio"), [(SP, 8.0), (MuP, 1.0), (SuPar, 1.0)])
+def test_over_width_only_the_standard_rule_grows(rule, ratio):
+    """Constant init: three layers grow by √4 each from 128 to 512 under SP. Within 25 %: two seeds of 128 neurons."""
+    check = coordinate_check(Net, (128, 512), (1 / 8,), rule=rule(), seeds=(0, 1), **REFERENCE)
+    sizes = {}
+    for row in check.rows:
+        if row["module"] == "6" and row["step"] == 6:
+            sizes.setdefault(row["width"], []).append(math.log(row["forward"]))
+    assert math.exp(sum(sizes[512]) / 2 - sum(sizes[128]) / 2) == pytest.approx(ratio, rel=0.25)
+
+
+def test_at_the_base_every_rule_gives_the_same_rows():
+    rows = [coordinate_check(Net, (32,), (1,), rule=rule(), steps=3).rows for rule in (SP, MuP, SuPar, InitOnly)]
+    assert all(other == rows[0] for other in rows)
+
+
+def test_the_global_generator_is_as_before_and_runs_repeat():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = coordinate_check(Net, (32,), (1, 0.5), steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert coordinate_check(Net, (32,), (1, 0.5), steps=2).rows == first.rows
+
+
+def test_gradient_descent_passes_over_density():
+    """At 512: its updates go with the square of activations, which scatter more in narrower nets."""
+    check = coordinate_check(
+        lambda width: Net(width, zero=True), (512,), (1, 1 / 2, 1 / 4), optimizer="sgd", lr=2**-9, steps=3,
+        seeds=range(4), base_width=128,
+    )  # fmt: skip
+    assert check.passed, [str(one) for one in check.failures]
+
+
+def test_it_can_be_drawn_and_recorded(tmp_path):
+    check = reference(SuPar)
+    figures = check.plot()
+    record = check.record()
+    assert [figure.title.split(":")[0] for figure in figures] == ["SuPar"] * 3
+    assert "density" in figures[0].alt
+    assert Record.read(record.write(tmp_path / "check.jsonl")).rows == record.rows
+    assert len(record.table("coordinates")) == len(check.rows)
+    assert len(record.table("slopes")) == len(check.slopes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"widths": ()}, "widths"),
+        ({"densities": (0.0,)}, "live fractions"),
+        ({"steps": 0}, "step"),
+        ({"optimizer": "muon"}, "adam"),
+        ({"make_model": lambda width: nn.Conv2d(3, width, 3)}, "batch"),
+        ({"loss": lambda model, batch: model(batch[0])}, "one number"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(wrong, word):
+    given = {"make_model": Net, "widths": (32,), "densities": (1.0,)} | wrong
+    with pytest.raises(UserError, match=word):
+        coordinate_check(given.pop("make_model"), given.pop("widths"), given.pop("densities"), **given)
+
+
+class Residual(nn.Module):
+    """Two convolutions with norms beside the stream."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.norm_a, self.norm_b = nn.GroupNorm(1, width), nn.GroupNorm(1, width)
+
+    def forward(self, x):
+        return x + self.norm_b(self.b(self.norm_a(self.a(x)).relu()))
+
+
+class ResNet(nn.Module):
+    """Stem, two residual blocks, pooled classifier."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.Sequential(Residual(width), Residual(width))
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x).relu()).mean((2, 3)))
+
+
+def gpt2(width):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": width, "n_layer": 2, "n_head": width // 16, "vocab_size": 64, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
+def llama(width):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": width // 16, "num_key_value_heads": width // 32}
+    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 2, "vocab_size": 64}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=64))
+
+
+def vit(width):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "image_size": 8}
+    return ViTForImageClassification(
+        ViTConfig(**sizes, num_attention_heads=width // 16, patch_size=4, num_labels=5)
+    )  # fmt: skip
+
+
+def mlp(width):
+    return Net(width, zero=True)
+
+
+def tokens():
+    ids = torch.randint(64, (2, EIGHT // 2), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids}
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 3, 8, 8, generator=generator), torch.randint(5, (2,), generator=generator)
+
+
+def pictures():
+    pixels, labels = images()
+    return {"pixel_values": pixels, "labels": labels}
+
+
+ZOO = {
+    "mlp": (mlp, lambda: None), "gpt2": (gpt2, tokens), "llama": (llama, tokens), "vit": (vit, pictures),
+    "resnet": (ResNet, images),
+}  # fmt: skip
+
+
+def check_of(name, widths, densities, seeds) -> Check:
+    """A small rate, so that eight rows are not learnt by heart within the check."""
+    make, batch = ZOO[name]
+    told = {"init": {"head.bias": "fan_in"}} if name == "resnet" else {}  # five numbers do not tell their law
+    return coordinate_check(
+        make, widths, densities, batch=batch(), seeds=tuple(range(seeds)), lr=2**-13, steps=2, base_width=128,
+        planned=told,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_unmodified_models_pass_over_density(name):
+    """At 256, where 64 live inputs or more meet eight rows."""
+    check = check_of(name, (256,), (1, 1 / 2, 1 / 4), 4)
+    assert check.passed, [str(one) for one in check.failures]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_unmodified_models_pass_over_width(name):
+    """Two octaves: within one, four or six seeds of 128 neurons scatter more than the limit."""
+    check = check_of(name, (128, 512), (1 / 2,), 6)
+    assert check.passed, [str(one) for one in check.failures]

@@ -1,0 +1,79 @@
+"""Fits and verdicts of the coordinate check on rows that are a formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sparing.scaling.coordinate_slopes import LEAST_LIVE, Slope, slope, slopes
+
+
+def rows(exponent, *, stat="forward", role="hidden", live=64, wobble=0.0, seeds=(0,)):
+    """Sizes ρ^exponent · width^0 at widths 64, 128 and three densities; seeds scatter by ``wobble`` in log2."""
+    found = []
+    for seed in seeds:
+        for width in (64, 128):
+            for density in (1.0, 0.5, 0.25):
+                size = density ** (exponent + wobble * (seed - 1))
+                stats = {"forward": 1.0, "gradient": 1.0, "update": 1.0} | {stat: size}
+                place = {"module": "layer", "role": role, "width": width, "density": density, "live": live}
+                found += [place | stats | {"step": step, "seed": seed} for step in (0, 1)]
+    return found
+
+
+@pytest.mark.parametrize("power", [-1.5, 0.0, 0.37])
+def test_slope_is_the_power(power):
+    assert slope((x, 3 * x**power) for x in (1.0, 2.0, 7.0)) == pytest.approx(power)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_dead_or_exploded_size_has_no_slope_and_does_not_pass(bad):
+    assert math.isnan(slope([(1.0, 1.0), (2.0, bad)]))
+    found = slopes([row | {"update": bad} for row in rows(0.0)], limit=0.05, loose=0.1)
+    assert all(not one.passed for one in found if one.stat == "update")
+
+
+def test_every_axis_is_fitted_at_every_fixed_value():
+    found = slopes(rows(0.3), limit=0.05, loose=0.1)
+    forward = {(one.along, one.at): one.slope for one in found if one.stat == "forward"}
+    assert forward == pytest.approx({
+        ("density", 64): 0.3, ("density", 128): 0.3, ("width", 1.0): 0, ("width", 0.5): 0, ("width", 0.25): 0,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stat", "power", "passes"),
+    [("forward", 0.049, True), ("forward", -0.051, False), ("update", 0.099, True), ("gradient", -0.101, False)],
+)
+def test_limits_are_those_of_the_statistic(stat, power, passes):
+    found = slopes(rows(power, stat=stat), limit=0.05, loose=0.1)
+    assert all(one.passed for one in found) == passes
+
+
+def test_a_readout_is_judged_by_its_update_only():
+    shown = slopes(rows(0.5, role="readout"), limit=0.05, loose=0.1)
+    assert all(one.passed for one in shown)
+    assert any(one.limit is None and one.slope == pytest.approx(0.5) for one in shown)
+    assert not all(one.passed for one in slopes(rows(0.5, role="readout", stat="update"), limit=0.05, loose=0.1))
+
+
+def test_points_with_few_live_inputs_are_left_out():
+    few = [row | {"live": LEAST_LIVE - 1} if row["density"] == 0.25 else row for row in rows(0.0)]
+    wrong = [row | {"forward": 99.0} if row["density"] == 0.25 else row for row in few]
+    assert all(one.passed for one in slopes(wrong, limit=0.05, loose=0.1))
+    assert {one.points for one in slopes(few, limit=0.05, loose=0.1) if one.along == "density"} == {2}
+
+
+def test_scatter_over_seeds_is_the_standard_error_and_forgiven_twice():
+    found = slopes(rows(0.08, wobble=0.03, seeds=(0, 1, 2)), limit=0.05, loose=0.1)
+    forward = next(one for one in found if one.stat == "forward" and one.along == "density")
+    assert forward.slope == pytest.approx(0.08)
+    assert forward.error == pytest.approx(0.03 / 3**0.5)  # slopes .05 .08 .11: deviation .03
+    assert forward.passed  # .08 − 2 · .0173 < .05
+    assert not Slope(**{name: getattr(forward, name) for name in forward.__dataclass_fields__} | {"error": 0.0}).passed
+
+
+def test_a_slope_says_itself_in_a_line():
+    (found, *_) = slopes(rows(0.5), limit=0.05, loose=0.1)
+    assert str(found) == "layer: forward goes with density^(+0.500) at width 64 (limit 0.05)"

@@ -1,0 +1,139 @@
+"""Sparse kernels of the GPU: the patterns everywhere, the products where there is one, kind refusals elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scaling import models
+from sparing.errors import UserError
+from sparing.scaling import cuda
+from sparing.scaling.cuda import BlockLinear, TwoOfFourLinear, block_matrix, blocks_of, convert_cuda_, revert_cuda_
+from sparing.scaling.masks import Blocks, NofM
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+TWO_OF_FOUR = NofM(n=2, m=4).draw((128, 128), 0.5, seed=0, name="w")
+TILES = Blocks(size=16).draw((128, 128), 0.25, seed=0, name="w")
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_masks_are_told_apart():
+    assert cuda.is_two_of_four(TWO_OF_FOUR)
+    assert not cuda.is_two_of_four(torch.ones(8, 8).bool())
+    assert not cuda.is_two_of_four(torch.zeros(8, 6).bool())
+    assert blocks_of(TILES, 16) is not None
+    assert blocks_of(TILES, 8) is not None
+    assert blocks_of(TWO_OF_FOUR, 16) is None
+    assert blocks_of(TILES[:120], 16) is None
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (48, 32)])
+def test_block_matrices_are_the_weight_and_its_transpose(shape):
+    mask = Blocks(size=16).draw(shape, 0.5, seed=0, name="w")
+    mask[:16] = False  # an empty row of blocks
+    mask[16:32, :16] = True
+    weight = draw(*shape) * mask
+    pattern = blocks_of(mask, 16)
+    assert torch.equal(block_matrix(weight, pattern).to_dense(), weight)
+    back = cuda.turned(pattern, shape[1] // 16)
+    assert torch.equal(block_matrix(weight.t().contiguous(), back).to_dense(), weight.t())
+
+
+def test_products_over_blocks_are_those_of_the_dense_layer(monkeypatch):
+    """The kernel replaced by a dense product, so that what stands around it is tested without a GPU."""
+    monkeypatch.setattr(cuda, "_product", lambda matrix, x: x @ matrix.to_dense().t())
+    layer = nn.Linear(128, 128).double()
+    with torch.no_grad():
+        layer.weight.mul_(TILES)
+    twin = nn.Linear(128, 128).double()
+    twin.load_state_dict(layer.state_dict())
+    twin.__class__, twin.__dict__["_blocks"] = BlockLinear, blocks_of(TILES, 16)
+    assert_same(layer, twin, draw(2, 3, 128), 1e-12)
+
+
+def test_products_of_two_of_four_are_those_of_the_dense_layer(monkeypatch):
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda weight: weight)
+    for both in (False, True):
+        layer, twin = nn.Linear(128, 128).double(), nn.Linear(128, 128).double()
+        twin.load_state_dict(layer.state_dict())
+        twin.__class__, twin.__dict__["_both"] = TwoOfFourLinear, both
+        assert_same(layer, twin, draw(2, 3, 128), 1e-12)
+
+
+def assert_same(dense: nn.Module, sparse: nn.Module, x: Tensor, tolerance: float) -> None:
+    """Outputs and all gradients agree, relative to the largest entry."""
+    found = []
+    for layer in (dense, sparse):
+        own = x.clone().requires_grad_()
+        y = layer(own)
+        y.square().sum().backward()
+        found.append([y.detach(), own.grad, layer.weight.grad, layer.bias.grad])
+    for expected, got in zip(*found, strict=True):
+        assert float((got - expected).abs().max() / expected.abs().max()) < tolerance
+
+
+def test_refused_kindly_without_a_gpu():
+    model = nn.Sequential(nn.Linear(128, 128))
+    for backend in ("2:4", "block"):
+        with pytest.raises(UserError, match="lies on cpu"):
+            convert_cuda_(model, {"0.weight": TWO_OF_FOUR}, backend=backend)
+    with pytest.raises(UserError, match="2:4 and block"):
+        convert_cuda_(model, {}, backend="csr")
+    with pytest.raises(UserError, match="only Linear"):
+        convert_cuda_(models.conv(8), {"conv.weight": TWO_OF_FOUR}, backend="2:4")
+    assert type(model[0]) is nn.Linear
+
+
+def test_reasons_are_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    weight = torch.zeros(128, 128)
+    assert "half precision" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=False)
+    assert "multiples of 64" in cuda._two_of_four_obstacle(weight[:100], TWO_OF_FOUR, half=True)
+    assert "not two of four" in cuda._two_of_four_obstacle(weight, TILES, half=True)
+    assert cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=True) == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    assert "8.0" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=True)
+    monkeypatch.setattr(cuda._triton, "has_triton", lambda: True)
+    assert "half precision" in cuda._block_obstacle(TILES, half=False, size=16)
+    assert "16, 32, 64, 128" in cuda._block_obstacle(TILES, half=True, size=8)
+    assert "whole blocks" in cuda._block_obstacle(TWO_OF_FOUR, half=True, size=16)
+    assert cuda._block_obstacle(TILES, half=True, size=16) == ""
+    monkeypatch.setattr(cuda._triton, "has_triton", lambda: False)
+    assert "Triton" in cuda._block_obstacle(TILES, half=True, size=16)
+
+
+def test_going_back_leaves_ordinary_layers():
+    layer = nn.Linear(128, 128)
+    layer.__class__, layer.__dict__["_both"] = TwoOfFourLinear, True
+    revert_cuda_(nn.Sequential(layer))
+    assert type(layer) is nn.Linear
+    assert "_both" not in layer.__dict__
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize(("backend", "mask"), [("2:4", TWO_OF_FOUR), ("block", TILES)])
+def test_kernels_agree_with_masked_dense(backend, mask):
+    layer = nn.Linear(128, 128, device="cuda", dtype=torch.float16)
+    mask = mask.cuda()
+    with torch.no_grad():
+        layer.weight.mul_(mask)
+    twin = nn.Linear(128, 128, device="cuda", dtype=torch.float16)
+    twin.load_state_dict(layer.state_dict())
+    assert convert_cuda_(nn.Sequential(twin), {"0.weight": mask}, backend=backend, size=16) == ["0.weight"]
+    # half precision: 2⁻¹¹ an operation, sums of 128 in single precision, squared in the loss
+    assert_same(layer, twin, draw(128, 128).half().cuda(), 1e-2)
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_the_functional_layer_is_torchs():
+    weight = torch.randn(128, 128, device="cuda", dtype=torch.float16) * TWO_OF_FOUR.cuda()
+    x = torch.randn(128, 128, device="cuda", dtype=torch.float16)
+    got = F.linear(x, torch.sparse.to_sparse_semi_structured(weight))
+    torch.testing.assert_close(got, F.linear(x, weight), rtol=1e-2, atol=1e-1)

@@ -1,0 +1,221 @@
+"""A folded model is an ordinary one that computes the same, here and after ``from_pretrained``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from scaling import models
+from sparing.errors import UserError
+from sparing.scaling.apply import apply_, masks_of
+from sparing.scaling.fold import fold_, live_weights
+from sparing.scaling.plan import plan
+from sparing.scaling.rules import CompleteP, MuP, SuPar
+
+RULE = SuPar(input=2.5, output=1.5, form="shifted")
+
+
+def gpt2(**changes) -> nn.Module:
+    """Heads widen from 16 to 32, so attention has a factor too; the head is tied."""
+    return prepared(models.gpt2(64, head_dim=32, **changes), models.gpt2(32, head_dim=16, **changes))
+
+
+def llama(rule=RULE, **changes) -> nn.Module:
+    return prepared(models.llama(64, head_dim=32, **changes), models.llama(32, head_dim=16, **changes), rule)
+
+
+def prepared(model: nn.Module, base: nn.Module, rule=RULE) -> nn.Module:
+    """Scaled, and every parameter moved a little, so that no bias or gain is zero or one by chance."""
+    model, base = model.double().eval(), base.double()
+    chosen = plan(model, base=base, density=0.25, rule=rule, init={"*": "constant"})
+    masks = apply_(model, chosen)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    masks.accept_()
+    return model
+
+
+@functools.cache
+def built(kind: str) -> nn.Module:
+    return MODELS[kind]()
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=zoo.tokens()["input_ids"]).logits
+
+
+MODELS = {
+    "gpt2, tied": gpt2,
+    "llama": llama,
+    "llama, tied": lambda: llama(tie_word_embeddings=True),
+    "llama, depth": lambda: llama(SuPar(depth=CompleteP(base_layers=1), output=2.0)),
+    "llama, factors alike": lambda: llama(MuP(input=0.75, output=1.5), tie_word_embeddings=True),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_folded_model_computes_the_same_and_is_ordinary(kind):
+    """float64: folding multiplies each weight once more, so logits of about 1 move by a few 1e-16 per product."""
+    model = copy.deepcopy(built(kind))
+    expected, masks = logits(model), {n: m.clone() for n, m in masks_of(model).items()}
+    own_plan = masks_of(model).plan
+    plain = {key for key in model.state_dict() if not key.endswith(("_mask", "_scale")) and key != "scaling_plan"}
+    assert fold_(model, masks_of(model)) is model
+    torch.testing.assert_close(logits(model), expected, rtol=1e-12, atol=1e-12)
+    assert set(model.state_dict()) == plain
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._load_state_dict_pre_hooks
+        assert not [key for key in vars(module) if key.startswith("_sparing")]
+    for name, mask in live_weights(model, own_plan).items():
+        assert torch.equal(mask, masks[name])
+    with pytest.raises(UserError, match="was not scaled"):
+        fold_(model)
+
+
+@pytest.mark.parametrize("kind", ["gpt2, tied", "llama", "llama, tied"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_it_passes_through_save_and_from_pretrained(tmp_path, kind, dtype, tolerance):
+    """float32: weights are rounded once more, 6e-8 each, under logits of about 1."""
+    model = copy.deepcopy(built(kind)).to(dtype)
+    expected = logits(model)
+    fold_(model).save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=dtype).eval()
+    torch.testing.assert_close(logits(again), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+    assert (again.lm_head.weight is again.get_input_embeddings().weight) == ("tied" in kind)
+
+
+@pytest.mark.parametrize("kind", ["gpt2, tied", "llama"])
+def test_generation_uses_the_multipliers(kind):
+    """Defect 4 of the public code: greedy tokens, and the scores they were chosen by, are those of the folded model;
+    a model without its readout factor has other scores."""
+    model = copy.deepcopy(built(kind))
+    prompt = zoo.tokens(length=4)["input_ids"]
+    options = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(prompt),
+    }
+    ours = model.generate(prompt, **options)
+    theirs = fold_(copy.deepcopy(model)).generate(prompt, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(torch.stack(ours.scores), torch.stack(theirs.scores), rtol=1e-11, atol=1e-12)
+    with torch.no_grad():
+        model.lm_head.forward_scale.fill_(1.0)
+    without = model.generate(prompt, **options)
+    assert not torch.allclose(without.scores[0], ours.scores[0], rtol=1e-2)
+
+
+def test_a_copy_of_a_scaled_model_can_be_folded_while_training_goes_on():
+    model = llama()
+    expected = logits(model)
+    fold_(copy.deepcopy(model))
+    assert torch.equal(logits(model), expected)
+    masks_of(model).verify()
+
+
+class Tied(nn.Module):
+    """A tied readout with or without a norm before it."""
+
+    def __init__(self, norm: nn.Module | None, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        if norm is not None:
+            self.norm = norm
+        self.head = nn.Linear(width, 11, bias=True)
+        self.head.weight = self.embed.weight
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        x = self.norm(x) if hasattr(self, "norm") else x
+        return self.head(x)
+
+
+class OffsetNorm(nn.Module):
+    """A gain of 1 + w, as in Gemma."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+
+class SquaredNorm(OffsetNorm):
+    """A gain nobody has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight).square()
+
+
+IDS = torch.arange(10).view(2, 5)
+
+
+def tied(norm) -> nn.Module:
+    def build(width: int) -> nn.Module:
+        return models.seeded(lambda: Tied(norm(width) if norm else None, width))
+
+    return prepared(build(32), build(16), SuPar(input=2.0, output=1.5))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, OffsetNorm])
+def test_both_kinds_of_gain_take_the_factor_of_a_tied_readout(norm):
+    model = tied(norm)
+    expected = model(IDS)
+    fold_(model)
+    torch.testing.assert_close(model(IDS), expected, rtol=1e-12, atol=1e-12)
+    assert model.head.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("norm", [None, SquaredNorm])
+def test_a_tied_readout_without_such_a_norm_is_refused_or_untied(norm):
+    model = tied(norm)
+    expected = model(IDS)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match="untie=True"):
+        fold_(model)
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    fold_(model, untie=True)
+    torch.testing.assert_close(model(IDS), expected, rtol=1e-12, atol=1e-12)
+    assert model.head.weight is not model.embed.weight
+
+
+def test_a_weight_that_several_layers_share_is_multiplied_once():
+    def build(width: int) -> nn.Sequential:
+        layers = models.mlp(width, depth=4)
+        layers[4].weight = layers[2].weight
+        return layers
+
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = prepared(build(32), build(16), SuPar(form="shifted"))
+    expected = model(x)
+    fold_(model)
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_torch_attention_and_convolutions_fold():
+    image = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for build in (models.patches, models.conv):
+        model = prepared(build(32), build(16), SuPar(input=2.0, output=1.5, depth=None))
+        expected = model(image)
+        fold_(model)
+        torch.testing.assert_close(model(image), expected, rtol=1e-11, atol=1e-12)

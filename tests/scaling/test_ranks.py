@@ -1,0 +1,46 @@
+"""Two processes over gloo, each given another seed and half of the batch, equal one process with the first seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scaling import ranks
+
+# slow: two processes that import torch, once for all tests
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> list[dict]:
+    return ranks.answers(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", ranks.METHODS)
+def test_masks_are_those_of_process_0_before_and_after(both, name):
+    """Defect 1 of the public code: under data parallelism every process trained another mask."""
+    one = ranks.train(name) if name != "set" else None  # its growth is drawn from each process's own seed
+    for answer in both:
+        assert answer[name]["first"] == both[0][name]["first"]
+        assert answer[name]["last"] == both[0][name]["last"]
+        assert answer[name]["off"] == 0
+        if one:
+            assert (answer[name]["first"], answer[name]["last"]) == (one["first"], one["last"])
+    assert both[0][name]["updates"] == (0 if name == "static" else 2)
+    assert (both[0][name]["first"] != both[0][name]["last"]) == (name != "static")
+
+
+@pytest.mark.parametrize("name", ["static", "rigl"])
+def test_two_processes_equal_one(both, name):
+    """Up to the order in which eight rows are summed: 1e-16 per gradient, under nine AdamW steps of 1e-2."""
+    one = ranks.train(name)
+    for answer in both:
+        for key, values in one["weights"].items():
+            torch.testing.assert_close(
+                torch.tensor(answer[name]["weights"][key]), torch.tensor(values), rtol=0, atol=1e-9
+            )
+
+
+@pytest.mark.parametrize("name", ranks.METHODS)
+def test_both_end_with_the_same_bits(both, name):
+    assert both[0][name]["weights"] == both[1][name]["weights"]
