@@ -117,6 +117,21 @@ def test_a_tied_head_that_nobody_declares_is_the_readout():
     assert found.entries["table.weight"].role == "embedding"
 
 
+def test_a_head_that_is_registered_before_the_blocks_is_the_readout():
+    def build(width):
+        model = nn.Module()
+        model.stem = nn.Linear(8, width)
+        model.head = nn.Linear(width, 5)
+        model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2)])
+        return model
+
+    found = plan(build(64), base=build(16), rule=SuPar(), density=1 / 4)
+    assert found.readout == "head"
+    assert [name for name, entry in found.entries.items() if entry.masked] == ["blocks.0.0.weight", "blocks.1.0.weight"]
+    assert found.entries["stem.weight"].role == "embedding"
+    assert found.entries["head.bias"].init == "fan_in"  # five entries tell nothing: it goes with its matrix
+
+
 @pytest.mark.parametrize("base", [32, models.llama_config(32), lambda: models.llama(32), "model"])
 def test_every_form_of_base_gives_one_plan(base):
     model = models.llama(64)

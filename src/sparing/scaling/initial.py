@@ -32,7 +32,7 @@ def initial(
 
     Returns:
         Canonical name -> kind. A table whose scale does not tell is taken as constant: no library default falls with
-        width there.
+        width there; a bias too short to tell goes with the matrix of its layer.
     """
     ours, theirs = named_parameters(model), named_parameters(base) if base is not None else {}
     found = {
@@ -47,7 +47,12 @@ def initial(
         for name, fact in known.items()
     }
     tables = {name for name, fact in known.items() if len(fact.shape) > 1 and not fact.matrix}
-    return {name: "constant" if value == "unknown" and name in tables else value for name, value in found.items()}
+    told = {name: "constant" if value == "unknown" and name in tables else value for name, value in found.items()}
+    beside = {fact.module: told[name] for name, fact in known.items() if fact.matrix}
+    return {
+        name: beside.get(known[name].module, value) if value == "unknown" and len(known[name].shape) == 1 else value
+        for name, value in told.items()
+    }
 
 
 def kind(

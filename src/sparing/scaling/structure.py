@@ -55,11 +55,12 @@ def frame(model: nn.Module) -> Frame:
     blocks = [block for block in found if block.role == "body"]
     body = frozenset(name for block in blocks for name in block.params) if blocks else None
     matrices = list(_matrices(model))
+    stem = _stem(model, body or frozenset())
     return Frame(
         body=body,
         layers=len(blocks),
-        readout=_readout(model, matrices, body or frozenset()),
-        stem=_stem(model, body or frozenset()),
+        readout=_readout(model, matrices, body or frozenset(), stem),
+        stem=stem,
         residual=frozenset(
             name
             for block in blocks
@@ -186,7 +187,7 @@ def _matrices(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _readout(model: nn.Module, matrices: Sequence[str], body: frozenset[str]) -> str | None:
+def _readout(model: nn.Module, matrices: Sequence[str], body: frozenset[str], stem: str | None) -> str | None:
     """Take what the model declares; else a matrix that is a table used twice; else the last one outside the body."""
     declared = getattr(submodule(model, ""), "get_output_embeddings", None)
     try:
@@ -200,8 +201,8 @@ def _readout(model: nn.Module, matrices: Sequence[str], body: frozenset[str]) ->
         (path, local), table = owner(alias), submodule(model, owner(first)[0])
         if is_embedding(table) and is_matrix(submodule(model, path), local, named_parameters(model)[first].shape):
             return path
-    last = matrices[-1:]
-    return owner(last[0])[0] if last and last[0] not in body else None
+    outside = [name for name in matrices if name not in body and (name == matrices[-1] or name != stem)]
+    return owner(outside[-1])[0] if outside else None  # a head may be registered before the blocks
 
 
 def _stem(model: nn.Module, body: frozenset[str]) -> str | None:

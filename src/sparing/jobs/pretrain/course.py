@@ -15,7 +15,6 @@ from sparing.scaling.apply import Masks, apply_
 from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_state_
 from sparing.scaling.evolve import Evolution
 from sparing.scaling.plan import Plan, plan
-from sparing.scaling.spectral import Spectral
 
 KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
 """Optimizers as the rules name them."""
@@ -187,21 +186,11 @@ def restore_(course: Course, tree: Mapping[str, Any]) -> None:
         tree: What ``state_of`` returned.
     """
     course.model.load_state_dict(tree["model"])
-    _load_optimizer_(course, _tupled(tree["optimizer"]))
+    load_dense_state_(course.model, course.optimizer, _tupled(tree["optimizer"]))
     if course.evolution is not None:
         course.evolution.load_state_dict(tree["evolution"])
     choose_backends_(course, tree["choices"])
     course.step, course.seconds, course.density = tree["step"], tree["seconds"], live_share(course.masks)
-
-
-def _load_optimizer_(course: Course, state: Mapping[str, Any]) -> None:
-    """Load state and groups; torch puts new groups in place of those that an evolution holds, so they are put back."""
-    before = list(course.groups)
-    load_dense_state_(course.model, course.optimizer, state)
-    if course.evolution is not None and not isinstance(course.optimizer, Spectral):
-        for old, new in zip(before, course.groups, strict=True):
-            old.update(new)
-        course.groups[:] = before
 
 
 def _tupled(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""The whole job: its files, going on after a kill, two processes on one study, and what it refuses."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparing.errors import UserError
+from sparing.jobs.transfer import StoppedError, Transfer, run, show
+from sparing.jobs.transfer import job as room
+from sparing.jobs.transfer.grid import cells
+from sparing.jobs.transfer.job import identity
+from sparing.jobs.transfer.study import Study
+from sparing.report import Record
+
+pytest.importorskip("optuna")
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture
+def unseen(monkeypatch) -> None:
+    """No pictures: drawing them takes longer than the runs."""
+    monkeypatch.setattr(room, "write_page", lambda *_: None)
+
+
+def numbers(record: Record) -> list[dict]:
+    """The runs without their clocks, in one order."""
+    rows = [{key: cell for key, cell in row.items() if key != "seconds"} for row in record.table("runs")]
+    return sorted(rows, key=str)
+
+
+def test_it_leaves_database_record_and_page(tiny, capsys) -> None:
+    record = run(dataclasses.replace(tiny, coordinates=True))
+
+    assert {"study.db", "record.jsonl", "report.html", "run.json"} <= {path.name for path in tiny.out.iterdir()}
+    assert Record.read(tiny.out / "record.jsonl").rows == record.rows
+    assert set(record.tables) == {"runs", "optima", "transfer", "summary", "coordinates"}  # too narrow for slopes
+    assert len(record.table("runs")) == len(cells(tiny)) == 8
+    assert str(tiny.out) not in (tiny.out / "record.jsonl").read_text()
+    page = (tiny.out / "report.html").read_text()
+    assert "SμPar" in page
+    assert "0 of 8 runs diverged" in page
+    show(record)
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tiny.out / 'report.html'}"
+
+
+@pytest.mark.usefixtures("unseen")
+def test_dense_runs_at_the_base_are_the_same_under_every_rule(tiny) -> None:
+    rules = ("sp", "mup", "supar", "init-only", "rate-only")
+    record = run(dataclasses.replace(tiny, widths=(16,), densities=(1.0,), rules=rules, rates=(-6.0,)))
+    assert len({row["loss"] for row in record.table("runs")}) == 1
+    assert len({row["held_out_loss"] for row in record.table("runs")}) == 1
+
+
+@pytest.mark.usefixtures("unseen")
+@pytest.mark.parametrize("how", [signal.SIGINT, "in the middle"])
+def test_an_interrupted_study_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch, how) -> None:
+    whole = run(dataclasses.replace(tiny, out=tmp_path / "whole"))
+    real, done = room.train, []
+
+    def train(*args):
+        done.append(args)
+        if len(done) == 3 and how == "in the middle":
+            raise RuntimeError("killed")
+        if len(done) == 3:
+            os.kill(os.getpid(), how)
+        return real(*args)
+
+    monkeypatch.setattr(room, "train", train)
+    with pytest.raises((StoppedError, RuntimeError)):
+        run(tiny)
+    done += [None] * 3  # no further interruption
+    resumed = run(dataclasses.replace(tiny, resume=True))
+
+    assert numbers(resumed) == numbers(whole)
+
+
+@pytest.mark.usefixtures("unseen")
+def test_the_grid_may_grow_and_nothing_is_done_twice(tiny, monkeypatch) -> None:
+    run(tiny)
+    real, done = room.train, []
+    monkeypatch.setattr(room, "train", lambda *args: done.append(args[2]) or real(*args))
+
+    record = run(dataclasses.replace(tiny, resume=True, seeds=(0, 1)))
+
+    assert len(record.table("runs")) == 16
+    assert {cell.seed for cell in done} == {1}
+
+
+def command(settings: Transfer, *more: str) -> list[str]:
+    """A process that does a tiny study, with what a shell would pass."""
+    code = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path\n"
+        "from sparing.jobs.transfer import Transfer, job\n"
+        "job.write_page = lambda *_: None\n"
+        f"job.run(Transfer(out=Path({str(settings.out)!r}), widths=(32,), base_width=16, densities=(1.0, 0.25),\n"
+        "    rates=(-8.0, -5.0), seeds=(0,), rules=('sp', 'supar'), steps=10, batch=32, layers=2,\n"
+        f"    coordinates=False, {', '.join(more)}))\n"
+    )
+    return [sys.executable, "-c", code]
+
+
+def begun(settings: Transfer) -> Study:
+    """Claim the directory and open its study, as a first process does."""
+    import hashlib
+    import json
+
+    from sparing.jobs.transfer.study import study_name
+
+    mark = identity(settings)
+    room.folder_of(settings).claim_(mark)
+    digest = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()
+    return Study(settings.out, study_name(digest), storage=None, fresh=False)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.usefixtures("unseen")
+def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
+    whole = run(dataclasses.replace(tiny, out=tmp_path / "whole"))
+    study = begun(tiny)
+    both = [subprocess.Popen(command(tiny, "resume=True"), stderr=subprocess.PIPE) for _ in range(2)]
+    for process in both:
+        _, words = process.communicate(timeout=240)
+        assert process.returncode == 0, words.decode()
+
+    trials = study._trials("RUNNING", "COMPLETE", "FAIL", "WAITING")
+    counts = collections.Counter(str(sorted(trial.params.items())) for trial in trials)
+    assert len(trials) == len(counts) == 8
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    assert numbers(Record.read(tiny.out / "record.jsonl")) == numbers(whole)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.usefixtures("unseen")
+def test_a_killed_process_gives_its_run_back(tiny, tmp_path) -> None:
+    """SIGKILL in the middle of a run: no handler runs, the run is marked as under way for ever."""
+    stuck = command(tiny)
+    stuck[2] = stuck[2].replace("job.run(", "job.train = lambda *_: __import__('time').sleep(600)\njob.run(", 1)
+    process = subprocess.Popen(stuck, stderr=subprocess.DEVNULL)
+    database = tiny.out / "study.db"
+    until = time.monotonic() + 240
+    while time.monotonic() < until:
+        if database.exists() and (tiny.out / "run.json").exists():
+            with begun(dataclasses.replace(tiny, resume=True)) as study:
+                if study.under_way:
+                    break
+        time.sleep(0.2)
+    with begun(dataclasses.replace(tiny, resume=True)) as study:
+        assert study.free_dead_() == 0  # it lives
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert study.free_dead_() == 1
+    resumed = run(dataclasses.replace(tiny, resume=True))
+    assert numbers(resumed) == numbers(run(dataclasses.replace(tiny, out=tmp_path / "whole")))
+
+
+@pytest.mark.usefixtures("unseen")
+def test_divergence_is_kept(tiny) -> None:
+    record = run(dataclasses.replace(tiny, rates=(-7.0, 12.0), rules=("sp",), densities=(1.0,)))
+    wild = next(row for row in record.table("runs") if row["x"] == 12)
+    assert wild["diverged"]
+    assert record.table("optima")[0]["diverged"] == 1
+    assert record.table("optima")[0]["best_tried"] == -7
+
+
+@pytest.mark.usefixtures("unseen")
+def test_another_study_in_the_directory_is_refused(tiny) -> None:
+    run(tiny)
+    with pytest.raises(UserError, match="another run"):
+        run(tiny)
+    with pytest.raises(UserError, match="steps"):
+        run(dataclasses.replace(tiny, steps=11, resume=True))
+    record = run(dataclasses.replace(tiny, steps=11, overwrite=True))
+    assert {row["steps"] for row in record.table("runs")} == {11}
+
+
+def test_a_database_that_cannot_be_opened_is_told_in_one_line(tiny) -> None:
+    with pytest.raises(UserError, match="storage: got nowhere"):
+        run(dataclasses.replace(tiny, storage="nowhere"))
+
+
+@pytest.mark.parametrize(("missing", "word"), [("optuna", r"sparing\[sweep\]"), ("sklearn", "scikit-learn")])
+def test_missing_packages_are_named_with_the_line_that_installs_them(tiny, monkeypatch, missing, word) -> None:
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.split(".")[0] == missing:
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UserError, match=word):
+        run(tiny)
+    assert not tiny.out.exists()
