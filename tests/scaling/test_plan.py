@@ -13,6 +13,7 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
+from sparing.scaling.apply import apply_
 from sparing.scaling.plan import Plan, plan
 from sparing.scaling.rules import RULES, SP, CompleteP, Factors, InitOnly, MuP, RateOnly, SuPar
 
@@ -249,6 +250,21 @@ def test_depth_of_a_model_that_draws_all_depths_alike():
     assert len(found.outputs) == 8
     attended = plan(models.patches(16, layers=2), rule=SuPar(depth=CompleteP(base_layers=1))).outputs
     assert set(attended) == {f"encoder.layers.{at}.{end}" for at in (0, 1) for end in ("self_attn", "linear2")}
+
+
+def test_a_scaled_model_is_not_planned_again():
+    """Its weights would be taken for freshly drawn ones, and corrected twice."""
+    model = models.mlp(32)
+    apply_(model, plan(model, base=models.mlp(16)))
+    with pytest.raises(UserError, match="a plan was applied to"):
+        plan(model, base=models.mlp(16))
+
+
+def test_depth_needs_residual_branches():
+    """Alike blocks that add nothing to a stream have no branch to multiply."""
+    model = nn.ModuleList([nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(3)])
+    with pytest.raises(UserError, match="rule for depth"):
+        plan(model, rule=SuPar(depth=CompleteP(base_layers=2)))
 
 
 def test_depth_needs_blocks():

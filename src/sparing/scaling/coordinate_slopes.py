@@ -54,6 +54,8 @@ class Slope:
         """One line for a person."""
         fixed = f"{'width' if self.along == 'density' else 'density'} {self.at:g}"
         limit = "not judged" if self.limit is None else f"limit {self.limit:g}"
+        if self.limit is not None and self.passed and abs(self.slope) > self.limit:
+            limit += ", within two standard errors of it"
         size = f"{self.slope:+.3f}" + (f" ± {self.error:.3f}" if self.error else "")
         return f"{self.module}: {self.stat} goes with {self.along}^({size}) at {fixed} ({limit})"
 

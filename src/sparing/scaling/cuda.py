@@ -17,7 +17,7 @@ from torch.utils import _triton
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
-from sparing.scaling.sparse import quiet
+from sparing.scaling.sparse import prepare
 
 CudaBackend = Literal["2:4", "block"]
 """Kernels: cuSPARSELt or CUTLASS for two of four, Triton for blocks."""
@@ -106,7 +106,7 @@ def block_matrix(weight: Tensor, pattern: BlockPattern) -> Tensor:
     size = pattern.size
     tiles = weight.view(weight.shape[0] // size, size, weight.shape[1] // size, size).transpose(1, 2)
     values = tiles[pattern.row, pattern.col].contiguous()
-    quiet()
+    prepare()
     return torch.sparse_bsr_tensor(pattern.crow, pattern.col, values, weight.shape, check_invariants=False)
 
 

@@ -98,6 +98,8 @@ class Evolution:
         require(scale in known, "scale", scale, "no such choice", f"pass one of {', '.join(known)}")
         self.model, self.masks, self.optimizer, self.method = submodule(model, ""), masks, optimizer, method
         self.steps, self.seed, self.scale = steps, seed, scale
+        self.closed = False
+        """Whether masks stay as they are from now on."""
         self.done = -1
         """Step last seen; −1 before the first."""
         self.history: list[dict[str, Any]] = []
@@ -111,14 +113,12 @@ class Evolution:
             for layer in self._layers.values():
                 self._carry_(layer)
         self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._enter_()),
-            optimizer.register_step_post_hook(lambda *_: self._leave_()),
-        ]
+        optimizer.register_step_pre_hook(lambda *_: self._enter_())
+        optimizer.register_step_post_hook(lambda *_: self._leave_())
 
     @property
     def plan(self) -> Plan:
-        """The plan at the densities of now."""
+        """The plan at the densities of now; the optimizer's groups keep to ``masks.plan``, so check them with that."""
         return self.masks.plan.with_densities(self.masks.densities)
 
     def factors(self, name: str) -> Factors:
@@ -148,7 +148,7 @@ class Evolution:
         Raises:
             UserError: If an update needs dense gradients and none were collected.
         """
-        if self.method.due(step, self.steps):
+        if not self.closed and self.method.due(step, self.steps):
             dense = self.masks.dense_gradient
             if self.method.dense_gradient and not dense:
                 raise UserError(
@@ -192,10 +192,9 @@ class Evolution:
         self._listen_()
 
     def close(self) -> None:
-        """Leave the optimizer: masks stay as they are, and so do factors in the forward pass, rates do not."""
+        """Change masks no more; the factors of now stay, in the forward pass and in the steps of the optimizer."""
         self._leave_()
-        for handle in self._handles:
-            handle.remove()
+        self.closed = True
         self.masks.keep_dense_gradient(False)
 
     def _settings(self) -> str:
@@ -218,7 +217,8 @@ class Evolution:
 
     def _listen_(self) -> None:
         """Collect dense gradients in the passes before an update that needs them."""
-        self.masks.keep_dense_gradient(self.method.dense_gradient and self.method.due(self.done + 1, self.steps))
+        due = not self.closed and self.method.due(self.done + 1, self.steps)
+        self.masks.keep_dense_gradient(self.method.dense_gradient and due)
 
     @torch.no_grad()
     def _update_(self, step: int, dense: Mapping[str, Tensor]) -> None:

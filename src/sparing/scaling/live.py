@@ -46,6 +46,12 @@ class Masks(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._gates)
 
+    def __repr__(self) -> str:
+        total = sum(mask.numel() for mask in self.values())
+        live = sum(int(mask.sum()) for mask in self.values())
+        share = f"{live / total:.4g} of {total:,} weights live" if total else "none"
+        return f"Masks({len(self)} weights: {share}, {len(self.dead)} with dead neurons or inputs)"
+
     def density(self, name: str) -> float:
         """Return the live fraction of one weight's entries."""
         return laws.realised(self[name])

@@ -232,7 +232,7 @@ def plan(
         The plan.
 
     Raises:
-        UserError: If ``optimizer`` is no kind of optimizer.
+        UserError: If ``optimizer`` is no kind of optimizer, or the model was scaled before.
 
     Example:
         >>> mlp = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -244,6 +244,9 @@ def plan(
     if optimizer not in get_args(Optimizer):
         kinds = ", ".join(get_args(Optimizer))
         raise UserError("optimizer", got=repr(optimizer), why="no such kind", do=f"pass one of {kinds}")
+    if hasattr(submodule(model, ""), APPLIED):
+        do = "plan before apply_, or build the model anew; the plan in force is masks_of(model).plan"
+        raise UserError("model", got="one that a plan was applied to", why="its weights are scaled already", do=do)
     chosen = SuPar() if rule is None else rule
     places, base_ = frame(model), narrower(model, base)
     known = facts_in(places, model, base_.shapes)
@@ -303,14 +306,20 @@ def _depth(rule: Rule, places: Frame, layers: int | None) -> float:
     if rule.depth is None:
         return 1.0
     count = places.layers if layers is None else layers
-    if count < 1 or not places.body:
+    if count < 1 or not places.body or not places.residual:
         raise UserError(
             "model",
-            got=f"{count} blocks" if count < 1 else "blocks of several kinds",
-            why="the rule for depth needs to know what lies in repeated blocks",
-            do="give a model whose blocks are alike, or leave depth=None",
+            got=_fault_of_depth(count, places),
+            why="the rule for depth scales the residual branches of repeated blocks",
+            do="give a model of alike residual blocks, or leave depth=None",
         )
     return count / rule.depth.base_layers
+
+
+def _fault_of_depth(count: int, places: Frame) -> str:
+    if count < 1:
+        return f"{count} blocks"
+    return "no residual branches" if places.body else "blocks of several kinds"
 
 
 def _inits(

@@ -136,8 +136,12 @@ def unsupported(weight: Tensor) -> str:
 
 
 @functools.cache
-def quiet() -> None:
-    """Spend torch's one warning that its compressed tensors are in beta."""
+def prepare() -> None:
+    """Spend torch's one warning that its compressed tensors are in beta, and keep compilers out of the layer.
+
+    The latter loads the compiler, which takes seconds: when the first layer is made, not when the room is imported.
+    """
+    SparseLinear.forward = torch.compiler.disable(SparseLinear.forward)  # type: ignore[method-assign,no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
@@ -222,7 +226,7 @@ class SparseLinear(nn.Module):
             UserError: If CSR cannot run here, the shapes differ, or a weight off the mask is not zero.
         """
         super().__init__()
-        quiet()
+        prepare()
         if why := unsupported(weight):
             raise UserError("sparse layer", got=f"a weight of shape {tuple(weight.shape)}", why=why, do="stay dense")
         self.transposed = transposed
@@ -238,7 +242,6 @@ class SparseLinear(nn.Module):
         self.out_features, self.in_features = pattern.shape
         self.weight = nn.Parameter(values, requires_grad=requires_grad)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in).
 
