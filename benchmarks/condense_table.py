@@ -68,8 +68,8 @@ class Case:
 
 
 CASES = (
-    Case(per_class=1, methods=ALL, seeds=3, seconds=20.0, trial=6.0),
-    Case(per_class=10, methods=MAIN, seeds=2, seconds=20.0, trial=6.0),
+    Case(per_class=1, methods=ALL, seeds=5, seconds=20.0, trial=6.0),
+    Case(per_class=10, methods=MAIN, seeds=2, seconds=60.0, trial=15.0),
 )
 
 
