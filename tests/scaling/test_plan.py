@@ -14,6 +14,7 @@ from torch import nn
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
+from sparing.scaling.entries import alike
 from sparing.scaling.plan import Plan, plan
 from sparing.scaling.rules import RULES, SP, CompleteP, Factors, InitOnly, MuP, RateOnly, SuPar
 
@@ -310,13 +311,25 @@ def test_plans_are_frozen():
 def test_the_report_has_a_line_per_parameter_with_the_reason():
     found = plan(models.mlp(64), base=models.mlp(16), density=1 / 4)
     file = io.StringIO()
-    found.report(file=file)
+    found.report(every=True, file=file)
     text = file.getvalue()
     assert "SuPar, adam: width 64 on a base of 16" in text
     for name, entry in found.entries.items():
         assert any(line.startswith(name) and entry.why in line for line in text.splitlines())
     row = found.table()[2]
     assert (row["parameter"], row["role"], row["density"], row["rescale"]) == ("2.weight", "hidden", 0.25, 2.0)
+
+
+def test_layers_that_are_alike_share_a_line():
+    found = plan(models.gpt2(64), base=models.gpt2(16), density=1 / 4)
+    rows = alike(found.table())
+    assert sum(row["layers"] for row in rows) == len(found.entries)
+    kin = [row for row in found.table() if row["parameter"].endswith("c_fc.weight")]
+    (row,) = [row for row in rows if row["parameter"] == "transformer.h.*.mlp.c_fc.weight"]
+    assert (row["layers"], row["density"], row["lr"]) == (len(kin), 0.25, kin[0]["lr"])
+    assert row["std"] == pytest.approx(sum(one["std"] for one in kin) / len(kin))
+    uneven = plan(models.gpt2(64), base=models.gpt2(16), density={"*.h.0.*": 1 / 4, "*": 1 / 2})
+    assert {row["density"] for row in alike(uneven.table()) if "c_fc.weight" in row["parameter"]} == {0.25, 0.5}
 
 
 def test_planning_changes_neither_the_model_nor_the_random_numbers():

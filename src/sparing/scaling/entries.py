@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparing.errors import UserError
 from sparing.scaling.initial import Init
@@ -181,3 +184,41 @@ def entry(facts: Facts, role: tuple[Role, str], rule: Rule, optimizer: Optimizer
 def _carries(line: Entry) -> bool:
     """Say whether the layer is called as a module, so that a hook can scale what goes in or comes out."""
     return line.kind in _HOOKED or (line.role == "embedding" and line.kind in _LOOKED_UP)
+
+
+def kind_of(name: str) -> str:
+    """The name of a parameter without the number of its layer.
+
+    Args:
+        name: Canonical name.
+
+    Returns:
+        The pattern that its kin in other layers share.
+
+    Example:
+        >>> kind_of("model.layers.3.mlp.up_proj.weight")
+        'model.layers.*.mlp.up_proj.weight'
+    """
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def alike(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Put rows together that differ in the number of their layer only.
+
+    Args:
+        rows: With ``parameter`` and ``std``.
+
+    Returns:
+        One row per kind with ``layers`` (count) and the mean of ``std``; a row without kin keeps its name.
+    """
+    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        same = tuple(value for name, value in row.items() if name not in {"parameter", "std"})
+        kinds.setdefault((kind_of(row["parameter"]), *same), []).append(row)
+    found = []
+    for (kind, *_), kin in kinds.items():
+        stds = [row["std"] for row in kin if row["std"] != ""]
+        name = kind if len(kin) > 1 else kin[0]["parameter"]
+        mean = sum(stds) / len(stds) if stds else ""
+        found.append({"parameter": name, "layers": len(kin)} | {**kin[0], "parameter": name, "std": mean})
+    return found

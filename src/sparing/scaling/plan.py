@@ -22,7 +22,7 @@ from sparing.errors import UserError
 from sparing.report import print_table
 from sparing.scaling import ratios, written
 from sparing.scaling.density import Density, densities
-from sparing.scaling.entries import Entry, entry, factors_of, unknown_init
+from sparing.scaling.entries import Entry, alike, entry, factors_of, unknown_init
 from sparing.scaling.initial import Init, depth_factor, initial, spread
 from sparing.scaling.narrow import Base, head_ratio, narrower
 from sparing.scaling.roles import Facts, as_given, facts_in, roles_of
@@ -161,17 +161,18 @@ class Plan:
             for e in self.entries.values()
         ]
 
-    def report(self, *, file: TextIO | None = None) -> None:
+    def report(self, *, every: bool = False, file: TextIO | None = None) -> None:
         """Print the table.
 
         Args:
+            every: Whether each parameter has a row; otherwise those that differ in the number of their layer share one.
             file: Where to; standard output by default.
         """
         title = f"{type(self.rule).__name__}, {self.optimizer}: width {self.width} on a base of {self.base_width}"
         deep = f", {self.depth:g} × the depth" if self.depth != 1 else ""
         logits = f", attention logits × {self.attention:g}" if self.attention != 1 else ""
         read = f", input of {self.readout} × {self._readout_factor():g}" if self.readout_ratio != 1 else ""
-        print_table(self.table(), title=title + deep + logits + read, file=file)
+        print_table(self.table() if every else alike(self.table()), title=title + deep + logits + read, file=file)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""

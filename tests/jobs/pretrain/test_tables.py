@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from sparing.jobs.pretrain.course import Course
-from sparing.jobs.pretrain.tables import kind_of, note_layers, note_plan
+from sparing.jobs.pretrain.tables import note_layers, note_plan
 from sparing.report import Record
+from sparing.scaling.entries import kind_of
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 from sparing.jobs.finetune.page import binned
 from sparing.jobs.pretrain.prices import shown
-from sparing.jobs.pretrain.tables import kind_of
 from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
+from sparing.scaling.entries import kind_of
 
 NAMES = {"sp": "the standard parameterization", "mup": "μP", "supar": "SμPar", "init-only": "SμPar's initial weights"}
 NAMES |= {"rate-only": "SμPar's rates"}

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparing.jobs.pretrain.course import Course
 from sparing.report import Record
+from sparing.scaling.entries import kind_of
 from sparing.scaling.masks import dead
 from sparing.scaling.plan import Plan
 
 SHOWN = ("parameter", "role", "fan_in", "m_in", "m_out", "density", "std", "lr", "decay", "eps", "forward", "why")
 """Columns of the full plan."""
-
-
-def kind_of(name: str) -> str:
-    """The name of a parameter without the number of its layer.
-
-    Args:
-        name: Canonical name.
-
-    Returns:
-        The pattern that its kin in other layers share.
-
-    Example:
-        >>> kind_of("model.layers.3.mlp.up_proj.weight")
-        'model.layers.*.mlp.up_proj.weight'
-    """
-    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def rate_rows(plan: Plan, groups: Iterable[Mapping[str, Any]], lr: float) -> list[dict[str, Any]]:
