@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_a_signal_is_noted_and_handlers_come_back(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+@pytest.fixture
+def usual() -> Iterator[None]:
+    """Python's own handler of SIGINT, which a shell that starts jobs in the background takes away."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual")
 def test_the_second_of_a_kind_acts_as_usual() -> None:
     with patient() as signals:
         signal.raise_signal(signal.SIGINT)

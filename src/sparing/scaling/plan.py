@@ -245,9 +245,7 @@ def plan(
     if optimizer not in get_args(Optimizer):
         kinds = ", ".join(get_args(Optimizer))
         raise UserError("optimizer", got=repr(optimizer), why="no such kind", do=f"pass one of {kinds}")
-    if hasattr(submodule(model, ""), APPLIED):
-        do = "plan before apply_, or build the model anew; the plan in force is masks_of(model).plan"
-        raise UserError("model", got="one that a plan was applied to", why="its weights are scaled already", do=do)
+    _require_fresh(model)
     chosen = SuPar() if rule is None else rule
     places, base_ = frame(model), narrower(model, base)
     known = facts_in(places, model, base_.shapes)
@@ -271,6 +269,13 @@ def plan(
         attention=chosen.logits(head_ratio(model, base_.model)),
         **_overview(known, found, places),
     )
+
+
+def _require_fresh(model: nn.Module) -> None:
+    """Refuse a model whose weights a plan has scaled."""
+    if hasattr(submodule(model, ""), APPLIED):
+        do = "plan before apply_, or build the model anew; the plan in force is that of its masks"
+        raise UserError("model", got="one that a plan was applied to", why="its weights are scaled already", do=do)
 
 
 def _scales(
