@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from sparing.errors import UserError
 
 _INT32 = torch.iinfo(torch.int32).max
-_TOKENS = 64  # rows of the input at a time: their transposes stay in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,24 +151,17 @@ def _csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> T
     return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
 
 
-def _product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Return ``X Aᵀ``, shape (N, out), for a CSR matrix A; MKL is fastest on transposes laid out row by row."""
-    y = x.new_empty(len(x), matrix.shape[0])
-    for rows, out in zip(torch.split(x, _TOKENS), torch.split(y, _TOKENS), strict=True):
-        out.copy_(torch.mm(matrix, rows.t().contiguous()).t())
-    return y
-
-
 class _Linear(torch.autograd.Function):
     """``X Wᵀ + b`` with W given by its live values."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern, keep: Any) -> Tensor:
-        """Return Y, shape (N, out), from X, shape (N, in)."""
-        ctx.save_for_backward(x, values)
+        """Return Y, shape (N, out), from X, shape (N, in); MKL is fastest on transposes, and backward wants Xᵀ too."""
+        x_t = x.t().contiguous()
+        ctx.save_for_backward(x_t, values)
         ctx.pattern, ctx.keep = pattern, keep
-        y = _product(_csr(pattern.crow, pattern.col, values, pattern.shape), x)
+        y = torch.mm(_csr(pattern.crow, pattern.col, values, pattern.shape), x_t).t().contiguous()
         return y if bias is None else y.add_(bias)
 
     @staticmethod
@@ -179,17 +171,16 @@ class _Linear(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of X, the values and the bias."""
-        (x, values), pattern, keep, (grad,) = ctx.saved_tensors, ctx.pattern, ctx.keep, grads
-        dx = dvalues = None
+        (x_t, values), pattern, keep, (grad,) = ctx.saved_tensors, ctx.pattern, ctx.keep, grads
+        dx, dvalues, grad_t = None, None, grad.t().contiguous()
         if ctx.needs_input_grad[0]:
             transposed = _csr(pattern.crow_t, pattern.col_t, values[pattern.order], pattern.shape[::-1])
-            dx = _product(transposed, grad)
+            dx = torch.mm(transposed, grad_t).t().contiguous()
         if ctx.needs_input_grad[1]:
             zeros = _csr(pattern.crow, pattern.col, torch.zeros_like(values), pattern.shape)
-            grad_t, x_t = grad.t().contiguous(), x.t().contiguous()
             dvalues = torch.sparse.sampled_addmm(zeros, grad_t, x_t.t(), beta=0).values()
             if keep is not None:
-                keep(x, grad)
+                keep(x_t.t(), grad)
         return dx, dvalues, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
