@@ -123,8 +123,10 @@ def _caption(record: Record, places: Sequence[tuple[int, float]]) -> str:
     mine = [row for row in record.table("optima") if (row["width"], row["density"]) in known]
     lost, runs = sum(row["diverged"] for row in mine), sum(row["runs"] for row in mine)
     settings = record.settings
+    seeds = len(settings["seeds"])
+    spread = f"lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
     return (
-        f"Mean of the last tenth of {settings['steps']} steps; lowest to highest of {len(settings['seeds'])} seeds. "
+        f"Mean of the last tenth of {settings['steps']} steps; {spread}. "
         f"Gaps: a seed diverged ({lost} of {runs} runs over all rules)."
     )
 
@@ -230,5 +232,5 @@ def coordinate_figure(record: Record) -> Figure | None:
         plots.series(rows, x="at", y="forward", by="method", roles=ROLES),
         title=f"The deepest layer's output goes with density to the power: {said}" if said else "The deepest layer",
         x=across("density"), y=plots.Axis(f"output of {deepest} (root mean square)", log=True),
-        caption=f"Width {rows[0]['width']}, after 4 steps at η = 1/256 on one batch, one seed.",
+        caption=f"Width {rows[0]['width']}, after 4 steps at η = 1/256 on one batch.",
     )  # fmt: skip
