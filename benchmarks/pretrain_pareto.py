@@ -49,6 +49,7 @@ RESULT = Path(__file__).parent / "results" / "pretrain_pareto.json"
 DENSITIES = ("1", "1/4", "1/8", "1/16", "1/32")
 RULES: tuple[RuleName, ...] = ("supar", "mup", "sp")
 SEEDS = range(2)
+COMMAND = "python -m benchmarks.pretrain_pareto"
 SETTINGS = Pretrain(
     data=("enwik8",),
     first=3_000_000,
@@ -238,7 +239,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             found = row_of(settings, Path(folder), harness=settings.seed == 0 and not options.no_harness)
         rows[key] = {"rule": settings.rule, "density": settings.density, "seed": settings.seed, **found}
-        document = {"settings": identity(), "environment": environment(), "rows": rows}
+        document = {"command": COMMAND, "settings": identity(), "environment": environment(), "rows": rows}
         write_whole(RESULT, json.dumps(document, indent=1) + "\n")
 
 
