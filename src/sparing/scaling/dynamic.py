@@ -61,8 +61,12 @@ class _Exchange:
     until: float = 0.75
     """Share of the run after which the mask stays, T_end/steps."""
 
+    share: float = 0.3
+    """Share of the live weights that the first update of RigL (α), or every one of SET (ζ), would exchange."""
+
     def __post_init__(self) -> None:
-        """Reject schedules that never end or never begin."""
+        """Reject shares that exchange nothing or everything, and schedules that never end or never begin."""
+        _check_share(self.share)
         _check_every(self.every)
         require(0 < self.until <= 1, "until", self.until, "it is a share of the run", "pass a number in (0, 1]")
 
@@ -92,14 +96,6 @@ class RigL(_Exchange):
     """
 
     dense_gradient: ClassVar[bool] = True
-
-    share: float = 0.3
-    """Share of the live weights that the first update would exchange, α."""
-
-    def __post_init__(self) -> None:
-        """Reject shares that exchange nothing or everything."""
-        _check_share(self.share)
-        _Exchange.__post_init__(self)
 
     def fraction(self, step: int, steps: int) -> float:
         """Return α/2 · (1 + cos(π t / T_end)).
@@ -150,14 +146,6 @@ class SET(_Exchange):
     """
 
     dense_gradient: ClassVar[bool] = False
-
-    share: float = 0.3
-    """Share of the live weights that every update exchanges, ζ."""
-
-    def __post_init__(self) -> None:
-        """Reject shares that exchange nothing or everything."""
-        _check_share(self.share)
-        _Exchange.__post_init__(self)
 
     def fraction(self, step: int, steps: int) -> float:
         """Return ζ at every step."""
