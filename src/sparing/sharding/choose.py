@@ -1,0 +1,292 @@
+"""The plan that picks itself: every plan simulated, those that do not fit set aside, and a reason for each that lost.
+
+choice = choose(Workload(params=65e9, accumulate=10), Topology(groups=4, per_group=8, inter="80Gbps",
+                intra="2000Gbps"), memory="80GB")
+choice.plan, [(verdict.plan.name, verdict.why) for verdict in choice.ranking]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from sparing.errors import UserError, require
+from sparing.memory.sizes import parse_bytes
+from sparing.sharding.config import Link, Topology, Workload
+from sparing.sharding.levels import Plan, as_plan, effective
+from sparing.sharding.predict import Price, predict
+from sparing.sharding.simulate import Timeline, simulate
+
+TIE = 0.001
+"""Relative: times closer than this are the same, and memory decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found out about one plan."""
+
+    plan: Plan
+    """Levels of the model."""
+
+    fits: bool
+    """Whether it fits the memory and survives what it must."""
+
+    seconds: float
+    """Time of one step (s)."""
+
+    memory: int
+    """Most that a rank holds (bytes)."""
+
+    why: str
+    """Why it was chosen or lost, in one line."""
+
+    price: Price
+    """Memory by kind, traffic by axis and cause."""
+
+    timeline: Timeline
+    """Where the time goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best plan and what became of the others."""
+
+    plan: Plan
+    """The fastest that fits; of equally fast ones the smallest."""
+
+    ranking: tuple[Verdict, ...]
+    """All that fit from best to worst, then the others by time."""
+
+    workload: Workload
+    """The model and how it is trained."""
+
+    topology: Topology
+    """The machine."""
+
+    memory: int | None
+    """Memory of a rank (bytes); none: no limit."""
+
+    @property
+    def best(self) -> Verdict:
+        """The verdict on the chosen plan."""
+        return self.ranking[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What a plan must keep to."""
+
+    topology: Topology
+    memory: int | None
+    survives: int
+    tie: float
+
+    def against(self, price: Price) -> str:
+        """Return why a plan is out of the question; empty if it is not."""
+        tiers = self.topology.tiers
+        if self.survives and max(price.plan.levels(tiers)) == tiers:
+            return "loses state with a group: what is at G exists once"
+        if self.memory is not None and price.memory > self.memory:
+            return f"{_gigabytes(price.memory - self.memory)} too much"
+        return ""
+
+
+def choose(
+    workload: Workload,
+    topology: Topology,
+    memory: str | float | None = None,
+    top: int | None = None,
+    *,
+    survives: int = 0,
+    tie: float = TIE,
+    plans: Sequence[Plan | str] | None = None,
+) -> Choice:
+    """Find the fastest plan that fits.
+
+    Args:
+        workload: The model and how it is trained.
+        topology: The machine.
+        memory: Memory of a rank: bytes, or text with a unit; none: no limit.
+        top: Keep only so many verdicts.
+        survives: Groups that may be lost without losing state: plans that keep a copy in every group.
+        tie: Relative difference of times below which memory decides.
+        plans: Those to choose from; none: all effective ones of the machine's tiers.
+
+    Returns:
+        The plan, and a verdict with a reason on every one.
+
+    Raises:
+        UserError: If nothing fits, or no plan can survive what it must.
+
+    Example:
+        >>> machine = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
+        >>> choose(Workload(params=65e9, accumulate=10), machine, memory="80GB").plan.name
+        'IIG'
+    """
+    limit = None if memory is None else parse_bytes(memory if isinstance(memory, str) else int(memory))
+    outer = topology.axes[-1]
+    why = f"there are {outer.size} groups along {outer.name}, and one must be left"
+    require(0 <= survives < max(outer.size, 1), "survives", survives, why, f"pass 0 to {outer.size - 1}")
+    rules = _Rules(topology, limit, survives, tie)
+    candidates = effective(topology.tiers) if plans is None else tuple(map(as_plan, plans))
+    require(bool(candidates), "plans", "none", "there is nothing to choose from", "pass plans")
+    found = [_judge(workload, topology, plan, rules) for plan in candidates]
+    fit = _ranked([verdict for verdict in found if verdict.fits], tie)
+    if not fit:
+        _refuse(found, limit)
+    ranked = [_explained(verdict, fit[0], rules) for verdict in fit]
+    rest = sorted((verdict for verdict in found if not verdict.fits), key=lambda verdict: verdict.seconds)
+    return Choice(
+        plan=fit[0].plan, ranking=tuple([*ranked, *rest][:top]), workload=workload, topology=topology, memory=limit
+    )
+
+
+def _judge(workload: Workload, topology: Topology, plan: Plan, rules: _Rules) -> Verdict:
+    price, timeline = predict(workload, topology, plan), simulate(workload, topology, plan)
+    against = rules.against(price)
+    return Verdict(
+        plan=plan,
+        fits=not against,
+        seconds=timeline.seconds,
+        memory=price.memory,
+        why=against,
+        price=price,
+        timeline=timeline,
+    )
+
+
+def _ranked(verdicts: list[Verdict], tie: float) -> list[Verdict]:
+    """Return verdicts from best to worst: the smallest among the fastest, again and again."""
+    left, ranked = list(verdicts), []
+    while left:
+        near = min(verdict.seconds for verdict in left) * (1 + tie)
+        best = min((v for v in left if v.seconds <= near), key=_small)
+        left.remove(best)
+        ranked.append(best)
+    return ranked
+
+
+def _small(verdict: Verdict) -> tuple[int, int, int]:
+    """Return what decides between equally fast plans: memory, then messages and bytes on the outermost axis."""
+    traffic = verdict.price.traffic
+    return verdict.memory, traffic.messages[-1], traffic.total[-1]
+
+
+def _explained(verdict: Verdict, best: Verdict, rules: _Rules) -> Verdict:
+    return replace(verdict, why=_reason(verdict, best, rules))
+
+
+def _reason(verdict: Verdict, best: Verdict, rules: _Rules) -> str:
+    """Return why a plan that fits was chosen or lost against the best."""
+    if verdict is best:
+        return "the fastest that fits" if rules.memory is not None else "the fastest"
+    if verdict.seconds <= best.seconds * (1 + rules.tie):
+        more = verdict.memory - best.memory
+        held = f"{_gigabytes(more)} more memory" if more else "same memory, no fewer messages"
+        return f"same time, {held} ({verdict.plan} beside {best.plan})"
+    return f"{_slower(verdict.seconds, best.seconds)}: {_where(verdict.timeline, best.timeline, rules.topology)}"
+
+
+def _where(mine: Timeline, best: Timeline, topology: Topology) -> str:
+    """Return on which axis the time is lost: by waiting, or where nothing hides, by sending."""
+    waits = [a - b for a, b in zip(mine.exposed, best.exposed, strict=True)]
+    sends = [a - b for a, b in zip(mine.busy, best.busy, strict=True)]
+    lost = waits if max(waits) > 0 else sends
+    axis = max(range(len(lost)), key=lost.__getitem__)
+    return f"{lost[axis]:.3g} s more on the {topology.axes[axis].name} link"
+
+
+def _slower(seconds: float, best: float) -> str:
+    if best <= 0:
+        return f"{seconds:.3g} s slower"
+    ratio = seconds / best
+    return f"{ratio:.1f}× slower" if ratio >= 1.1 else f"{100 * (ratio - 1):.1f} % slower"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e7 else f"{size / 1e6:.3g} MB"
+
+
+def _refuse(found: list[Verdict], limit: int | None) -> NoReturn:
+    """Say why nothing is left to choose."""
+    smallest = min(found, key=lambda verdict: verdict.memory)
+    got = "no limit" if limit is None else _gigabytes(limit)
+    if limit is None or smallest.memory <= limit:
+        why, do = "every plan that fits has state that exists once", "pass survives=0 or more memory"
+    else:
+        need = _gigabytes(smallest.memory)
+        why, do = f"the smallest plan, {smallest.plan}, needs {need}", "take more ranks, or checkpoint activations"
+    raise UserError("memory", got=got, why=why, do=do)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The best plan at one point of a map."""
+
+    ratio: float
+    """Speed inside a group over speed between groups, B'/B."""
+
+    accumulate: int
+    """Micro-steps, s."""
+
+    trainable: float
+    """Share of trainable parameters, Ψ'/Ψ."""
+
+    plan: Plan | None
+    """The best plan; none if nothing fits."""
+
+    seconds: float | None
+    """Its time of one step (s)."""
+
+
+def crossover(
+    workload: Workload,
+    topology: Topology,
+    *,
+    ratios: Sequence[float] = (1, 5, 25),
+    accumulates: Sequence[int] = (1, 4, 10),
+    trainables: Sequence[float] = (1, 1 / 16, 3 / 1000),
+    memory: str | float | None = None,
+) -> tuple[Cell, ...]:
+    """Map which plan is best where: over the network's unevenness, accumulation and the trainable share.
+
+    Args:
+        workload: The model; its accumulation and trainable share are replaced.
+        topology: The machine; the speed of its outermost axis is replaced.
+        ratios: Speeds of the innermost axis over the outermost.
+        accumulates: Micro-steps.
+        trainables: Shares of trainable parameters; a workload made of real buckets takes its own alone.
+        memory: Memory of a rank; none: no limit.
+
+    Returns:
+        Cells, ratios changing slowest and trainable shares fastest.
+
+    Raises:
+        UserError: If a share is none.
+    """
+    shares = (float(workload.trainable / workload.params),) if workload.specs else trainables
+    return tuple(
+        _cell(workload, _uneven(topology, ratio), ratio, accumulate, share, memory)
+        for ratio in ratios
+        for accumulate in accumulates
+        for share in shares
+    )
+
+
+def _cell(
+    workload: Workload, topology: Topology, ratio: float, accumulate: int, share: float, memory: str | float | None
+) -> Cell:
+    trainable = workload.trainable if workload.specs else share
+    work = replace(workload, accumulate=accumulate, trainable=trainable)
+    try:
+        best = choose(work, topology, memory, top=1).best
+    except UserError:  # the only one left to raise: nothing fits
+        return Cell(ratio=ratio, accumulate=accumulate, trainable=share, plan=None, seconds=None)
+    return Cell(ratio=ratio, accumulate=accumulate, trainable=share, plan=best.plan, seconds=best.seconds)
+
+
+def _uneven(topology: Topology, ratio: float) -> Topology:
+    """Return the machine with its outermost axis ``ratio`` times slower than the innermost."""
+    outer: Link = replace(topology.axes[-1], rate=topology.axes[0].rate / ratio)
+    return Topology(axes=(*topology.axes[:-1], outer), overlap=topology.overlap)

@@ -1,0 +1,315 @@
+"""One rank through one step of training, event by event: what the wires cost beyond what hides behind computation.
+
+All ranks are alike, so one stands for ten thousand. It has one worker that computes and one lane per axis that runs
+rings in the order they were submitted; both parts of a collective over two axes are queued at once, the second behind
+the first. The worker does what the engine does: it gathers blocks ahead, sends the gradients of a block when the
+backward pass of the block before begins, completes them behind the last backward pass, and leaves the gathering of new
+parameters to the next forward pass. Every time is then a maximum of earlier ones, and no clock has to tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sparing.sharding.config import BucketSpec, Topology, Workload
+from sparing.sharding.layout import Layout
+from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.traffic import Part, first_learning, rings_of
+
+Timed = tuple[tuple[int, float], ...]
+"""Rings of a transition: axis and seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ring:
+    """One ring that was submitted, and what it had to wait for."""
+
+    axis: int
+    start: float
+    end: float
+    cause: _Ring | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One piece of work, for a picture of the step."""
+
+    lane: str
+    """``"compute"`` or the name of an axis."""
+
+    name: str
+    """What it is, such as ``"gather 3"``."""
+
+    start: float
+    """Begin (s)."""
+
+    end: float
+    """End (s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step in the steady state, from the end of the optimizer's step to the end of the next."""
+
+    seconds: float
+    """The step (s)."""
+
+    compute: float
+    """Arithmetic in it, the optimizer's included (s)."""
+
+    exposed: tuple[float, ...]
+    """Waiting for each axis, innermost first (s)."""
+
+    busy: tuple[float, ...]
+    """Time each axis sends (s)."""
+
+    events: tuple[Event, ...] = ()
+    """All work in order of submission, if asked for."""
+
+
+@dataclass(slots=True, eq=False)
+class _Bucket:
+    """Rings of a bucket, and those under way."""
+
+    name: str
+    root: bool
+    block: int
+    gather: Timed
+    step: Timed
+    sync: Timed
+    refresh: Timed
+    pending: _Ring | None = None
+    whole: _Ring | None = None
+    gathered: bool = False
+    folding: _Ring | None = None
+    synced: _Ring | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    """The worker's clock and the lanes."""
+
+    names: tuple[str, ...]
+    trace: bool
+    now: float = 0.0
+    lanes: list[_Ring | None] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def submit(self, rings: Timed, after: _Ring | None, name: str) -> _Ring | None:
+        """Queue rings now, each behind the one before; return the last, or what was waited for if there is none."""
+        for axis, seconds in rings:
+            ahead = self.lanes[axis]
+            cause = ahead if after is None or (ahead is not None and ahead.end > after.end) else after
+            start = self.now if cause is None else max(cause.end, self.now)
+            self.lanes[axis] = after = _Ring(axis, start, start + seconds, cause)
+            self.busy[axis] += seconds
+            if self.trace:
+                self.events.append(Event(self.names[axis], name, start, after.end))
+        return after
+
+    def wait(self, ring: _Ring | None) -> None:
+        """Wait for a ring; the time is laid to whichever ring was running on the way to its end."""
+        if ring is None or ring.end <= self.now:
+            return
+        until = ring.end
+        at: _Ring | None = ring
+        while at is not None and at.end > self.now:
+            self.exposed[at.axis] += at.end - max(at.start, self.now)
+            at = at.cause
+        self.now = until
+
+    def sums(self) -> list[float]:
+        """Return the clock and all that only grows."""
+        return [self.now, *self.busy, *self.exposed]
+
+    def compute(self, seconds: float, name: str) -> None:
+        if self.trace and seconds:
+            self.events.append(Event("compute", name, self.now, self.now + seconds))
+        self.now += seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    """The order of a step; the stages are the body blocks."""
+
+    rank: _Rank
+    roots: list[_Bucket]
+    stages: list[list[_Bucket]]
+    learning: int
+    workload: Workload
+    reducing: list[_Ring | None] = field(default_factory=list)
+
+    def micro_step(self, *, last: bool) -> None:
+        self._forward()
+        self._backward(last=last)
+        for stage in (self.roots, *self.stages):
+            _free(stage)
+
+    def _forward(self) -> None:
+        rank, stages, ahead = self.rank, self.stages, self.workload.prefetch
+        self._gather([self.roots, *stages[:ahead]])
+        self._use(self.roots)
+        each = self.workload.forward / max(len(stages), 1)
+        for at, stage in enumerate(stages):
+            self._gather(stages[at : at + 1 + ahead])
+            self._use(stage)
+            rank.compute(each, f"forward {at}")
+            if at != len(stages) - 1:
+                _free(stage)
+        if not stages:
+            rank.compute(each, "forward")
+
+    def _backward(self, *, last: bool) -> None:
+        rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.learning
+        each = self.workload.backward / max(len(stages) - first, 1)
+        for at in range(len(stages) - 1, first - 1, -1):
+            if at + 1 < len(stages):
+                self._send(stages[at + 1], last=last)
+            self._gather([stages[below] for below in range(at, max(at - ahead, first) - 1, -1)])
+            self._use(stages[at])
+            rank.compute(each, f"backward {at}")
+        if first < len(stages):
+            self._send(stages[first], last=last)
+        else:
+            rank.compute(each, "backward")
+        self._send(self.roots, last=last)
+
+    def _gather(self, stages: Sequence[list[_Bucket]]) -> None:
+        for stage in stages:
+            for bucket in stage:
+                if not bucket.gathered:
+                    bucket.gathered = True
+                    bucket.whole = self.rank.submit(bucket.gather, bucket.pending, f"gather {bucket.name}")
+
+    def _use(self, stage: list[_Bucket]) -> None:
+        for bucket in stage:
+            self.rank.wait(bucket.whole)
+
+    def _send(self, stage: list[_Bucket], *, last: bool) -> None:
+        """Send gradients once there is room for another full buffer; behind the last backward pass complete them."""
+        _free(stage)
+        for bucket in stage:
+            if bucket.step:
+                while len(self.reducing) >= max(self.workload.grad_buffers - 1, 1):
+                    self.rank.wait(self.reducing.pop(0))
+                bucket.folding = self.rank.submit(bucket.step, None, f"reduce {bucket.name}")
+                self.reducing.append(bucket.folding)
+            if last:
+                bucket.synced = self.rank.submit(bucket.sync, bucket.folding, f"sync {bucket.name}")
+
+    def steady(self) -> tuple[float, ...]:
+        """Return what the next micro-step can see of the past, counted from now."""
+        rings = (*self.rank.lanes, *self.reducing)
+        return tuple(0.0 if ring is None else max(ring.end - self.rank.now, 0.0) for ring in rings)
+
+
+def _free(stage: list[_Bucket]) -> None:
+    for bucket in stage:
+        bucket.gathered = False
+
+
+def _timed(parts: tuple[Part, ...], topology: Topology, itemsize: int) -> Timed:
+    return tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
+
+
+def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...]) -> _Bucket:
+    gather, step, sync, refresh = rings
+    return _Bucket(name=name, root=spec.root, block=spec.block, gather=gather, step=step, sync=sync, refresh=refresh)
+
+
+def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
+    """Return the buckets with their rings timed; equal ones are timed once."""
+    known: dict[tuple[int, bool, Plan], tuple[Timed, ...]] = {}
+    made = []
+    wire = (workload.param_bytes, workload.wire_bytes, workload.wire_bytes, workload.param_bytes)
+    for spec in workload.buckets():
+        own = spec.plan or plan
+        key = (spec.elements, spec.trainable, own)
+        if key not in known:
+            rings = rings_of(spec, own, topology.sizes)
+            known[key] = tuple(_timed(parts, topology, size) for parts, size in zip(rings, wire, strict=True))
+        made.append(_bucket(spec, "root" if spec.root else str(spec.block), known[key]))
+    return made
+
+
+def _update_share(workload: Workload, sizes: tuple[int, ...], plan: Plan) -> float:
+    """Return the share of the optimizer's state that one rank has."""
+    trained = [spec for spec in workload.buckets() if spec.trainable]
+    held = sum(Layout(sizes, spec.elements).size((spec.plan or plan).levels(len(sizes))[2]) for spec in trained)
+    return held / sum(spec.elements for spec in trained)
+
+
+def _walk(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Walk:
+    buckets = _buckets(workload, topology, plan)
+    blocks = sorted({bucket.block for bucket in buckets if not bucket.root})
+    first = first_learning(workload.buckets())
+    tiers = topology.tiers
+    rank = _Rank(tuple(axis.name for axis in topology.axes), trace, 0.0, [None] * tiers, [0.0] * tiers, [0.0] * tiers)
+    return _Walk(
+        rank=rank,
+        roots=[bucket for bucket in buckets if bucket.root],
+        stages=[[b for b in buckets if b.block == block and not b.root] for block in blocks],
+        learning=sum(block < first for block in blocks),
+        workload=workload,
+    )
+
+
+def _micro_steps(walk: _Walk, count: int) -> list[float]:
+    """Run all micro-steps but the last; once one ends as the one before, the others are like it.
+
+    Returns:
+        What ``rank.sums()`` lacks of those that were not run.
+    """
+    rank = walk.rank
+    before: tuple[float, ...] = ()
+    for done in range(1, count):
+        sums = rank.sums()
+        walk.micro_step(last=False)
+        gone = [now - then for now, then in zip(rank.sums(), sums, strict=True)]
+        now = walk.steady()
+        same = len(now) == len(before) and all(abs(a - b) <= 1e-9 * gone[0] for a, b in zip(now, before, strict=True))
+        if same and not rank.trace:
+            return [(count - 1 - done) * part for part in gone]
+        before = now
+    return [0.0] * len(rank.sums())
+
+
+def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace: bool = False) -> Timeline:
+    """Time one step of training in the steady state.
+
+    Args:
+        workload: The model and how it is trained; without times of its passes only the wires take time.
+        topology: The machine, with any number of ranks.
+        plan: Levels of the model; a bucket's own plan goes first.
+        trace: Whether to keep every event, for a picture.
+
+    Returns:
+        The step's time, and how much of it was waiting for which axis.
+
+    Raises:
+        UserError: If a letter of the plan means nothing on this machine.
+    """
+    plan = as_plan(plan)
+    walk = _walk(workload, topology, plan, trace=trace)
+    rank, buckets = walk.rank, [*walk.roots, *(bucket for stage in walk.stages for bucket in stage)]
+    for bucket in buckets:
+        bucket.pending = rank.submit(bucket.refresh, None, f"refresh {bucket.name}")
+    skipped = _micro_steps(walk, workload.accumulate)
+    walk.micro_step(last=True)
+    for bucket in buckets:
+        rank.wait(bucket.synced)
+    share = _update_share(workload, topology.sizes, plan) if workload.seconds_update else 0.0
+    rank.compute(workload.seconds_update * share, "update")
+    seconds, *per_axis = (run + more for run, more in zip(rank.sums(), skipped, strict=True))
+    busy, exposed = per_axis[: topology.tiers], per_axis[topology.tiers :]
+    compute = workload.compute + workload.seconds_update * share
+    return Timeline(
+        seconds=topology.overlap * seconds + (1 - topology.overlap) * (compute + sum(busy)),
+        compute=compute,
+        exposed=tuple(exposed),
+        busy=tuple(busy),
+        events=tuple(rank.events),
+    )

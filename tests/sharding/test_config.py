@@ -1,0 +1,99 @@
+"""Machines in words, in axes and in files; a damaged file is refused by the entry at fault."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from sparing.errors import UserError
+from sparing.sharding.config import Link, Topology
+
+PAPER = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
+
+
+def test_two_tiers_in_words():
+    assert PAPER.sizes == (8, 4)
+    assert (PAPER.world, PAPER.tiers) == (32, 2)
+    assert [axis.name for axis in PAPER.axes] == ["intra", "inter"]
+    assert [axis.rate for axis in PAPER.axes] == [250e9, 10e9]
+
+
+def test_axes_are_the_same_thing():
+    links = (Link(name="intra", size=8, rate=250e9), Link(name="inter", size=4, rate=10e9))
+    assert Topology(axes=links) == PAPER
+    assert hash(Topology(axes=links)) == hash(PAPER)
+
+
+def test_one_hop_costs_latency_and_its_bytes():
+    link = Link(name="inter", size=4, rate=100.0, latency=0.5, sharing=8.0)
+    assert link.seconds(50, 3) == 3 * 0.5 + 50 / (100 / 8)
+    assert Link(name="inter", size=4, rate=math.inf).seconds(1e12, 3) == 0
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        PAPER,
+        Topology(groups=2, per_group=4, inter=1e7, intra=3e8, latency_inter=1e-4, latency_intra=2e-5, sharing=4),
+        Topology(axes=[Link(name=str(at), size=at + 2, rate=10.0**at) for at in range(3)], overlap=0.25),
+    ],
+)
+def test_there_and_back(machine: Topology, tmp_path: Path):
+    assert Topology.from_json(machine.to_json()) == machine
+    (tmp_path / "cluster.json").write_text(machine.to_json())
+    assert Topology.read(tmp_path / "cluster.json") == machine
+
+
+def test_files_may_carry_units():
+    found = json.loads(PAPER.to_json())
+    found["axes"][1]["rate"] = "80Gbps"
+    assert Topology.from_json(json.dumps(found)) == PAPER
+
+
+def changed(**entries: object) -> str:
+    return json.dumps(json.loads(PAPER.to_json()) | entries)
+
+
+def axis(**entries: object) -> str:
+    first = json.loads(PAPER.to_json())["axes"][0]
+    return changed(axes=[first | entries])
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no object"),
+        ("{}", "version is missing"),
+        (changed(version=2), "reads version 1"),
+        (changed(version="1"), "topology: version"),
+        (changed(speed=1), "topology: speed"),
+        (changed(axes=[]), "sizes|axes"),
+        (changed(axes=[3]), "axis 0"),
+        (changed(overlap=2), "overlap"),
+        (axis(rate="slow"), "rate"),
+        (axis(rate=-1), "rate"),
+        (axis(size=0), "size of intra"),
+        (axis(size=True), "axis 0: size"),
+        (axis(size=2.5), "axis 0: size"),
+        (axis(latency=-1), "latency of intra"),
+        (axis(sharing=0), "sharing of intra"),
+        (axis(colour="red"), "axis 0: colour"),
+    ],
+)
+def test_damaged_files(written: str, told: str):
+    with pytest.raises(UserError, match=told):
+        Topology.from_json(written)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot be read"):
+        Topology.read(tmp_path / "none.json")
+
+
+def test_at_most_three_axes():
+    with pytest.raises(UserError, match="at most three"):
+        Topology(axes=[Link(name=str(at), size=2, rate=1.0) for at in range(4)])
