@@ -1,0 +1,173 @@
+"""One first-in-first-out thread per axis of the network: its collectives run in the order they were submitted."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from sparing.errors import RunError
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A result that a lane will deliver; ``wait`` may be called often and from any thread.
+
+    Waiting for a result of a CUDA lane makes the current stream wait too, so kernels launched after it see the data.
+    """
+
+    __slots__ = ("_arrived", "_error", "_event", "_value")
+
+    def __init__(self) -> None:
+        """Not yet there: the lock is held until it is."""
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
+        self._error: BaseException | None = None
+        self._event: torch.cuda.Event | None = None
+        self._value: T
+
+    @classmethod
+    def of(cls, value: T) -> Handle[T]:
+        """One that is already done."""
+        handle = cls()
+        handle.deliver(value)
+        return handle
+
+    def deliver(self, value: T, event: torch.cuda.Event | None = None) -> None:
+        """Hand over the result; once."""
+        self._value, self._event = value, event
+        self._arrived.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Hand over an error, which every ``wait`` raises."""
+        self._error = error
+        self._arrived.release()
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return (or raise) at once."""
+        return not self._arrived.locked()
+
+    def wait(self) -> T:
+        """Block until the work is done.
+
+        Returns:
+            What the submitted function returned.
+
+        Raises:
+            BaseException: Whatever it raised, or ``RunError`` when its lane had failed before.
+        """
+        with self._arrived:
+            pass
+        if self._error is not None:
+            raise self._error
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+        return self._value
+
+
+class Lane:
+    """A thread that runs what it is given in order, with a CUDA stream of its own where the device is CUDA.
+
+    Deadlock rule: a collective of two axes enqueues both parts at submit time, the second blocking on the handle of the
+    first at the head of its lane; and every rank submits in the same order. Then each part waits only for parts that
+    were submitted earlier, on all ranks alike. After an error everything submitted later fails at once with that cause:
+    this rank has left the order, and a collective that its peers do not match would hang or mix data.
+    """
+
+    def __init__(self, name: str, device: torch.device | None = None) -> None:
+        """Name an idle lane; its thread starts with the first work."""
+        self.name = name
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._cause: BaseException | None = None
+        self._closed = False
+
+    def submit(self, function: Callable[[], T]) -> Handle[T]:
+        """Queue work.
+
+        Args:
+            function: Called in the lane's thread, without autograd.
+
+        Returns:
+            The handle of what it returns.
+
+        Raises:
+            RunError: If the lane is closed.
+        """
+        if self._closed:
+            raise RunError(f"lane {self.name} is closed; make a new mesh")
+        handle: Handle[T] = Handle()
+        ready = self._mark()
+        self._work.put(lambda: self._do(function, handle, ready))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=f"lane {self.name}", daemon=True)
+            self._thread.start()
+        return handle
+
+    def drain(self) -> None:
+        """Wait until all that was submitted is done, and raise the first error there was."""
+        if self._thread is not None and not self._closed:
+            self.submit(lambda: None).wait()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Finish what is queued and end the thread; one that hangs in a dead network is left behind.
+
+        Args:
+            timeout: How long to wait for it (s).
+        """
+        self._closed = True
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(timeout)
+            self._thread = None
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """The point of the caller's stream at which the inputs exist."""
+        if self._device is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _loop(self) -> None:
+        torch.set_grad_enabled(False)  # the mode belongs to the thread
+        if self._device is not None:
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # or tensors of the last collective live until the next one
+
+    def _do(self, function: Callable[[], T], handle: Handle[T], ready: torch.cuda.Event | None) -> None:
+        if self._cause is not None:
+            handle.fail(RunError(f"lane {self.name} had stopped: {_first_line(self._cause)}"))
+            return
+        try:
+            if ready is not None:
+                torch.cuda.current_stream().wait_event(ready)
+            value = function()
+        except BaseException as error:  # noqa: BLE001  # every waiter must hear of it, whatever it is
+            self._cause = error
+            handle.fail(error)
+            return
+        handle.deliver(value, None if ready is None else _recorded())
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def wait_all(handles: list[Handle[Any]]) -> None:
+    """Wait for each."""
+    for handle in handles:
+        handle.wait()

@@ -1,0 +1,120 @@
+"""All ranks meet at a store before they build anything together; whoever does not come is named."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its list of names
+
+from sparing.errors import RunError, UserError, require
+
+GRACE = 5.0
+"""How much longer than rank 0 the others wait for its verdict (s)."""
+
+
+def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
+    """Wait until all ranks are there.
+
+    Rank 0 waits for each and tells the verdict, so that all fail alike, and stays until they have heard it.
+
+    Args:
+        store: Shared by all ranks.
+        rank: Mine.
+        world: Ranks that should come.
+        timeout: How long to wait for the last (s).
+        key: Never used twice with one store.
+
+    Raises:
+        RunError: If some did not come; it names them.
+    """
+    keys = [f"{key}/{other}" for other in range(world)]
+    store.set(keys[rank], "here")
+    try:
+        if rank == 0:
+            _count(store, keys, timeout)
+        else:
+            store.wait([f"{key}/verdict"], timedelta(seconds=timeout + GRACE))
+    except RuntimeError as error:  # of the store: no verdict, or no store
+        raise RunError(f"meeting of {world} ranks: rank 0 gave no answer within {timeout + GRACE:g} s") from error
+    missing = store.get(f"{key}/verdict").decode() if rank else _missing(store, keys)
+    if not missing or missing == "all":
+        return
+    store.set(f"{keys[rank]}/heard", "yes")
+    if rank == 0:
+        _linger(store, [name for name in keys if store.check([name])])
+    raise RunError(
+        f"meeting of {world} ranks: {name_ranks(missing)} did not come within {timeout:g} s; "
+        "see whether it died, or started with another address"
+    )
+
+
+def join(timeout: float, backend: str | None = None) -> None:
+    """Start the process group that the environment of ``torchrun`` describes, naming ranks that never come.
+
+    Args:
+        timeout: How long to wait for the others (s).
+        backend: Of the process group; none for NCCL where there is CUDA and gloo elsewhere.
+
+    Raises:
+        UserError: If a variable is missing.
+        RunError: If rank 0 cannot be reached, or ranks do not come.
+    """
+    wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    absent = [name for name in wanted if name not in os.environ]
+    require(
+        not absent, "environment", "no " + ", ".join(absent), "several processes must find each other", "use torchrun"
+    )
+    try:
+        rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    except ValueError as error:
+        raise UserError("environment", got=error, why="ranks and ports are integers", do="use torchrun") from error
+    host, agent = os.environ["MASTER_ADDR"], os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    wait = timedelta(seconds=timeout)
+    try:
+        store = TCPStore(host, port, world, rank == 0 and not agent, wait, wait_for_workers=False)
+    except RuntimeError as error:
+        raise RunError(
+            f"meeting of {world} ranks: no store at {host}:{port} within {timeout:g} s; is rank 0 up?"
+        ) from error
+    meeting = PrefixStore(f"sparing/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    meet(meeting, rank, world, timeout, "join")
+    chosen = backend or ("nccl" if dist.is_nccl_available() and _cuda() else "gloo")
+    dist.init_process_group(chosen, store=meeting, rank=rank, world_size=world)
+
+
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _count(store: Store, keys: list[str], timeout: float) -> None:
+    """Wait for all, then leave the verdict: ``all``, or the numbers of the missing."""
+    verdict = keys[0].rsplit("/", 1)[0] + "/verdict"
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError:
+        store.set(verdict, _missing(store, keys) or "all")
+    else:
+        store.set(verdict, "all")
+
+
+def _missing(store: Store, keys: list[str]) -> str:
+    return ",".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+
+
+def _linger(store: Store, present: list[str]) -> None:
+    """Keep the store alive until those present have heard, or a moment has passed."""
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until and not store.check([f"{key}/heard" for key in present]):
+        time.sleep(0.02)
+
+
+def name_ranks(numbers: str | Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 1, 3``."""
+    names = numbers.split(",") if isinstance(numbers, str) else [str(number) for number in numbers]
+    return ("rank " if len(names) == 1 else "ranks ") + ", ".join(names)

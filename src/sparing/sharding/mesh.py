@@ -1,0 +1,315 @@
+"""Ranks arranged along axes of the network, innermost and fastest first: groups, lanes, counters and a way to meet."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]  # builtins, not in its list of names
+
+from sparing.errors import require
+from sparing.sharding.config import NAMES
+from sparing.sharding.lanes import Lane
+from sparing.sharding.layout import block_index, coords_of
+from sparing.sharding.meet import join, meet
+from sparing.sharding.rings import Counter
+from sparing.sharding.routes import Flat, Overlapped, TwoLevel
+from sparing.sharding.throttle import Pace
+from sparing.sharding.transitions import Transitions
+from sparing.sharding.wires import Carrier, Ringed, Wires, carrier
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of the mesh as this rank sees it."""
+
+    name: str
+    """``intra`` or ``inter``, ``middle`` of three, ``global`` where there is one."""
+    size: int
+    """Ranks along it w (count)."""
+    index: int
+    """My place on it."""
+    ranks: tuple[int, ...]
+    """Global ranks along it, in order of place."""
+    group: ProcessGroup | None
+    """Those ranks; none where I am alone."""
+
+    def neighbour(self, step: int) -> int:
+        """Place of who is ``step`` further on the ring; ranks rise along an axis, so it is their rank in ``group``."""
+        return (self.index + step) % self.size
+
+
+class Mesh:
+    """All axes, and what runs on them; ``make_mesh`` makes one.
+
+    Close it before the process group is destroyed; it is a context manager that does.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        rank: int,
+        device: torch.device,
+        wires: Wires,
+        control: ProcessGroup | None = None,
+        flat: ProcessGroup | None = None,
+    ) -> None:
+        """Take the axes, innermost first, and start nothing.
+
+        Args:
+            axes: With their groups.
+            rank: Mine, in the world.
+            device: Of the tensors that move.
+            wires: How collectives run.
+            control: Gloo group of the world for facts and scalars; none for one process.
+            flat: Group of the world for data, where ``wires`` has a ring over it.
+        """
+        self._flat = flat
+        self.axes, self.rank, self.device, self.wires, self.control = tuple(axes), rank, device, wires, control
+        self.sizes = tuple(axis.size for axis in axes)
+        self.coords = tuple(axis.index for axis in axes)
+        self.world, self.tiers = math.prod(self.sizes), len(self.sizes)
+        self.counter = Counter(axis.name for axis in axes)
+        self.lanes = tuple(Lane(axis.name, device) for axis in axes)
+        self._world_lane = Lane("world", device)
+        self.transitions = Transitions(self._route(), (*self.lanes, self._world_lane))
+
+    def __enter__(self) -> Mesh:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def backend(self) -> str:
+        """Library of the data groups, for run records: ``gloo``, ``nccl`` or ``none`` for one process."""
+        return str(dist.get_backend()) if self.world > 1 else "none"
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The same ranks as a ``DeviceMesh`` with dimensions innermost first, for DTensors; none for one process alone.
+
+        Nested slices are then ``Shard(0)`` on the leading dimensions. All ranks must ask for it together.
+        """
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if not dist.is_initialized():
+            return None
+        ranks = torch.arange(self.world).view(self.sizes[::-1]).permute(*reversed(range(self.tiers)))
+        return DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(axis.name for axis in self.axes))
+
+    def gather_scalars(self, values: Tensor) -> Tensor:
+        """A few numbers of every rank, the same bits on all; blocking, from the main thread, in the same order on all.
+
+        Args:
+            values: 1-D, the same length and type on all ranks.
+
+        Returns:
+            Shape (world, length), on the device of ``values``, row r from rank r.
+        """
+        if self.world == 1:
+            return values[None].clone()
+        mine = values.detach().cpu().contiguous()
+        rows = torch.empty(self.world, mine.numel(), dtype=mine.dtype)
+        dist.all_gather(list(rows.unbind(0)), mine, group=self.control)
+        return rows.to(values.device)
+
+    def inside(self, level: int) -> int:
+        """Ranks whose level-``level`` slices together make one full tensor (count)."""
+        return math.prod(self.sizes[:level])
+
+    def holders(self, level: int) -> tuple[int, ...]:
+        """Those ranks, for the full tensor that my slice belongs to: same outer coordinates as I have."""
+        first = self.rank // self.inside(level) * self.inside(level)
+        return tuple(range(first, first + self.inside(level)))
+
+    def replicas(self, level: int) -> tuple[int, ...]:
+        """Ranks that hold the same level-``level`` slice as I do: same inner coordinates."""
+        return tuple(range(self.rank % self.inside(level), self.world, self.inside(level)))
+
+    def broadcast_(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Overwrite a tensor with that of rank ``src``; blocking, from the main thread, and not counted.
+
+        Args:
+            tensor: Contiguous.
+            src: Whose data all get.
+
+        Returns:
+            The tensor.
+        """
+        if self.world > 1:
+            dist.broadcast(tensor, src, group=self.control if tensor.device.type == "cpu" else None)
+        return tensor
+
+    def drain(self) -> None:
+        """Wait until every lane is idle, and raise the first error of any."""
+        for lane in (*self.lanes, self._world_lane):
+            lane.drain()
+
+    def close(self) -> None:
+        """End the lanes; the process groups stay until ``destroy_process_group``."""
+        for lane in (*self.lanes, self._world_lane):
+            lane.close()
+
+    def _route(self) -> TwoLevel:
+        """How collectives over several axes run, and the ring of the world where they need one."""
+        carriers = [self._carrier(axis) for axis in self.axes]
+        if self.wires.gather == "flat" and self.world > 1:
+            return Flat(self.sizes, self.coords, carriers, self._world_carrier())
+        rings = [found.ring if isinstance(found, Ringed) else None for found in carriers]
+        if self.wires.gather == "overlapped" and any(rings):
+            return Overlapped(self.sizes, self.coords, carriers, rings)
+        return TwoLevel(self.sizes, self.coords, carriers)
+
+    def _carrier(self, axis: Axis) -> Carrier | None:
+        return carrier(axis, self.wires, self.counter, self.device) if axis.size > 1 else None
+
+    def _world_carrier(self) -> Carrier:
+        """The ring in rank order; blocks by coordinates, and the pace of the link to the right neighbour."""
+        ranks = tuple(range(self.world))
+        axis = Axis(name="world", size=self.world, index=self.rank, ranks=ranks, group=self._flat)
+        self.counter.sent["world"] = self.counter.messages["world"] = 0
+        order = [block_index(coords_of(rank, self.sizes), self.sizes) for rank in range(self.world)]
+        wires, pace = self.wires, self.wires.pace("world") or self._pace_right()
+        if pace is not None:
+            wires = replace(wires, rate={"world": pace})
+        return carrier(axis, wires, self.counter, self.device, order)
+
+    def _pace_right(self) -> Pace | None:
+        """Pace of the outermost link that a message to the next rank crosses; on a flat ring nobody shares it."""
+        there = coords_of((self.rank + 1) % self.world, self.sizes)
+        crossed = [axis for axis, place in zip(self.axes, there, strict=True) if axis.index != place]
+        pace = self.wires.pace(crossed[-1].name)
+        return None if pace is None else replace(pace, sharing=1)
+
+
+def make_mesh(
+    *,
+    groups: int | None = None,
+    per_group: int | None = None,
+    sizes: Sequence[int] | None = None,
+    timeout: float | timedelta = 30.0,
+    patience: float | timedelta = 600.0,
+    wires: Wires | None = None,
+    device: torch.device | str | None = None,
+) -> Mesh:
+    """Arrange all ranks: rank i * per_group + j is place j of group i. Every rank calls it.
+
+    One process needs no process group. Under ``torchrun`` the process group is started here unless it is already.
+
+    Args:
+        groups: Groups g that the slow network joins (count); none for what is left.
+        per_group: Ranks m inside each (count); none for what is left, and with both none for the ranks of one machine.
+        sizes: Ranks along each of up to three axes, innermost first, instead of the two above.
+        timeout: How long to wait for ranks that have not come yet (s).
+        patience: How long one message may take, and so how long a peer may lag behind (s).
+        wires: How collectives run; none for rings, one axis after the other.
+        device: Of the tensors that move; none for what the process group's backend serves.
+
+    Returns:
+        The mesh; ``mesh.transitions`` moves tensors over it.
+
+    Raises:
+        UserError: If the numbers do not multiply to the world size.
+        RunError: If a rank does not come; it is named.
+    """
+    wait, message = _seconds(timeout), timedelta(seconds=_seconds(patience))
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        join(wait)
+    world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes)
+    if world > 1:
+        meet(_store(), rank, world, wait, f"sparing/mesh/{_turn()}")
+    return _connected(shape, rank, _device(device), wires or Wires(), message)
+
+
+def _connected(sizes: tuple[int, ...], rank: int, device: torch.device, wires: Wires, patience: timedelta) -> Mesh:
+    """The mesh with its process groups, which one process alone does without."""
+    alone = math.prod(sizes) == 1
+    axes = [_axis(k, sizes, rank, patience) for k in range(len(sizes))]
+    control = None if alone else dist.new_group(timeout=patience, backend="gloo")
+    flat = dist.new_group(timeout=patience) if wires.gather == "flat" and not alone else None
+    return Mesh(axes, rank, device, wires, control, flat)
+
+
+def mesh_sizes(
+    world: int, *, groups: int | None = None, per_group: int | None = None, sizes: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Ranks along each axis, innermost first.
+
+    Args:
+        world: All ranks n.
+        groups: Groups g, or none for world / per_group.
+        per_group: Ranks of a group m, or none for world / groups; with both none the ranks of one machine.
+        sizes: The answer itself, to be checked.
+
+    Returns:
+        (m, g), or ``sizes``.
+
+    Raises:
+        UserError: If they do not multiply to ``world``.
+    """
+    if sizes is not None:
+        both = groups is not None or per_group is not None
+        require(not both, "sizes", list(sizes), "groups and per_group say the same", "pass one or the other")
+        legal = 1 <= len(sizes) <= max(NAMES) and min(sizes) >= 1 and math.prod(sizes) == world
+        why = f"there are {world} ranks, on one to three axes"
+        require(legal, "sizes", list(sizes), why, f"pass positive numbers whose product is {world}")
+        return tuple(sizes)
+    if groups is None and per_group is None:
+        per_group = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    per_group = per_group if per_group is not None else world // max(groups or 1, 1)
+    groups = groups if groups is not None else world // max(per_group, 1)
+    legal = groups >= 1 and per_group >= 1 and groups * per_group == world
+    got = f"{groups} groups of {per_group} ranks"
+    require(legal, "mesh", got, f"that is not the world size {world}", f"pass groups * per_group = {world}")
+    return per_group, groups
+
+
+def _axis(k: int, sizes: tuple[int, ...], rank: int, patience: timedelta) -> Axis:
+    """Axis k with its group: only its own ranks build it, and every rank builds its lines in the same order."""
+    stride = math.prod(sizes[:k])
+    index = rank // stride % sizes[k]
+    ranks = tuple(rank + (place - index) * stride for place in range(sizes[k]))
+    group = None if sizes[k] == 1 else dist.new_group(ranks, timeout=patience, use_local_synchronization=True)
+    return Axis(name=NAMES[len(sizes)][k], size=sizes[k], index=index, ranks=ranks, group=group)
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def _seconds(time: float | timedelta) -> float:
+    return time.total_seconds() if isinstance(time, timedelta) else float(time)
+
+
+def _store() -> Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+_turns = itertools.count()
+
+
+def _turn() -> int:
+    """Number of this meeting: meshes are made in the same order on all ranks."""
+    return next(_turns)

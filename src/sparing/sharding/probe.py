@@ -1,0 +1,306 @@
+"""Measure the network: groups from pairwise rates, then latency, rate and contention of each axis.
+
+topology = measure()              # under torchrun, on all ranks
+topology = measure(make_mesh(groups=4, per_group=8))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from sparing.errors import UserError, require
+from sparing.report import Progress
+from sparing.sharding.config import Link, Topology
+from sparing.sharding.mesh import Axis, Mesh, make_mesh
+from sparing.sharding.rings import Counter, Ring
+from sparing.sharding.throttle import Throttle
+
+APART = 2.0
+"""Ranks form groups if the mean rate inside them is at least this many times that between them (ratio)."""
+
+UNEQUAL = 4.0
+"""Groups that a mesh cannot have, unequal or not of adjacent ranks, are believed and refused from this ratio on."""
+
+ALONE = 16
+"""Up to this many ranks, pairs are measured one at a time; beyond, all pairs of a round at once (count)."""
+
+PAIR = 1 << 18
+"""Message between two ranks when groups are sought (B)."""
+
+
+def measure(
+    mesh: Mesh | None = None,
+    *,
+    sizes: Sequence[int] = (1 << 12, 1 << 16, 1 << 19, 1 << 22),
+    seconds: float = 20.0,
+    label: str = "probe",
+) -> Topology:
+    """Measure the network between all ranks; every rank calls it, and all get the same.
+
+    A hop is measured as rings use it, sending and receiving at once: first on the line of rank 0 alone, then on all
+    lines of the axis together, whose ratio is the contention.
+
+    Args:
+        mesh: Groups to measure; none to find them.
+        sizes: Messages (B), at least two.
+        seconds: Time to spend on the axes, about (s).
+        label: Words before the progress bar of rank 0; empty for none.
+
+    Returns:
+        Axes with their rates, latencies and contention; an axis of one rank has an infinite rate.
+
+    Raises:
+        UserError: If there is one process only, or the groups found are unequal or not of adjacent ranks.
+    """
+    require(len(set(sizes)) >= 2, "sizes", list(sizes), "latency and rate are two unknowns", "pass two sizes or more")
+    if mesh is None:
+        with make_mesh(sizes=_world()) as flat:
+            rows = rates(flat, label=label)
+        with make_mesh(per_group=per_group_of(cluster(rows), rows)) as found:
+            return measure(found, sizes=sizes, seconds=seconds, label=label)
+    require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
+    busy = [axis for axis in range(mesh.tiers) if mesh.sizes[axis] > 1]
+    with _bar(mesh, label, 2 * len(busy) * len(sizes), "message") as advance:
+        share = seconds / (2 * len(busy) * len(sizes))
+        links = [_link(mesh, axis, sorted(sizes), share, advance) for axis in range(mesh.tiers)]
+    return Topology(axes=links)
+
+
+def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
+    """Rate of a message between each two ranks, and back.
+
+    Args:
+        mesh: Of one axis, the world.
+        label: Words before the progress bar of rank 0; empty for none.
+
+    Returns:
+        Symmetric matrix (B/s), the same on all ranks; the diagonal is infinite.
+    """
+    mine = torch.zeros(mesh.world, dtype=torch.float64)
+    steps = rounds(mesh.world) if mesh.world > ALONE else [[pair] for many in rounds(mesh.world) for pair in many]
+    with _bar(mesh, label and f"{label} pairs", len(steps), "round") as advance:
+        for pairs in steps:
+            _together(mesh)
+            for low, high in pairs:
+                if mesh.rank in {low, high}:
+                    mine[low + high - mesh.rank] = _pair(mesh, low, high)
+            advance()
+    rows = mesh.gather_scalars(mine)
+    both = torch.maximum(rows, rows.T).fill_diagonal_(math.inf)
+    return [[float(rate) for rate in row] for row in both.tolist()]
+
+
+def rounds(world: int) -> list[list[tuple[int, int]]]:
+    """All pairs of ranks as rounds in which no rank occurs twice (the circle method).
+
+    Args:
+        world: Ranks (count).
+
+    Returns:
+        Rounds of pairs (lower, higher).
+    """
+    places: list[int] = list(range(world + world % 2))  # a rank that does not exist gives the others a rest
+    found = []
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        pairs = zip(places[:half], reversed(places[half:]), strict=True)
+        found.append([(min(pair), max(pair)) for pair in pairs if max(pair) < world])
+        places = [places[0], places[-1], *places[1:-1]]
+    return found
+
+
+def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks between which messages are slow, by single linkage.
+
+    Pairs are joined from the fastest on; of the partitions that arise on the way, the one is taken whose mean rate
+    inside is furthest above that across, equal groups before others.
+
+    Args:
+        rows: Rate between each two ranks, symmetric (B/s).
+
+    Returns:
+        Groups in order of their first ranks; one group if nothing separates them.
+    """
+    world = len(rows)
+    whole = (tuple(range(world)),)
+    partitions = list(_joined(rows))[1:-1]  # without all apart, and without all together
+    equal = [groups for groups in partitions if len({len(group) for group in groups}) == 1]
+    for candidates, ratio in ((equal, APART), (partitions, UNEQUAL)):
+        best = max(candidates, key=lambda groups: _apart(groups, rows), default=whole)
+        if best != whole and _apart(best, rows) >= ratio:
+            return best
+    return whole
+
+
+def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> int:
+    """Ranks per group, where a mesh can have these groups.
+
+    Args:
+        groups: From ``cluster``.
+        rows: Rates they come from (B/s).
+
+    Returns:
+        m.
+
+    Raises:
+        UserError: If groups are unequal, or their ranks are not adjacent.
+    """
+    shown, size = [list(group) for group in groups], len(groups[0])
+    if any(len(group) != size for group in groups):
+        raise UserError("groups", got=shown, why="they must be equal", do="leave ranks out, or pass a mesh")
+    if all(group[-1] - group[0] == size - 1 for group in groups):
+        return size
+    if _apart(groups, rows) < UNEQUAL:
+        return len(rows)
+    raise UserError(
+        "groups",
+        got=shown,
+        why="ranks of a group must be adjacent",
+        do="start all ranks of a machine one after the other",
+    )
+
+
+def fit(samples: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Latency and rate of messages, by least squares of relative errors.
+
+    Args:
+        samples: Size (B) and time (s) of messages, of two sizes or more.
+
+    Returns:
+        Latency α ≥ 0 (s) and rate 1/β (B/s) of seconds = α + β · bytes.
+    """
+    points = [(1 / seconds**2, size, seconds) for size, seconds in samples]
+    one, x, y, xx, xy = (
+        sum(w * value(s, t) for w, s, t in points)
+        for value in (lambda s, t: 1.0, lambda s, t: s, lambda s, t: t, lambda s, t: s * s, lambda s, t: s * t)
+    )
+    determinant = one * xx - x * x
+    beta = (one * xy - x * y) / determinant if determinant > 0 else 0.0
+    alpha = (y - beta * x) / one
+    if beta <= 0:
+        return 0.0, max(size / seconds for _, size, seconds in points)
+    return (alpha, 1 / beta) if alpha >= 0 else (0.0, xx / xy)
+
+
+def _world() -> tuple[int, ...]:
+    with make_mesh() as mesh:
+        require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
+        return (mesh.world,)
+
+
+def _link(mesh: Mesh, axis: int, sizes: Sequence[int], seconds: float, advance: Callable[[], object]) -> Link:
+    """One axis, measured at its line of rank 0 and at all lines together."""
+    found = mesh.axes[axis]
+    if found.size == 1:
+        return Link(name=found.name, size=1, rate=math.inf)
+    alone, all_lines = [], []
+    for size in sizes:
+        alone.append((size, _hop(mesh, axis, size, seconds, only_first=True)))
+        advance()
+        all_lines.append((size, _hop(mesh, axis, size, seconds, only_first=False)))
+        advance()
+    latency, rate = fit(alone)
+    sharing = max(rate / fit(all_lines)[1], 1.0) if mesh.world > found.size else 1.0
+    return Link(name=found.name, size=found.size, rate=rate, latency=latency, sharing=sharing)
+
+
+def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) -> float:
+    """Time of one ring step with messages of ``size`` bytes (s): of the slowest rank, in the best of three runs."""
+    takes_part = not only_first or all(place == 0 for k, place in enumerate(mesh.coords) if k != axis)
+    step = _step(mesh, mesh.axes[axis], size)
+
+    def run(count: int) -> float:
+        _together(mesh)
+        start = time.perf_counter()
+        for _ in range(count if takes_part else 0):
+            step()
+        _idle(mesh)
+        spent = (time.perf_counter() - start) / count if takes_part else 0.0
+        return float(mesh.gather_scalars(torch.tensor([spent], dtype=torch.float64)).max())
+
+    run(1)
+    count = max(1, min(50, int(seconds / 3 / run(1))))
+    return min(run(count) for _ in range(3))
+
+
+def _step(mesh: Mesh, axis: Axis, size: int) -> Callable[[], object]:
+    """What sends to the right and receives from the left, through the throttle of the mesh if it has one."""
+    out, into = (torch.zeros(size, dtype=torch.uint8, device=mesh.device) for _ in range(2))
+    if mesh.device.type == "cpu":
+        pace = mesh.wires.pace(axis.name)
+        ring = Ring(axis, Counter(), None if pace is None else Throttle(pace))
+        chunks = [into] * axis.size
+        chunks[axis.index] = out
+        return lambda: ring.gather_step(chunks, 0)
+    right, left = axis.neighbour(1), axis.neighbour(-1)
+    ops = [
+        dist.P2POp(dist.isend, out, group=axis.group, group_peer=right),
+        dist.P2POp(dist.irecv, into, group=axis.group, group_peer=left),
+    ]
+    return lambda: [work.wait() for work in dist.batch_isend_irecv(ops)]
+
+
+def _pair(mesh: Mesh, low: int, high: int) -> float:
+    """Rate of a message there and back (B/s), the best of three."""
+    group, there, best = mesh.axes[0].group, low + high - mesh.rank, math.inf
+    assert group is not None
+    x = torch.zeros(PAIR, dtype=torch.uint8, device=mesh.device)
+    for _ in range(4):  # the first connects
+        start = time.perf_counter()
+        for sender in (low, high):
+            (group.send([x], there, 0) if mesh.rank == sender else group.recv([x], there, 0)).wait()
+        _idle(mesh)
+        best = min(best, time.perf_counter() - start)
+    return 2 * PAIR / best
+
+
+def _idle(mesh: Mesh) -> None:
+    """Wait for a GPU to finish what it was told."""
+    if mesh.device.type == "cuda":
+        torch.cuda.synchronize(mesh.device)
+
+
+def _together(mesh: Mesh) -> None:
+    """All ranks pass here before one goes on."""
+    mesh.gather_scalars(torch.zeros(1))
+
+
+@contextlib.contextmanager
+def _bar(mesh: Mesh, label: str, total: int, unit: str) -> Iterator[Callable[[], object]]:
+    """Rank 0 shows progress; what to call after each step."""
+    if mesh.rank or not label:
+        yield lambda: None
+        return
+    with Progress(label, total=total, unit=unit) as bar:
+        yield bar.advance
+
+
+def _joined(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Partitions from all apart to all together, joining the fastest pair each time."""
+    world = len(rows)
+    groups: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in range(world)}
+    yield tuple(groups.values())
+    pairs = sorted(((rows[a][b], a, b) for a in range(world) for b in range(a)), key=lambda pair: -pair[0])
+    for _, a, b in pairs:
+        one, other = next(k for k, g in groups.items() if a in g), next(k for k, g in groups.items() if b in g)
+        if one != other:
+            groups[min(one, other)] = tuple(sorted(groups.pop(one) + groups.pop(other)))
+            yield tuple(groups[key] for key in sorted(groups))
+
+
+def _apart(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> float:
+    """Geometric mean of the rates inside the groups over that across them."""
+    home = {rank: at for at, group in enumerate(groups) for rank in group}
+    inside: list[float] = []
+    across: list[float] = []
+    for a in home:
+        for b in range(a):
+            (inside if home[a] == home[b] else across).append(math.log(rows[a][b]))
+    return math.exp(statistics.fmean(inside) - statistics.fmean(across)) if inside and across else 1.0

@@ -1,0 +1,230 @@
+"""Ways to carry a tensor over several axes: one axis after the other, two at once, or one ring over the whole world.
+
+Every route moves a tensor between the same levels with the same result; they differ in which bytes travel where, and
+when. Slices nest innermost axis first, so each step works inside one slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from sparing.sharding.lanes import Handle, Lane
+from sparing.sharding.rings import Ring
+from sparing.sharding.wires import Carrier
+
+Then = Callable[[Tensor], Tensor]
+
+
+class Chain:
+    """The parts of one collective, queued on the lanes of their axes as they are added."""
+
+    def __init__(self, lanes: Sequence[Lane], value: Tensor, after: Handle[Any] | None) -> None:
+        """Begin behind ``after``; ``value`` is what waiting for any part gives."""
+        self._lanes, self._value = lanes, value
+        self._lane: Lane | None = None
+        self.last = after
+
+    def add(self, axis: int, run: Callable[[], object]) -> Handle[Tensor]:
+        """Queue a part on an axis (from 1), behind the one added last."""
+        return self.add_behind(self.last, axis, run)
+
+    def add_behind(self, behind: Handle[Any] | None, axis: int, run: Callable[[], object]) -> Handle[Tensor]:
+        """Queue a part behind the given one; none for whatever its lane does before it."""
+        value = self._value
+
+        def part() -> Tensor:
+            if behind is not None:
+                behind.wait()
+            run()
+            return value
+
+        self._lane = self._lanes[axis - 1]
+        self.last = handle = self._lane.submit(part)
+        return handle
+
+    def finish(self, then: Then | None) -> Handle[Tensor]:
+        """The handle of the whole; what follows runs in the lane of the last part, or here where nothing moved.
+
+        Args:
+            then: Called with the value; what it returns replaces it.
+
+        Returns:
+            Done when the last part is.
+        """
+        value, last = self._value, self.last
+        if self._lane is not None and last is not None:
+            return last if then is None else self._lane.submit(lambda: then(last.wait()))
+        if last is not None and not last.done():
+            return self._lanes[0].submit(lambda: (last.wait(), value if then is None else then(value))[1])
+        return Handle.of(value if then is None else then(value))
+
+
+class TwoLevel:
+    """One axis after the other: gathers from the outermost in, reductions from the innermost out."""
+
+    def __init__(self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None]) -> None:
+        """Take the axes, innermost first, and the collectives of each one that has more than one rank."""
+        self.sizes, self.coords = tuple(sizes), tuple(coords)
+        self._carriers = tuple(carriers)
+
+    def slice(self, x: Tensor, frm: int, to: int) -> Tensor:
+        """My level-``to`` slice of a level-``frm`` one."""
+        start, length = 0, x.numel()
+        for width, place in zip(self.sizes[frm:to], self.coords[frm:to], strict=True):
+            length //= width
+            start += place * length
+        return x.narrow(0, start, length)
+
+    def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
+        """Fill a level-``to`` slice from level-``frm`` ones."""
+        for axis in reversed(self._active(to, frm)):
+            chain.add(axis, partial(self._on(axis).all_gather_, self.slice(out, to, axis - 1)))
+
+    def reduce(self, chain: Chain, x: Tensor, frm: int, to: int) -> None:
+        """Sum a level-``frm`` slice over the axes up to ``to``, into my level-``to`` slice."""
+        for axis in self._active(frm, to):
+            chain.add(axis, partial(self._on(axis).reduce_scatter_, self.slice(x, frm, axis - 1)))
+
+    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> None:
+        """Complete a level-``frm`` sum, into my level-``to`` slice."""
+        self.reduce(chain, part, frm, to)
+        mine, outer = self.slice(part, frm, to), self._active(to, len(self.sizes))
+        if outer:
+            self.all_reduce(chain, mine, to, outer)
+
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> None:
+        """Sum a slice over axes beyond its level: reductions going out, gathers coming back."""
+        last = axes[-1]
+        self.reduce(chain, x, level, last - 1)
+        chain.add(last, partial(self._on(last).all_reduce_, self.slice(x, level, last - 1)))
+        self.gather(chain, x, last - 1, level)
+
+    def _active(self, coarse: int, fine: int) -> list[int]:
+        """Axes between two levels along which anything moves."""
+        return [axis for axis in range(coarse + 1, fine + 1) if self.sizes[axis - 1] > 1]
+
+    def _on(self, axis: int) -> Carrier:
+        found = self._carriers[axis - 1]
+        assert found is not None
+        return found
+
+
+class Overlapped(TwoLevel):
+    """Both lanes at once (PaRO-CC): the inner axis works on one column of blocks while the outer one brings the next.
+
+    With m ranks on the inner axis and g on the outer, block q*g + k is the k-th of column k at inner place q. Blocking
+    points: gather round h needs the block of outer step h - 1; outer reduction step h sends a column that is already
+    reduced and adds into the next, whose inner reduction runs while the message travels.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        coords: Sequence[int],
+        carriers: Sequence[Carrier | None],
+        rings: Sequence[Ring | None],
+    ) -> None:
+        """Take the axes as ``TwoLevel`` does, and the ring of each."""
+        super().__init__(sizes, coords, carriers)
+        self._rings = tuple(rings)
+
+    def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
+        """Fill a level-``to`` slice from level-``frm`` ones."""
+        axes = self._active(to, frm)
+        if len(axes) < 2:
+            super().gather(chain, out, frm, to)
+            return
+        inner, outer = axes[:2]
+        super().gather(chain, self.slice(out, to, outer), frm, outer)
+        first, second, blocks, i = *self._pair(inner, outer), self._blocks(out, inner, outer), self.coords[outer - 1]
+        mine = blocks[self.coords[inner - 1]]
+        start = arrived = chain.last
+        for h in range(second.width):
+            column = [row[(i - h) % second.width] for row in blocks]
+            if h < second.width - 1:
+                coming = chain.add_behind(start, outer, partial(second.gather_step, mine, h))
+            chain.add_behind(arrived, inner, partial(first.all_gather_, column))
+            arrived = coming
+
+    def reduce(self, chain: Chain, x: Tensor, frm: int, to: int) -> None:
+        """Sum a level-``frm`` slice over the axes up to ``to``, into my level-``to`` slice."""
+        axes = self._active(frm, to)
+        if len(axes) < 2:
+            super().reduce(chain, x, frm, to)
+            return
+        inner, outer = axes[:2]
+        first, second, blocks, i = *self._pair(inner, outer), self._blocks(x, inner, outer), self.coords[outer - 1]
+        mine = blocks[self.coords[inner - 1]]
+        start = chain.last
+
+        def reduced(k: int) -> Handle[Tensor]:
+            column = [row[k % second.width] for row in blocks]
+            return chain.add_behind(start, inner, partial(first.reduce_scatter_, column))
+
+        ready = reduced(i - 1)
+        for h in range(second.width - 1):
+            following = reduced(i - h - 2)
+            chain.add_behind(ready, outer, partial(second.scatter_step, mine, h, following.wait))
+            ready = following
+        super().reduce(chain, self.slice(x, frm, outer), outer, to)
+
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> None:
+        """Sum a slice over axes beyond its level: reductions going out, gathers coming back."""
+        if len(axes) < 2:
+            super().all_reduce(chain, x, level, axes)
+            return
+        self.reduce(chain, x, level, axes[-1])
+        self.gather(chain, x, axes[-1], level)
+
+    def _pair(self, inner: int, outer: int) -> tuple[Ring, Ring]:
+        first, second = self._rings[inner - 1], self._rings[outer - 1]
+        assert first is not None
+        assert second is not None
+        return first, second
+
+    def _blocks(self, x: Tensor, inner: int, outer: int) -> list[tuple[Tensor, ...]]:
+        """Rows by inner place, columns by outer place."""
+        grid = x.view(self.sizes[inner - 1], self.sizes[outer - 1], -1)
+        return [row.unbind(0) for row in grid.unbind(0)]
+
+
+class Flat(TwoLevel):
+    """One ring over the world, in rank order, for what crosses all axes: the rival that ignores the network's shape."""
+
+    def __init__(
+        self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None], world: Carrier
+    ) -> None:
+        """Take the axes as ``TwoLevel`` does, and the collectives of the world, which have the lane after theirs."""
+        super().__init__(sizes, coords, carriers)
+        self._world, self._lane = world, len(self.sizes) + 1
+
+    def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
+        """Fill a level-``to`` slice from level-``frm`` ones."""
+        if self._all(to, frm):
+            chain.add(self._lane, partial(self._world.all_gather_, out))
+        else:
+            super().gather(chain, out, frm, to)
+
+    def reduce(self, chain: Chain, x: Tensor, frm: int, to: int) -> None:
+        """Sum a level-``frm`` slice over the axes up to ``to``, into my level-``to`` slice."""
+        if self._all(frm, to):
+            chain.add(self._lane, partial(self._world.reduce_scatter_, x))
+        else:
+            super().reduce(chain, x, frm, to)
+
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> None:
+        """Sum a slice over axes beyond its level."""
+        if self._all(level, axes[-1]):
+            chain.add(self._lane, partial(self._world.all_reduce_, x))
+        else:
+            super().all_reduce(chain, x, level, axes)
+
+    def _all(self, coarse: int, fine: int) -> bool:
+        """Whether every rank of the world takes part, over more than one axis."""
+        axes = self._active(coarse, fine)
+        return len(axes) > 1 and math.prod(self.sizes[axis - 1] for axis in axes) == math.prod(self.sizes)

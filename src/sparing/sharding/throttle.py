@@ -1,0 +1,50 @@
+"""A slower network without privileges: messages of a ring are held back as a link of a given rate would hold them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sparing.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """One direction of a link.
+
+    Example:
+        >>> Pace(rate=12.5e6, latency=1e-4, sharing=2).seconds(12_500_000)
+        2.0001
+    """
+
+    rate: float
+    """Payload that the link carries (B/s)."""
+    latency: float = 0.0
+    """Added to each message, the alpha of the cost model (s)."""
+    sharing: int = 1
+    """Ranks that send over the link at once, kappa: each gets an equal part of the rate (count)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a link that never delivers."""
+        require(self.rate > 0, "rate", self.rate, "nothing would arrive", "pass bytes per second above 0")
+        require(self.latency >= 0, "latency", self.latency, "it is a time", "pass seconds >= 0")
+        require(self.sharing >= 1, "sharing", self.sharing, "the sender is one of them", "pass a count >= 1")
+
+    def seconds(self, nbytes: int) -> float:
+        """Time of one message (s)."""
+        return self.latency + nbytes * self.sharing / self.rate
+
+
+class Throttle:
+    """Holds each message of one rank until its last byte would have arrived."""
+
+    def __init__(self, pace: Pace) -> None:
+        """Start with an idle link."""
+        self._pace = pace
+        self._free = 0.0
+
+    def hold(self, nbytes: int) -> None:
+        """Sleep until a message that starts now, or when the link is free, would have arrived (B)."""
+        self._free = max(time.perf_counter(), self._free) + self._pace.seconds(nbytes)
+        while (left := self._free - time.perf_counter()) > 0:
+            time.sleep(left)

@@ -1,0 +1,138 @@
+"""Lanes run work in order, tell every error to every waiter, and never hang what comes after one."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from sparing.errors import RunError
+from sparing.sharding.lanes import Handle, Lane, wait_all
+
+
+def test_work_runs_in_the_order_it_was_submitted() -> None:
+    lane, seen = Lane("a"), list[int]()
+    handles = [lane.submit(lambda k=k: seen.append(k)) for k in range(500)]  # type: ignore[misc]
+    wait_all(handles)
+    assert seen == list(range(500))
+    lane.close()
+
+
+def test_a_handle_gives_its_value_to_every_thread_that_waits() -> None:
+    lane, found = Lane("a"), list[int]()
+    handle = lane.submit(lambda: (time.sleep(0.05), 7)[1])
+    assert not handle.done()
+    threads = [threading.Thread(target=lambda: found.append(handle.wait())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert found == [7] * 4
+    assert handle.done()
+    assert handle.wait() == 7
+    lane.close()
+
+
+def test_parts_on_two_lanes_follow_each_other() -> None:
+    """Hundreds of pairs, half from the first lane to the second and half back, all queued before any has run."""
+    lanes, seen, start = (Lane("a"), Lane("b")), list[tuple[int, str]](), threading.Event()
+    lanes[0].submit(start.wait)
+    handles = []
+    for k in range(300):
+        first, second = lanes if k % 2 else lanes[::-1]
+        before = first.submit(lambda k=k: seen.append((k, "first")))  # type: ignore[misc]
+        handles.append(second.submit(lambda k=k, before=before: (before.wait(), seen.append((k, "second")))))  # type: ignore[misc]
+    start.set()
+    wait_all(handles)
+    assert all(seen.index((k, "first")) < seen.index((k, "second")) for k in range(300))
+    for lane in lanes:
+        lane.close()
+
+
+def test_an_error_reaches_every_wait_and_stops_what_comes_later() -> None:
+    lane = Lane("inter")
+
+    def broken() -> None:
+        raise ValueError("cable cut\nsecond line")
+
+    first, ran = lane.submit(broken), list[int]()
+    later = [lane.submit(lambda: ran.append(1)) for _ in range(3)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cable cut"):
+            first.wait()
+    for handle in later:
+        with pytest.raises(RunError, match=r"lane inter had stopped: cable cut$"):
+            handle.wait()
+    with pytest.raises(RunError, match="cable cut"):
+        lane.drain()
+    assert not ran
+    lane.close()
+
+
+def test_an_error_crosses_to_the_lane_that_waits_for_it() -> None:
+    first, second = Lane("a"), Lane("b")
+    broken = first.submit(lambda: 1 / 0)
+    behind = second.submit(broken.wait)
+    for handle in (behind, second.submit(lambda: 0)):
+        with pytest.raises((ZeroDivisionError, RunError), match="division"):
+            handle.wait()
+    first.close()
+    second.close()
+
+
+def test_a_closed_lane_finishes_its_queue_and_takes_no_more() -> None:
+    lane, seen = Lane("a"), list[int]()
+    for k in range(20):
+        lane.submit(lambda k=k: seen.append(k))  # type: ignore[misc]
+    lane.close()
+    assert seen == list(range(20))
+    with pytest.raises(RunError, match="closed"):
+        lane.submit(lambda: None)
+    lane.close()
+
+
+def test_a_lane_without_work_has_no_thread() -> None:
+    before, lane = threading.active_count(), Lane("a")
+    lane.drain()
+    assert threading.active_count() == before
+    lane.submit(lambda: None).wait()
+    assert threading.active_count() == before + 1
+    lane.close()
+    assert threading.active_count() == before
+
+
+def test_work_runs_without_autograd() -> None:
+    lane = Lane("a")
+    weight = torch.ones(2, requires_grad=True)
+    assert not lane.submit(lambda: weight * 2).wait().requires_grad
+    assert (weight * 2).requires_grad
+    lane.close()
+
+
+def test_a_done_handle() -> None:
+    handle = Handle.of("x")
+    assert handle.done()
+    assert handle.wait() == "x"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_lane_has_a_stream_and_waiting_orders_the_callers() -> None:
+    device = torch.device("cuda")
+    lane = Lane("a", device)
+    x = torch.zeros(1 << 24, device=device)
+
+    def double() -> bool:
+        x.mul_(2)
+        return torch.cuda.current_stream() != torch.cuda.default_stream()
+
+    for _ in range(20):
+        x += 1
+        assert lane.submit(double).wait()
+    expected = 0.0
+    for _ in range(20):
+        expected = (expected + 1) * 2
+    assert (x == expected).all()
+    lane.close()

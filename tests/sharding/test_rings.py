@@ -1,0 +1,120 @@
+"""Ring collectives over threads, against dense sums: exact indices, uneven and empty chunks, every type; every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from oracles import wire_threads as wt
+from sparing.errors import RunError
+from sparing.sharding.mesh import Mesh
+from sparing.sharding.rings import SPAN, Counter, Ring
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+LENGTHS = [[3], [2, 2], [5, 0], [0, 0, 0], [1, 4, 2], [3, 0, 5, 1], [SPAN // 4 + 3, SPAN // 2, 1]]
+
+
+def chunks(rank: int, lengths: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [wt.value(rank + 2 * c, length, dtype) for c, length in enumerate(lengths)]
+
+
+def on_a_ring(width: int, work: Callable[[Ring, Counter], Any]) -> list[Any]:
+    def run(mesh: Mesh) -> Any:
+        return work(Ring(mesh.axes[0], mesh.counter), mesh.counter)
+
+    return wt.together(run, wt.meshes((width, 1)))
+
+
+def dense(width: int, lengths: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [
+        torch.stack([wt.value(rank + 2 * c, length, dtype) for rank in range(width)]).sum(0).to(dtype)
+        for c, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_all_gather_brings_each_chunk_from_its_owner(lengths: list[int], dtype: torch.dtype) -> None:
+    def work(ring: Ring, counter: Counter) -> list[torch.Tensor]:
+        data = chunks(ring.me, lengths, dtype)
+        ring.all_gather_(data)
+        assert counter.sent["intra"] == sum(lengths) * dtype.itemsize - data[(ring.me + 1) % ring.width].nbytes
+        return data
+
+    for data in on_a_ring(len(lengths), work):
+        for c, chunk in enumerate(data):
+            assert torch.equal(chunk, wt.value(3 * c, lengths[c], dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_reduce_scatter_completes_my_chunk(lengths: list[int], dtype: torch.dtype) -> None:
+    def work(ring: Ring, counter: Counter) -> torch.Tensor:
+        data = chunks(ring.me, lengths, dtype)
+        mine = ring.reduce_scatter_(data)
+        assert mine is data[ring.me]
+        assert counter.sent["intra"] == sum(lengths) * dtype.itemsize - mine.nbytes
+        return mine
+
+    truth = dense(len(lengths), lengths, dtype)
+    for rank, mine in enumerate(on_a_ring(len(lengths), work)):
+        assert torch.equal(mine, truth[rank])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_all_reduce_completes_every_chunk(lengths: list[int], dtype: torch.dtype) -> None:
+    def work(ring: Ring, counter: Counter) -> list[torch.Tensor]:
+        data = chunks(ring.me, lengths, dtype)
+        ring.all_reduce_(data)
+        return data
+
+    truth = dense(len(lengths), lengths, dtype)
+    for data in on_a_ring(len(lengths), work):
+        for chunk, expected in zip(data, truth, strict=True):
+            assert torch.equal(chunk, expected)
+
+
+def test_messages_are_counted_once_a_step_however_long() -> None:
+    def work(ring: Ring, counter: Counter) -> tuple[int, int]:
+        ring.reduce_scatter_([torch.zeros(SPAN), torch.zeros(SPAN), torch.zeros(0)])
+        return counter.messages["intra"], counter.sent["intra"]
+
+    # chunk 2 is empty: ranks 1 and 0 send it in steps 0 and 1, and send nothing
+    assert on_a_ring(3, work) == [(1, 4 * SPAN), (1, 4 * SPAN), (2, 8 * SPAN)]
+
+
+def test_the_receive_buffer_lasts() -> None:
+    def work(ring: Ring, counter: Counter) -> bool:
+        ring.reduce_scatter_([torch.zeros(100), torch.zeros(100)])
+        before = ring._buffer.data_ptr()
+        for dtype in DTYPES:
+            ring.reduce_scatter_([torch.zeros(50, dtype=dtype), torch.zeros(50, dtype=dtype)])
+        return ring._buffer.data_ptr() == before
+
+    assert all(on_a_ring(2, work))
+
+
+def test_a_counter_starts_at_zero_for_every_axis_and_returns_there() -> None:
+    counter = Counter(["intra", "inter"])
+    counter.add("inter", 12)
+    counter.add("inter", 3)
+    assert counter.sent == {"intra": 0, "inter": 15}
+    assert counter.messages == {"intra": 0, "inter": 2}
+    counter.reset()
+    assert counter.sent == counter.messages == {"intra": 0, "inter": 0}
+
+
+def test_an_error_of_the_network_names_axis_and_neighbours() -> None:
+    mesh = wt.meshes((3, 1))[1]
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("[/src/gloo/pair.cc:1] Connection closed by peer [1.2.3.4]. This is typically bad\nmore")
+
+    mesh.axes[0].group.recv = broken  # type: ignore[union-attr, method-assign, assignment]
+    message = r"all-gather over axis 'intra': rank 1 waited for ranks 0, 2: Connection closed by peer \[1.2.3.4\]$"
+    with pytest.raises(RunError, match=message):
+        Ring(mesh.axes[0], mesh.counter).all_gather_([torch.zeros(1)] * 3)
