@@ -90,13 +90,13 @@ def transient_bytes(workload: Workload, sizes: Sizes, plan: Plan | str) -> int:
         plan: Levels of the model; a bucket's own plan goes first.
 
     Returns:
-        Bytes of the roots and the 1 + prefetch largest blocks of cut parameters, and of the largest full gradients, in
-        the number format of the wire, where gradients are cut.
+        Bytes of the roots and the 1 + prefetch largest blocks of cut parameters, and of the full gradients of roots,
+        which leave when the backward pass ends, and of the largest others, where gradients are cut.
 
     Raises:
         UserError: If a letter of the plan means nothing on these axes.
     """
-    root, blocks, grads = 0, defaultdict[int, int](int), [0]
+    root, blocks, kept, grads = 0, defaultdict[int, int](int), 0, [0]
     for spec in workload.buckets():
         p, g, _ = (spec.plan or as_plan(plan)).levels(len(sizes))
         layout = Layout(sizes, spec.elements)
@@ -105,10 +105,12 @@ def transient_bytes(workload: Workload, sizes: Sizes, plan: Plan | str) -> int:
             root += padded
         elif layout.size(p) < padded:
             blocks[spec.block] += padded
-        if layout.size(g) < padded and spec.trainable:
+        if layout.size(g) < padded and spec.trainable and spec.root:
+            kept += padded
+        elif layout.size(g) < padded and spec.trainable:
             grads.append(padded)
     whole = root + sum(sorted(blocks.values())[-1 - workload.prefetch :])
-    return whole * workload.param_bytes + sum(sorted(grads)[-workload.grad_buffers :]) * workload.wire_bytes
+    return whole * workload.param_bytes + (kept + sum(sorted(grads)[-workload.grad_buffers :])) * workload.wire_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,165 @@
+"""Predicted against measured: the simulator's step time of every plan, and how well it ranks the plans of a cell.
+
+    python -m benchmarks.network.predictions benchmarks/results/network_plans.jsonl
+
+What the simulator is told is what the same run measured before and beside the plans: the links by ``measure(mesh)``
+(or, with ``--nominal``, the rates that the links are held to), and the arithmetic by the arm that sends nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks.network.arms import PLANS
+from benchmarks.network.cells import Cell
+from sparing.report import Record, print_table
+from sparing.sharding.config import BucketSpec, Topology, Workload
+from sparing.sharding.simulate import simulate
+from sparing.sharding.traffic import Traffic
+
+Row = Mapping[str, Any]
+PAYLOAD = 1448 / 1514
+"""Share of a full Ethernet frame that is payload of TCP with timestamps."""
+
+
+def specs(cell: Cell) -> list[BucketSpec]:
+    """Buckets of the problem's model, as the engine makes them."""
+    whole = 2 * cell.width * (cell.width + 1)
+    rows = round(2 * cell.width * cell.trainable)
+    trained = whole if cell.trainable >= 1 else rows * cell.width
+    found = []
+    for block in range(cell.blocks):
+        found.append(BucketSpec(elements=trained, block=block))
+        if trained < whole:
+            found.append(BucketSpec(elements=whole - trained, trainable=False, block=block))
+    return found
+
+
+def workload(cell: Cell, alone: Row | None) -> Workload:
+    """The cell's work in float32; arithmetic from the arm that sends nothing, where there is one."""
+    times = {}
+    if alone is not None:
+        times = {
+            "seconds_forward": alone["forward"], "seconds_backward": alone["backward"],
+            "seconds_update": alone["update"],
+        }  # fmt: skip
+    return Workload.of(
+        specs(cell), accumulate=cell.accumulate, param_bytes=4, grad_bytes=4, wire_bytes=4, state_bytes=8, **times
+    )
+
+
+def nominal(cell: Cell) -> Topology:
+    """The links as they are held: rates less headers, each shared by all ranks of its group, no latency."""
+    return Topology(
+        groups=cell.groups, per_group=cell.per_group, inter=PAYLOAD * cell.inter / 8, intra=PAYLOAD * cell.intra / 8,
+        sharing=cell.per_group, sharing_intra=cell.per_group,
+    )  # fmt: skip
+
+
+def cell_of(row: Row) -> Cell:
+    """The cell of a row."""
+    return Cell(**{name: row[name] for name in Cell().plain()})
+
+
+def by_cell(rows: Iterable[Row]) -> dict[Cell, dict[str, Row]]:
+    """Rows by cell and arm."""
+    found: dict[Cell, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(cell_of(row), {})[str(row.get("arm", "probe"))] = row
+    return found
+
+
+def predicted(record: Record, *, held: bool = False, overlap: float | None = None) -> Iterator[dict[str, Any]]:
+    """One row per measured plan of every cell.
+
+    Args:
+        record: Of ``sweep``.
+        held: Believe the rates that links are held to, not the probe.
+        overlap: Share of the traffic that passes behind computation; None: what the topology says.
+
+    Yields:
+        Cell, plan, measured and predicted seconds, and whether the counted bytes are the formula's.
+    """
+    probes = by_cell(record.table("probes"))
+    for cell, arms in by_cell(record.table("arms")).items():
+        probe = probes.get(cell, {}).get("probe")
+        place = nominal(cell) if held or probe is None else Topology.from_json(str(probe["topology"]))
+        if overlap is not None:
+            place = Topology(axes=place.axes, overlap=overlap)
+        work = workload(cell, arms.get("alone"))
+        for plan in (plan for plan in PLANS if plan in arms):
+            row = arms[plan]
+            sent = Traffic.of_step(
+                plan, place.sizes, work.buckets(), accumulate=cell.accumulate, gather_bytes=4, reduce_bytes=4
+            ).total  # fmt: skip
+            yield {
+                **cell.plain(), "plan": plan, "measured": row["seconds"],
+                "predicted": simulate(work, place, plan).seconds,
+                "bytes_as_formula": sent == (row["payload_intra"], row["payload_inter"]),
+            }  # fmt: skip
+
+
+def kendall(first: Sequence[float], second: Sequence[float], tie: float = 0.0) -> float:
+    """Kendall's τ-b of two lists; values within a share ``tie`` of each other count as equal."""
+    agree, ties = 0, [0, 0]
+    pairs = list(combinations(range(len(first)), 2))
+    for i, j in pairs:
+        one, two = sign(first[i], first[j], tie), sign(second[i], second[j], tie)
+        agree += one * two
+        ties = [ties[0] + (one == 0), ties[1] + (two == 0)]
+    scale = ((len(pairs) - ties[0]) * (len(pairs) - ties[1])) ** 0.5
+    return agree / scale if scale else 1.0
+
+
+def sign(a: float, b: float, tie: float) -> int:
+    """-1, 0 or 1 as a is less than, about equal to, or more than b."""
+    return 0 if abs(a - b) <= tie * max(a, b) else (1 if a > b else -1)
+
+
+def judged(rows: Iterable[Row], tie: float) -> list[dict[str, Any]]:
+    """How well each cell's plans are ranked: τ, whether the first is the first, and what the choice costs."""
+    cells: dict[Cell, list[Row]] = {}
+    for row in rows:
+        cells.setdefault(cell_of(row), []).append(row)
+    found = []
+    for cell, plans in cells.items():
+        chosen, best = min(plans, key=lambda row: row["predicted"]), min(plans, key=lambda row: row["measured"])
+        found.append({
+            "groups": cell.groups, "per_group": cell.per_group, "ratio": cell.ratio, "accumulate": cell.accumulate,
+            "trainable": cell.trainable, "plans": len(plans),
+            "tau": kendall([row["measured"] for row in plans], [row["predicted"] for row in plans], tie),
+            "chosen": chosen["plan"], "best": best["plan"], "regret": chosen["measured"] / best["measured"] - 1,
+            "off": statistics.median(row["predicted"] / row["measured"] for row in plans),
+        })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Print every cell, and the three numbers over all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--nominal", action="store_true", help="rates that links are held to, instead of the probe")
+    parser.add_argument("--overlap", type=float, help="share of the traffic that passes behind computation")
+    parser.add_argument("--tie", type=float, default=0.0, help="times within this share of each other are equal")
+    parser.add_argument("--plans", action="store_true", help="print every plan too")
+    options = parser.parse_args()
+    rows = list(predicted(Record.read(options.record), held=options.nominal, overlap=options.overlap))
+    if options.plans:
+        print_table(rows, units={"measured": "s", "predicted": "s"})
+    cells = judged(rows, options.tie)
+    print_table(cells)
+    if cells:
+        hits = statistics.mean(row["chosen"] == row["best"] for row in cells)
+        tau, regret = (statistics.mean(row[name] for row in cells) for name in ("tau", "regret"))
+        worst = max(row["regret"] for row in cells)
+        exact = all(row["bytes_as_formula"] for row in rows)
+        print(f"τ {tau:.3f}, first hit {hits:.0%}, regret {regret:.1%} (most {worst:.1%}), bytes exact: {exact}")
+
+
+if __name__ == "__main__":
+    main()

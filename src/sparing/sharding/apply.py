@@ -1,0 +1,215 @@
+"""Sharding of a live model: its parameters become slices, its forward pass gathers them, an engine steps them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import Block, find_blocks, named_parameters, submodule
+from sparing.errors import UserError, require
+from sparing.sharding.agree import agree, checksum
+from sparing.sharding.buckets import Bucket, slots_of
+from sparing.sharding.engine import Engine, Settings
+from sparing.sharding.flow import Flow, Stage
+from sparing.sharding.layout import Layout
+from sparing.sharding.levels import Plan
+from sparing.sharding.masters import Masters, OptimizerFactory
+from sparing.sharding.mesh import Mesh, make_mesh
+from sparing.sharding.refusals import check_elementwise, check_model, code
+
+_live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
+
+
+def shard_(
+    model: nn.Module,
+    plan: Plan | str,
+    mesh: Mesh | None = None,
+    *,
+    optimizer: OptimizerFactory,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    plans: Mapping[str, Plan | str] | None = None,
+    body: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    masters: bool = True,
+    loss_scale: float | None = None,
+    prefetch: int = 1,
+    check_every: int | None = None,
+) -> Engine:
+    """Split a model over ranks by a plan; the model keeps its class, its names and its forward pass.
+
+    Every rank calls this with the same model, values included. From then on parameters are whole only while they are
+    used; ``engine.backward(loss)`` and ``engine.step()`` train, ``engine.full_state_dict()`` gives ordinary weights.
+
+    Args:
+        model: Any module that ``find_blocks`` can divide; changed in place.
+        plan: Levels of parameters, gradients and optimizer state, such as ``Plan("IIG")`` or "IIG".
+        mesh: The ranks; None: one group of all processes.
+        optimizer: Makes an elementwise torch optimizer from parameters, such as ``partial(torch.optim.AdamW,
+            lr=3e-4)``.
+        groups: Parameter groups as torch has them, ``{"params": [...], "lr": ...}``; together every parameter that
+            trains. None: one group.
+        accumulate: Micro-steps per optimizer step (count); the paper's s.
+        clip: Largest norm of the whole gradient; None: not clipped.
+        plans: Other plans for some parts: by bucket (``"model.layers.0/frozen"``), by block, or for all ``"frozen"``
+            or ``"trainable"`` parameters; the narrower name wins.
+        body: Where the repeated blocks are, as for ``find_blocks``.
+        dtype: Number format of parameters and their gathers; None: their own.
+        reduce_dtype: Number format of gradients on the wire; None: that of the accumulator.
+        masters: Whether 16-bit parameters have 32-bit copies at the optimizer's level.
+        loss_scale: Factor on the loss for 16-bit gradients.
+        prefetch: Blocks gathered ahead (count).
+        check_every: Steps between two comparisons of the replicas (count); None: never.
+
+    Returns:
+        The engine.
+
+    Raises:
+        UserError: If the model, the optimizer or the groups do not fit, or ranks disagree about any of them.
+
+    Source: Zhang et al. 2024, Section 3 (PaRO-DP); https://openreview.net/forum?id=4Un2TD9bNe
+    """
+    mesh = mesh or make_mesh(groups=1)
+    held = _live.get(model)
+    free = held is None or (found := held()) is None or found.closed
+    require(free, "shard_", "a model that is sharded already", "its parameters are slices", "close its engine first")
+    settings = Settings(
+        accumulate=accumulate, clip=clip, prefetch=prefetch, reduce_dtype=reduce_dtype, masters=masters,
+        loss_scale=loss_scale, check_every=check_every,
+    )  # fmt: skip
+    blocks = find_blocks(model, body=body)
+    check_model(model, blocks, mesh.world)
+    name = check_elementwise(optimizer)
+    indices, options = _groups_of(model, groups)
+    chosen = _Plans(Plan(str(plan)), {key: Plan(str(value)) for key, value in (plans or {}).items()})
+    _agree(mesh, model, (str(plan), plans and {k: str(v) for k, v in plans.items()}, settings, dtype, name, options))
+    parts = _Parts(model=model, mesh=mesh, settings=settings, dtype=dtype, groups=indices, plans=chosen)
+    held_by = Masters(optimizer, options)
+    given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
+    agree(mesh, given, "optimizer")
+    engine = parts.engine(blocks, held_by)
+    _live[model] = weakref.ref(engine)
+    return engine
+
+
+def _agree(mesh: Mesh, model: nn.Module, facts: object) -> None:
+    agree(mesh, code(), "code")
+    agree(mesh, facts, "plan and settings")
+    agree(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    agree(mesh, {name: checksum(value.detach()) for name, value in held.items()}, "initial weights")
+
+
+def _groups_of(
+    model: nn.Module, groups: Sequence[Mapping[str, Any]] | None
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Index of the group of every parameter, and every group's options."""
+    if groups is None:
+        return {}, [{}]
+    names = {id(p): name for name, p in named_parameters(model).items()}
+    indices: dict[str, int] = {}
+    for index, group in enumerate(groups):
+        for parameter in group["params"]:
+            why, do = "it is not a parameter of this model", "build the groups from the model that is sharded"
+            require(id(parameter) in names, f"group {index}", tuple(parameter.shape), why, do)
+            indices[names[id(parameter)]] = index
+    missing = [name for name, p in named_parameters(model).items() if p.requires_grad and name not in indices]
+    if missing:
+        why, do = "no group holds it, so nothing would train it", "put it into a group, or freeze it"
+        raise UserError("groups", got=f"{len(missing)} parameters left out, such as {missing[0]}", why=why, do=do)
+    return indices, [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """Which plan a bucket has."""
+
+    default: Plan
+    special: Mapping[str, Plan]
+
+    def of(self, bucket: str) -> Plan:
+        block, kind = bucket.rsplit("/", 1)
+        for key in (bucket, block, kind):
+            if key in self.special:
+                return self.special[key]
+        return self.default
+
+    def check(self, buckets: Sequence[Bucket]) -> None:
+        known = {key for bucket in buckets for key in (bucket.name, bucket.block, bucket.name.rsplit("/", 1)[1])}
+        for key in self.special:
+            do = f"name some of {', '.join(sorted(known)[:8])}"
+            require(key in known, "plans", key, "the model has no such bucket, block or kind", do)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    """Builds the buckets and stages of an engine."""
+
+    model: nn.Module
+    mesh: Mesh
+    settings: Settings
+    dtype: torch.dtype | None
+    groups: Mapping[str, int]
+    plans: _Plans
+
+    def engine(self, blocks: Sequence[Block], masters: Masters) -> Engine:
+        roots: list[Bucket] = []
+        stages: list[Stage] = []
+        exact: dict[str, Tensor] = {}
+        for block in blocks:
+            buckets = self._buckets(block, exact)
+            if block.role == "body":
+                module = submodule(self.model, block.name)
+                stages.append(Stage(name=block.name, module=module, index=len(stages), buckets=buckets))
+            else:
+                roots += buckets
+        flow = Flow(stages=stages, roots=roots, gradients={}, prefetch=self.settings.prefetch)
+        every = [*roots, *(bucket for stage in stages for bucket in stage.buckets)]
+        self.plans.check(every)
+        plans = {bucket.name: self.plans.of(bucket.name) for bucket in every}
+        engine = Engine(self.model, self.mesh, self.settings, flow, masters, plans)
+        for bucket in every:
+            if bucket.name in exact:
+                masters.values(bucket).copy_(exact[bucket.name])
+        return engine
+
+    def _buckets(self, block: Block, exact: dict[str, Tensor]) -> list[Bucket]:
+        """One bucket for each dtype and class of trainability, in order of first appearance."""
+        classes: dict[tuple[bool, torch.dtype], dict[str, nn.Parameter]] = {}
+        for name, parameter in block.params.items():
+            classes.setdefault((parameter.requires_grad, parameter.dtype), {})[name] = parameter
+        several = len({dtype for _, dtype in classes}) > 1
+        made = []
+        for (trainable, dtype), params in classes.items():
+            kind = ("trainable" if trainable else "frozen") + (f" {str(dtype)[6:]}" if several else "")
+            made.append(self._bucket(f"{block.name}/{kind}", block, params, exact, trainable=trainable))
+        return made
+
+    def _bucket(
+        self, name: str, block: Block, params: dict[str, nn.Parameter], exact: dict[str, Tensor], *, trainable: bool
+    ) -> Bucket:
+        own = next(iter(params.values())).dtype
+        dtype = self.dtype or own
+        level, _, optimizer_level = self.plans.of(name).levels(self.mesh.tiers)
+        if trainable and self.settings.master_dtype(dtype) != dtype and own.itemsize > dtype.itemsize:
+            exact[name] = self._slice(params, optimizer_level)
+        return Bucket(
+            name, params, block=block.name, groups=self.groups, mesh=self.mesh, level=level, dtype=dtype,
+            trainable=trainable, root=block.role != "body",
+        )  # fmt: skip
+
+    def _slice(self, params: dict[str, nn.Parameter], level: int) -> Tensor:
+        """My slice of the values before they are rounded to the narrower format."""
+        slots = slots_of(params, self.groups)
+        layout = Layout(sizes=self.mesh.sizes, length=sum(slot.numel for slot in slots))
+        flat = torch.cat([params[slot.name].detach().reshape(-1) for slot in slots])
+        flat = torch.nn.functional.pad(flat, (0, layout.padded - layout.length))
+        offset, length = layout.slice(level, self.mesh.coords)
+        return flat.narrow(0, offset, length).clone()

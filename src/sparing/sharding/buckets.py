@@ -1,0 +1,232 @@
+"""Flat buckets: the parameters of a block in one tensor, of which every rank keeps a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparing.sharding.lanes import Handle
+from sparing.sharding.layout import Layout
+from sparing.sharding.mesh import Mesh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """Place of a parameter in its bucket."""
+
+    name: str
+    """Canonical name, as ``named_parameters`` of the blocks gives it."""
+
+    shape: torch.Size
+    """Its shape."""
+
+    offset: int
+    """First element in the flat tensor."""
+
+    numel: int
+    """Number of elements."""
+
+    group: int
+    """Index of its parameter group."""
+
+
+def slots_of(params: Mapping[str, nn.Parameter], groups: Mapping[str, int]) -> tuple[Slot, ...]:
+    """Lay parameters out one behind another, those of a parameter group together.
+
+    Args:
+        params: Canonical name -> parameter.
+        groups: Canonical name -> index of its parameter group; missing names are of group 0.
+
+    Returns:
+        Slots without gaps, in the order of the groups and then of ``params``.
+    """
+    found, offset = [], 0
+    for name in sorted(params, key=lambda name: groups.get(name, 0)):  # stable
+        parameter = params[name]
+        slot = Slot(
+            name=name,
+            shape=parameter.shape,
+            offset=offset,
+            numel=parameter.numel(),
+            group=groups.get(name, 0),
+        )
+        found.append(slot)
+        offset += slot.numel
+    return tuple(found)
+
+
+class Bucket:
+    """Parameters of one block that train, or do not, together: whole in ``full`` while they are used, else a slice.
+
+    ``store`` is the slice at the level of the parameters. Where that is the whole tensor, ``full`` is ``store`` and
+    stays; elsewhere the bytes of ``full`` exist between ``gather_`` and ``free_``, and in between every parameter
+    reads as NaN in its right shape, so that a use at the wrong time is seen.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Mapping[str, nn.Parameter],
+        *,
+        block: str,
+        groups: Mapping[str, int],
+        mesh: Mesh,
+        level: int,
+        dtype: torch.dtype,
+        trainable: bool,
+        root: bool,
+    ) -> None:
+        """Copy the parameters into a flat tensor and cut it.
+
+        Args:
+            name: Of the block and the class, such as ``model.layers.3/trainable``.
+            params: Canonical name -> parameter; their ``data`` become views of the flat tensor.
+            block: Name of the block.
+            groups: Canonical name -> index of its parameter group.
+            mesh: The ranks.
+            level: Level of the parameters.
+            dtype: Of the flat tensor.
+            trainable: Whether they train now.
+            root: Whether they stay whole from forward to the end of backward.
+        """
+        self.name, self.block, self.mesh, self.level, self.dtype = name, block, mesh, level, dtype
+        self.may_train = self.trainable = trainable
+        self.root = root
+        self.slots = slots_of(params, groups)
+        self.params: tuple[nn.Parameter, ...] = tuple(params[slot.name] for slot in self.slots)
+        self.layout = Layout(sizes=mesh.sizes, length=sum(slot.numel for slot in self.slots))
+        self.pending: Handle[Tensor] | None = None
+        """What must have ended before ``store`` is read."""
+        self.pinned = False
+        """Whether ``free_`` waits for a user who looks at whole parameters."""
+        self._gathering: Handle[Tensor] | None = None
+        self.full = torch.zeros(self.layout.padded, dtype=dtype, device=self.params[0].device)
+        for slot, parameter in zip(self.slots, self.params, strict=True):
+            self.full.narrow(0, slot.offset, slot.numel).copy_(parameter.data.reshape(-1))
+        self._holes = [_hole(slot.shape, self.full) for slot in self.slots]
+        self._views = [self.full.narrow(0, slot.offset, slot.numel).view(slot.shape) for slot in self.slots]
+        self._bytes = self.full.untyped_storage().nbytes()
+        self.store = self.full
+        self.point_()
+        self.cut_()
+
+    @property
+    def whole(self) -> bool:
+        """Whether ``store`` is the whole tensor, so that nothing is gathered or freed."""
+        return self.layout.size(self.level) == self.layout.padded
+
+    @property
+    def gathered(self) -> bool:
+        """Whether ``full`` holds bytes, or will when its collective ends."""
+        return self.store is self.full or self.full.untyped_storage().nbytes() > 0
+
+    def cut_(self) -> None:
+        """Keep the slice of ``level`` of the whole tensor, which must be gathered, and free the rest."""
+        if self.whole:
+            self.store = self.full
+            return
+        offset, length = self.layout.slice(self.level, self.mesh.coords)
+        self.store = self.full.narrow(0, offset, length).clone()
+        self.free_()
+
+    def relevel_(self, level: int) -> None:
+        """Keep the slice of another level; every rank must call.
+
+        Args:
+            level: The new one.
+        """
+        self.settle_()
+        self.gather_()
+        self.ready_()
+        self.level = level
+        self.cut_()
+
+    def point_(self) -> None:
+        """Let the parameters be views of the whole tensor."""
+        for parameter, view in zip(self.params, self._views, strict=True):
+            parameter.data = view
+
+    def gather_(self) -> None:
+        """Start to make the tensor whole; the collective runs on the lanes."""
+        if self.gathered:
+            return
+        self.full.untyped_storage().resize_(self._bytes)
+        offset, length = self.layout.slice(self.level, self.mesh.coords)
+        own, pending = self.full.narrow(0, offset, length), self.pending
+        first = next(self.mesh.lanes[axis] for axis in reversed(range(self.level)) if self.mesh.sizes[axis] > 1)
+
+        def fill() -> None:
+            if pending is not None:
+                pending.wait()
+            own.copy_(self.store)
+
+        filled = first.submit(fill)
+        self._gathering = self.mesh.transitions.gather_(self.full, self.level, 0, after=filled)
+
+    def ready_(self) -> None:
+        """Wait until the tensor is whole, and point the parameters at it."""
+        if self.pending is not None and self.store is self.full:
+            self.pending.wait()
+            self.pending = None
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+            self.point_()
+
+    def free_(self) -> None:
+        """Drop the whole tensor's bytes; nothing happens where it is the store or pinned."""
+        if self.store is self.full or self.pinned:
+            return
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+        for parameter, hole in zip(self.params, self._holes, strict=True):
+            parameter.data = hole
+        self.full.untyped_storage().resize_(0)
+
+    def settle_(self) -> None:
+        """Wait for what still writes into ``store``."""
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+
+    def unflat(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The parameters in a flat tensor laid out as this bucket.
+
+        Args:
+            flat: At least as many elements as the parameters have together.
+
+        Yields:
+            Canonical name and view.
+        """
+        for slot in self.slots:
+            yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
+
+    def ranges(self, level: int) -> list[tuple[int, int, int]]:
+        """Where the parameter groups lie in my slice of a level; padding belongs to the last.
+
+        Args:
+            level: Of the slice.
+
+        Returns:
+            (group, offset in the slice, elements) for every group of the bucket; elements may be 0.
+        """
+        begin, length = self.layout.slice(level, self.mesh.coords)
+        starts: dict[int, int] = {}
+        for slot in self.slots:
+            starts.setdefault(slot.group, slot.offset)
+        ends = [*list(starts.values())[1:], self.layout.padded]
+        found = []
+        for (group, start), end in zip(starts.items(), ends, strict=True):
+            low, high = max(start, begin), min(end, begin + length)
+            found.append((group, min(max(low - begin, 0), length), max(high - low, 0)))
+        return found
+
+
+def _hole(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor of a shape that takes no room and reads as NaN."""
+    fill = float("nan") if like.is_floating_point() else 0
+    return torch.full((1,) * len(shape), fill, dtype=like.dtype, device=like.device).expand(tuple(shape))

@@ -1,0 +1,372 @@
+"""The engine: a micro-step backward, a step of the optimizer, and the weights as an ordinary state dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.sharding import moves, weights
+from sparing.sharding.buckets import Bucket
+from sparing.sharding.flow import Flow
+from sparing.sharding.gradients import Gradients
+from sparing.sharding.levels import Plan
+from sparing.sharding.masters import Masters, own_slice
+from sparing.sharding.mesh import Mesh
+from sparing.sharding.norms import whole_norm
+from sparing.sharding.replicas import abandon_, check
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How an engine works, besides its plan."""
+
+    accumulate: int = 1
+    """Micro-steps per optimizer step (count); the paper's s."""
+
+    clip: float | None = None
+    """Largest norm of the whole gradient; None: not clipped."""
+
+    prefetch: int = 1
+    """Blocks that are gathered ahead (count)."""
+
+    reduce_dtype: torch.dtype | None = None
+    """Number format of gradients on the wire; None: the accumulator's."""
+
+    masters: bool = True
+    """Whether parameters of 16 bits have 32-bit copies that the optimizer changes."""
+
+    loss_scale: float | None = None
+    """Factor on the loss before the backward pass, taken out of the gradients again; None: 1. With one, a step whose
+    gradients are not finite on any rank is skipped on all."""
+
+    check_every: int | None = None
+    """Steps between two checks that replicas are equal (count); None: only when ``check`` is called."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one and sizes that are none.
+
+        Raises:
+            UserError: If a setting is out of range.
+        """
+        require(self.accumulate >= 1, "accumulate", self.accumulate, "it counts micro-steps", "pass 1 or more")
+        require(self.prefetch >= 0, "prefetch", self.prefetch, "it counts blocks", "pass 0 or more")
+        every = self.check_every
+        require(every is None or every >= 1, "check_every", every, "it counts steps", "pass 1 or more, or None")
+        for name in ("clip", "loss_scale"):
+            value = getattr(self, name)
+            fits = value is None or (value > 0 and math.isfinite(value))
+            require(fits, name, value, "it is a positive size", "pass a positive number, or None")
+
+    def master_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Number format of accumulator and optimizer for parameters of a format.
+
+        Args:
+            dtype: Of the parameters.
+
+        Returns:
+            32 bits for parameters of 16 unless ``masters`` is off, else their own.
+        """
+        return torch.float32 if self.masters and dtype.itemsize < 4 else dtype
+
+
+class Engine:
+    """A model whose parameters, gradients and optimizer state are split over ranks by a plan.
+
+    ``shard_`` makes it. The forward pass stays the model's own; ``backward`` takes the place of ``loss.backward()``
+    and ``step`` that of the optimizer's step. Gradients are means over ranks and micro-steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        settings: Settings,
+        flow: Flow,
+        masters: Masters,
+        plans: Mapping[str, Plan],
+    ) -> None:
+        """Put the parts together; ``shard_`` does.
+
+        Args:
+            model: The live model.
+            mesh: The ranks.
+            settings: How to work.
+            flow: Hooks and order, not yet attached.
+            masters: The optimizer, over nothing yet.
+            plans: Plan by bucket name.
+        """
+        self.model, self.mesh, self.settings = model, mesh, settings
+        self.flow, self.masters, self.plans = flow, masters, dict(plans)
+        self.micro_step = 0
+        """Backward passes since the last step (count)."""
+        self.steps = 0
+        """Optimizer steps (count)."""
+        self.skipped = 0
+        """Steps that were left out because a gradient was not finite (count)."""
+        self.closed = False
+        """Whether ``close`` has run."""
+        self._known = {id(p) for p in model.parameters()}
+        for bucket in self.buckets:
+            if bucket.trainable:
+                self.attach_(bucket)
+        flow.attach_(model)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """All buckets, those outside the body first, then block by block."""
+        return (*self.flow.roots, *(bucket for stage in self.flow.stages for bucket in stage.buckets))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer: its groups are the user's, its parameters flat slices; schedulers may hold it."""
+        return self.masters.optimizer
+
+    def levels(self, bucket: Bucket) -> tuple[int, int, int]:
+        """Levels of parameters, gradients and optimizer state of a bucket.
+
+        Args:
+            bucket: One of ``buckets``.
+
+        Returns:
+            Three numbers from 0 (whole) to the number of tiers.
+        """
+        return self.plans[bucket.name].levels(self.mesh.tiers)
+
+    def attach_(self, bucket: Bucket) -> None:
+        """Let a bucket train.
+
+        Args:
+            bucket: One that does not.
+        """
+        dtype = self.settings.master_dtype(bucket.dtype)
+        _, level, optimizer_level = self.levels(bucket)
+        self.masters.attach_(bucket, optimizer_level, dtype)
+        self.flow.gradients[bucket.name] = Gradients(
+            bucket,
+            level=level,
+            optimizer_level=optimizer_level,
+            dtype=dtype,
+            wire_dtype=self.settings.reduce_dtype or dtype,
+        )
+        bucket.trainable = True
+
+    def detach_(self, bucket: Bucket) -> None:
+        """Let a bucket rest; its gradients and optimizer state are freed.
+
+        Args:
+            bucket: One that trains.
+        """
+        self.masters.detach_(bucket)
+        self.flow.gradients.pop(bucket.name).drop_()
+        bucket.trainable = False
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a micro-step, and send its gradients on their way.
+
+        Args:
+            loss: Scalar; the mean over this rank's rows, unless ``step`` is given a divisor.
+
+        Raises:
+            UserError: If all micro-steps of this step are done, or nothing trains.
+        """
+        self._require_open()
+        why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
+        require(loss.requires_grad, "loss", "one without a gradient", why, do)
+        self.flow.last = self.micro_step == self.settings.accumulate - 1
+        scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
+        scaled.backward()  # type: ignore[no-untyped-call]
+        self.flow.finish_()
+        self.micro_step += 1
+
+    def _require_open(self) -> None:
+        why, do = "parameters must come and go as a step needs them", "step outside gathered() and before close()"
+        busy = self.closed or any(bucket.pinned for bucket in self.buckets)
+        require(not busy, "backward", "closed" if self.closed else "inside gathered()", why, do)
+        done = self.micro_step >= self.settings.accumulate
+        why = f"a step has {self.settings.accumulate} micro-steps, and all have been"
+        require(not done, "backward", f"call {self.micro_step + 1} since the last step", why, "call step() first")
+
+    def step(self, divisor: float | None = None) -> float:
+        """Change the weights by the gradients of all ranks and micro-steps.
+
+        Args:
+            divisor: What the sum of all losses' gradients is divided by; None: ranks × micro-steps.
+
+        Returns:
+            Norm of the whole gradient before clipping, the same on every rank.
+
+        Raises:
+            UserError: If micro-steps are missing.
+        """
+        given, asked = self.micro_step, self.settings.accumulate
+        require(
+            given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
+        )
+        self._require_same_parameters()
+        scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
+        trained = [bucket for bucket in self.buckets if bucket in self.masters]
+        grads = [self.flow.gradients[bucket.name].take().mul_(scale) for bucket in trained]
+        norm = self._norm(trained, grads)
+        if math.isfinite(norm) or self.settings.loss_scale is None:
+            self._apply_(trained, grads, norm)
+        else:
+            self.skipped += 1
+        for bucket in trained:
+            self.masters.set_gradient_(bucket, None)
+            self.flow.gradients[bucket.name].drop_()
+        self.flow.rest_()
+        self.micro_step, self.steps = 0, self.steps + 1
+        if self.settings.check_every and self.steps % self.settings.check_every == 0:
+            self.check()
+        return norm
+
+    def check(self) -> None:
+        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank.
+
+        Raises:
+            RunError: If replicas differ; the tensors and ranks are named.
+            UserError: If ranks have submitted other collectives.
+        """
+        check(self)
+
+    def abandon(self) -> None:
+        """Forget a step that was begun: its gradients are dropped; call on every rank, after an error on all of them.
+
+        Raises:
+            UserError: If ranks left the step at different places, after which only a restart helps.
+        """
+        abandon_(self)
+
+    def _require_same_parameters(self) -> None:
+        added = [name for name, p in self.model.named_parameters() if id(p) not in self._known]
+        why, do = (
+            "parameters made after shard_ are on no plan",
+            "add them before shard_, or close the engine and shard again",
+        )
+        require(not added, "model", f"new parameter {', '.join(added[:3])}", why, do)
+
+    def _apply_(self, trained: Sequence[Bucket], grads: Sequence[Tensor], norm: float) -> None:
+        limit = self.settings.clip
+        factor = 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)  # as torch's clip_grad_norm_
+        self.flow.release_()
+        for bucket, grad in zip(trained, grads, strict=True):
+            bucket.settle_()
+            self.masters.set_gradient_(bucket, grad.mul_(factor) if factor != 1.0 else grad)
+        self.optimizer.step()
+        for bucket in trained:
+            self.publish_(bucket)
+
+    def publish_(self, bucket: Bucket) -> None:
+        """Bring changed values of the optimizer's slice to everybody who keeps them; the collective runs on the lanes.
+
+        Args:
+            bucket: A trained one.
+        """
+        level, _, optimizer_level = self.levels(bucket)
+        own, values = own_slice(bucket, optimizer_level), self.masters.values(bucket)
+        if own.data_ptr() != values.data_ptr() or own.dtype != values.dtype:
+            own.copy_(values)
+        if level != optimizer_level:
+            bucket.pending = self.mesh.transitions.gather_(bucket.store, optimizer_level, level)
+
+    def _norm(self, trained: Sequence[Bucket], grads: Sequence[Tensor]) -> float:
+        squares = [0.0] * (self.mesh.tiers + 1)
+        for bucket, grad in zip(trained, grads, strict=True):
+            squares[self.levels(bucket)[2]] += grad.double().square().sum().item()
+        return whole_norm(self.mesh, squares)
+
+    def flush(self) -> None:
+        """Wait for everything that is under way between ranks."""
+        for bucket in self.buckets:
+            bucket.settle_()
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """Keep every parameter whole for a while: to evaluate a part of the model, or to save it.
+
+        Yields:
+            The model; changes of its parameters are lost where they are sharded.
+
+        Raises:
+            UserError: Inside a step, whose order of collectives it would break.
+        """
+        if self.micro_step:
+            raise UserError(
+                "gathered()", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()"
+            )
+        for bucket in self.buckets:
+            bucket.gather_()
+            bucket.ready_()
+            bucket.pinned = True
+        try:
+            yield self.model
+        finally:
+            for bucket in self.buckets:
+                bucket.pinned = False
+            self.flow.release_()
+
+    def full_state_dict(self, *, masters: bool = False) -> dict[str, Tensor]:
+        """The weights as the model's own ``state_dict`` would have them, whole, on every rank.
+
+        Args:
+            masters: Take the optimizer's 32-bit values where there are some.
+
+        Returns:
+            Name -> tensor of its own, on the model's device; tied ones under each of their names.
+        """
+        return weights.full_state_dict(self.model, self.buckets, self._masters_of if masters else None)
+
+    def _masters_of(self, bucket: Bucket) -> tuple[Tensor, int] | None:
+        return (self.masters.values(bucket), self.levels(bucket)[2]) if bucket in self.masters else None
+
+    def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
+        """Take weights from an ordinary state dict; the optimizer's state stays.
+
+        Args:
+            state: Name -> tensor, as ``full_state_dict`` returns it, the same on every rank.
+        """
+        self.flow.release_()
+        weights.load_full_state_dict_(self.model, self.buckets, state)
+        for bucket in self.buckets:
+            if bucket in self.masters:
+                self.masters.values(bucket).copy_(own_slice(bucket, self.levels(bucket)[2]))
+
+    def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
+        """Change the plan between two steps; weights and optimizer state move, values stay to the bit.
+
+        Args:
+            plan: The new one, or one by name of block (missing blocks keep theirs).
+        """
+        moves.set_plan_(self, plan)
+
+    def freeze(self, blocks: Sequence[str]) -> None:
+        """Let blocks rest between two steps: their gradients and optimizer state are freed, they send nothing.
+
+        Args:
+            blocks: Names of blocks, as ``find_blocks`` gives them; those that rest already stay so.
+        """
+        moves.freeze_(self, blocks)
+
+    def thaw(self, blocks: Sequence[str]) -> None:
+        """Let blocks train again, with optimizer state from zero; nothing travels for it.
+
+        Args:
+            blocks: Names of blocks, as ``find_blocks`` gives them; what ``shard_`` found frozen in them stays frozen.
+        """
+        moves.thaw_(self, blocks)
+
+    def close(self) -> None:
+        """Give the model its whole parameters and its freedom back."""
+        self.flush()
+        self.flow.detach_()
+        self.closed = True
+        for bucket in self.buckets:
+            bucket.gather_()
+            bucket.ready_()

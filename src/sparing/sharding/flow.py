@@ -1,0 +1,335 @@
+"""The order of a micro-step: which buckets are whole when, and when their gradients leave.
+
+Forward walks the stages (body blocks) up, backward walks them down. A stage is gathered just before it is used, the
+next ``prefetch`` ones are on their way meanwhile, and it is freed when the walk has left it; the last stage stays
+whole between forward and backward. Everything outside the body is whole from the first forward to the end of the
+backward. The gradients of a stage leave when the backward of the stage before it begins: by then autograd has visited
+every node of the stage, because it takes nodes in the reverse order of their making. So every rank submits the same
+collectives in the same order, whichever parameters got a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from sparing.errors import RunError
+from sparing.sharding.buckets import Bucket
+from sparing.sharding.gradients import Gradients
+from sparing.sharding.lanes import Handle
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """A body block under way."""
+
+    name: str
+    """Canonical name of the block."""
+
+    module: nn.Module
+    """Its module."""
+
+    index: int
+    """Position in the forward order, from 0."""
+
+    buckets: list[Bucket]
+    """Its parameters."""
+
+    entered: int = 0
+    """Forward passes since the last backward ended (count)."""
+
+    differentiated: bool = False
+    """Whether an output asked for a gradient since the last backward."""
+
+    backward: bool = False
+    """Whether backward is inside it."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """Hooks of a live model, and the state of its walk."""
+
+    stages: Sequence[Stage]
+    """Body blocks in forward order."""
+
+    roots: Sequence[Bucket]
+    """Buckets outside the body."""
+
+    gradients: dict[str, Gradients]
+    """Of the trainable buckets, by name; the engine changes it as blocks freeze and thaw."""
+
+    prefetch: int = 1
+    """Stages that are gathered ahead (count)."""
+
+    last: bool = True
+    """Whether this micro-step is the step's last, after which gradients are made complete."""
+
+    _outer: nn.Module | None = None
+    _recording: bool = False
+    _awaited: bool = False
+    _entered: list[int] = field(default_factory=list)
+    _submitted: int = 0
+    _reducing: Handle[Tensor] | None = None
+    _handles: list[RemovableHandle] = field(default_factory=list)
+
+    def attach_(self, model: nn.Module) -> None:
+        """Put the hooks into a model.
+
+        Args:
+            model: The live model.
+        """
+        keep = self._handles.append
+        for module in _around(model, self.stages):
+            keep(module.register_forward_pre_hook(self._begin, prepend=True))
+            keep(module.register_forward_hook(self._end))
+        for stage in self.stages:
+            keep(stage.module.register_forward_pre_hook(_Enter(self, stage), prepend=True))
+            keep(stage.module.register_forward_hook(_Leave(self, stage), with_kwargs=True))
+            self.watch_(stage.buckets)
+        self.watch_(self.roots)
+
+    def watch_(self, buckets: Sequence[Bucket]) -> None:
+        """Take the gradient of every parameter as it comes.
+
+        Args:
+            buckets: Whose parameters; one that never trains costs nothing.
+        """
+        for bucket in buckets:
+            for index, parameter in enumerate(bucket.params):
+                if parameter.requires_grad:
+                    hook = _Collect(self.gradients, bucket.name, index)
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def detach_(self) -> None:
+        """Take all hooks out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # ---- forward
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        del inputs
+        if self._outer is module:
+            self._retry_()
+        if self._outer is None:
+            self._outer, self._recording = module, torch.is_grad_enabled()
+            self._awaited |= self._recording
+            self._entered, self._submitted = [stage.entered for stage in self.stages], self._log_length()
+        for bucket in self.roots:
+            bucket.gather_()
+        self._ahead(self.stages[: self.prefetch])
+        for bucket in self.roots:
+            bucket.ready_()
+
+    def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        del inputs, output
+        if self._outer is not module:
+            return
+        self._outer = None
+        if not self._awaited:
+            _free_(self.roots)
+
+    def _retry_(self) -> None:
+        """The forward pass before this one raised on this rank; harmless unless other ranks wait for its share."""
+        if self._log_length() != self._submitted:
+            raise RunError(
+                "a forward pass of this rank raised after it had sent or awaited weights: the order of collectives is "
+                "no longer that of the other ranks; call engine.abandon() on every rank, or restart from a checkpoint"
+            )
+        for stage, entered in zip(self.stages, self._entered, strict=True):
+            stage.entered = entered
+        self._outer = None
+
+    def _log_length(self) -> int:
+        buckets = [*self.roots, *(bucket for stage in self.stages for bucket in stage.buckets)]
+        return buckets[0].mesh.transitions.log.length
+
+    def enter_(self, stage: Stage) -> None:
+        """Before the forward of a stage; a recomputation inside its backward finds it whole.
+
+        Args:
+            stage: About to run.
+        """
+        if stage.backward:
+            return
+        if torch._C._current_graph_task_id() != -1:  # a reentrant checkpoint, whose outputs knew no gradient
+            self.before_backward_(stage)
+            return
+        stage.entered += 1
+        self._use_(stage, self.stages[stage.index + 1 : stage.index + 1 + self.prefetch])
+
+    def leave_(self, stage: Stage, inputs: Any, output: Any) -> None:
+        """After the forward of a stage.
+
+        Args:
+            stage: Has run.
+            inputs: What it was given; what it hands on of that is watched by whoever made it.
+            output: What it returned.
+        """
+        if stage.backward:
+            return
+        given = {id(tensor): tensor for tensor in _learning(inputs)}
+        awaited = [tensor for tensor in _learning(output) if id(tensor) not in given]
+        replayed = self._recording and not torch.is_grad_enabled() and bool(given)  # by a reentrant checkpoint
+        for tensor in awaited:
+            tensor.register_hook(_Before(self, stage))  # type: ignore[no-untyped-call]
+        kept = bool(awaited) or replayed
+        stage.differentiated |= kept
+        if not kept or stage.index != len(self.stages) - 1:
+            _free_(stage.buckets)
+
+    def _use_(self, stage: Stage, following: Sequence[Stage]) -> None:
+        self._ahead([stage])
+        self._ahead(following)
+        for bucket in stage.buckets:
+            bucket.ready_()
+
+    def _ahead(self, stages: Sequence[Stage]) -> None:
+        for stage in stages:
+            for bucket in stage.buckets:
+                bucket.gather_()
+
+    # ---- backward
+
+    def before_backward_(self, stage: Stage) -> None:
+        """When the gradient of a stage's output is known.
+
+        Args:
+            stage: Whose backward begins.
+        """
+        if stage.backward:
+            return
+        for other in reversed(self.stages):
+            if other.backward:
+                self._finish_(other)
+        stage.backward = True
+        below = self.stages[max(0, stage.index - self.prefetch) : stage.index]
+        self._use_(stage, [other for other in reversed(below) if other.differentiated])
+
+    def _finish_(self, stage: Stage) -> None:
+        stage.backward = False
+        for bucket in stage.buckets:
+            self._flush_(bucket, sync=self.last and stage.entered == 1)
+        _free_(stage.buckets)
+
+    def _flush_(self, bucket: Bucket, *, sync: bool) -> None:
+        """Send a bucket's gradients, once the ones before have arrived: at most two buffers are alive."""
+        gradients = self.gradients.get(bucket.name)
+        if gradients is None:
+            return
+        if self._reducing is not None:
+            self._reducing.wait()
+        self._reducing = gradients.flush_()
+        if sync:
+            gradients.sync_()
+
+    def finish_(self) -> None:
+        """After a backward pass: everything still here leaves, and what got no gradient counts as zero."""
+        for stage in reversed(self.stages):
+            if stage.backward:
+                self._finish_(stage)
+        self._flush_rest_()
+        for stage in self.stages:
+            stage.entered, stage.differentiated = 0, False
+        for gradients in self.gradients.values():
+            gradients.flushed = False
+        self._awaited = False
+        self.release_()
+
+    def rest_(self) -> None:
+        """Forget whatever a step left behind."""
+        self._outer = self._reducing = None
+        self._awaited = False
+        for stage in self.stages:
+            stage.entered, stage.differentiated = 0, False
+        self.release_()
+
+    def _flush_rest_(self) -> None:
+        """Buckets that backward did not pass, or passed several times; then those outside the body."""
+        for stage in reversed(self.stages):
+            for bucket in stage.buckets:
+                self._flush_late_(bucket)
+        for bucket in self.roots:
+            self._flush_late_(bucket)
+
+    def _flush_late_(self, bucket: Bucket) -> None:
+        gradients = self.gradients.get(bucket.name)
+        if gradients is None or gradients.synced:
+            return
+        if gradients.fired or not gradients.flushed:
+            self._flush_(bucket, sync=self.last)
+        elif self.last:
+            gradients.sync_()
+
+    def release_(self) -> None:
+        """Free every whole tensor that is not a store."""
+        for stage in self.stages:
+            stage.backward = False
+            _free_(stage.buckets)
+        _free_(self.roots)
+
+
+def _around(model: nn.Module, stages: Sequence[Stage]) -> list[nn.Module]:
+    """The model and every module in it that holds all stages: a forward pass may begin at any of them."""
+    inside = {id(stage.module) for stage in stages}
+    holders = [m for m in model.modules() if id(m) not in inside and inside <= {id(part) for part in m.modules()}]
+    return holders if inside else [model]
+
+
+def _learning(nested: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def _free_(buckets: Sequence[Bucket]) -> None:
+    for bucket in buckets:
+        bucket.free_()
+
+
+@dataclass(slots=True)
+class _Enter:
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        del module, inputs
+        self.flow.enter_(self.stage)
+
+
+@dataclass(slots=True)
+class _Leave:
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        del module
+        self.flow.leave_(self.stage, (inputs, named), output)
+
+
+@dataclass(slots=True)
+class _Before:
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, grad: Tensor) -> None:
+        del grad
+        self.flow.before_backward_(self.stage)
+
+
+@dataclass(slots=True)
+class _Collect:
+    gradients: dict[str, Gradients]
+    bucket: str
+    index: int
+
+    def __call__(self, parameter: Tensor) -> None:
+        found = self.gradients.get(self.bucket)
+        if found is not None and parameter.grad is not None:
+            found.collect_(self.index, parameter.grad)
+        parameter.grad = None

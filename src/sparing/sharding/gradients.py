@@ -1,0 +1,165 @@
+"""Gradients of a bucket: whole while its block runs backward, a slice between micro-steps, complete after the last."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparing.sharding.buckets import Bucket
+from sparing.sharding.lanes import Handle
+
+
+class Gradients:
+    """Collects the gradients of one trainable bucket and reduces them on the way to the optimizer.
+
+    A backward pass fills ``buffer``; ``flush_`` sums it over the ranks that share my slice at the level of the
+    gradients, and adds the slice to ``acc``. After the last micro-step ``sync_`` makes the slice at the level of the
+    optimizer complete. Where the gradients stay whole, the buffer is the accumulator itself and nothing is sent
+    before the last step. A parameter without gradient counts as zero, on every rank alike.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        level: int,
+        optimizer_level: int,
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+    ) -> None:
+        """Nothing is allocated before the first gradient.
+
+        Args:
+            bucket: Whose gradients.
+            level: Where they are kept between micro-steps.
+            optimizer_level: Where the optimizer reads them.
+            dtype: Of the accumulator.
+            wire_dtype: Of the buffer, and so of what is sent.
+        """
+        self.bucket, self.level, self.optimizer_level = bucket, level, optimizer_level
+        self.dtype, self.wire_dtype = dtype, wire_dtype
+        self.acc: Tensor | None = None
+        """Sum over micro-steps, at ``level``."""
+        self.flushed = False
+        """Whether ``flush_`` has run in this backward pass."""
+        self._buffer: Tensor | None = None
+        self._fired: set[int] = set()
+        self._rounds = 0
+        self._folding: Handle[Tensor] | None = None
+        self._synced: Handle[Tensor] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the accumulator is whole, so that gradients are added to it directly."""
+        return self.bucket.layout.size(self.level) == self.bucket.layout.padded
+
+    @property
+    def fired(self) -> bool:
+        """Whether a gradient has come since the last ``flush_``."""
+        return bool(self._fired)
+
+    @property
+    def synced(self) -> bool:
+        """Whether ``sync_`` has run since the last step."""
+        return self._synced is not None
+
+    def collect_(self, index: int, grad: Tensor) -> None:
+        """Take the gradient of a parameter.
+
+        Args:
+            index: Its position in the bucket.
+            grad: Of its shape.
+        """
+        place, slot = self._target(), self.bucket.slots[index]
+        part, values = place.narrow(0, slot.offset, slot.numel), grad.reshape(-1)
+        if (self.whole and self._rounds) or index in self._fired:  # reentrant checkpoints: once for every use
+            part.add_(values)
+        else:
+            part.copy_(values)
+        self._fired.add(index)
+
+    def _target(self) -> Tensor:
+        if self.whole:
+            return self._accumulator()
+        if self._buffer is None:
+            self._buffer = self._empty(self.bucket.layout.padded, self.wire_dtype)
+        return self._buffer
+
+    def _accumulator(self) -> Tensor:
+        if self.acc is None:
+            self.acc = self._empty(self.bucket.layout.size(self.level), self.dtype)
+        return self.acc
+
+    def _empty(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A flat tensor whose padding is zero."""
+        made = torch.empty(length, dtype=dtype, device=self.bucket.store.device)
+        end = self.bucket.layout.length
+        if length > end:
+            made.narrow(0, end, length - end).zero_()
+        return made
+
+    def _fill_gaps_(self) -> None:
+        if self.whole and self._rounds:
+            return
+        place = self._target()
+        for index, slot in enumerate(self.bucket.slots):
+            if index not in self._fired:
+                place.narrow(0, slot.offset, slot.numel).zero_()
+
+    def flush_(self) -> Handle[Tensor] | None:
+        """Send the gradients of a backward pass on their way.
+
+        Returns:
+            What ends when they are in the accumulator and the buffer is free; None where nothing was to be sent.
+        """
+        self._fill_gaps_()
+        self._fired.clear()
+        self.flushed = True
+        first, self._rounds = self._rounds == 0, self._rounds + 1
+        if self.whole:
+            return None
+        acc = self._accumulator()
+        assert self._buffer is not None
+        self._folding = self.bucket.mesh.transitions.reduce_step(
+            self._buffer, self.level, then=acc.copy_ if first else acc.add_
+        )
+        self._buffer = None
+        return self._folding
+
+    def sync_(self) -> None:
+        """After the last micro-step: start to make the slice at the optimizer's level complete."""
+        assert self._synced is None
+        part, after, mesh = self._accumulator(), self._folding, self.bucket.mesh
+        lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
+        if self.wire_dtype == self.dtype or not lanes:
+            self._synced = mesh.transitions.sync(part, self.level, self.optimizer_level, after=after)
+            return
+        wire = torch.empty_like(part, dtype=self.wire_dtype)
+
+        def convert() -> None:
+            if after is not None:
+                after.wait()
+            wire.copy_(part)
+
+        own = mesh.transitions.slice(part, self.level, self.optimizer_level)
+        self._synced = mesh.transitions.sync(
+            wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=own.copy_
+        )
+
+    def take(self) -> Tensor:
+        """Wait for the complete sum over ranks and micro-steps.
+
+        Returns:
+            My slice at the optimizer's level; valid until ``drop_``.
+        """
+        assert self._synced is not None
+        return self._synced.wait()
+
+    def drop_(self) -> None:
+        """Free everything, for the next step."""
+        for handle in (self._folding, self._synced):
+            if handle is not None:
+                handle.wait()
+        self.acc = self._buffer = self._folding = self._synced = None
+        self._fired.clear()
+        self._rounds = 0

@@ -1,0 +1,77 @@
+"""Work whose failure on one rank is everybody's: all raise the same error, and none waits for who has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from safetensors import SafetensorError
+
+from sparing.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from sparing.sharding.mesh import Mesh
+
+ROOM = 1024
+"""Bytes of an error that travel."""
+
+_Answer = TypeVar("_Answer")
+
+
+def jointly(mesh: Mesh, work: Callable[[], _Answer]) -> _Answer:
+    """Do a piece of work on every rank, and learn whether it went well on all; blocking.
+
+    Args:
+        mesh: Whose ranks; all must call.
+        work: May read and write files; must not communicate.
+
+    Returns:
+        What my work returned.
+
+    Raises:
+        UserError: On all ranks, in the words of the first rank that failed, if the mistake is the user's.
+        RunError: On all ranks, if that rank failed otherwise; it is named.
+    """
+    answers: list[_Answer] = []
+    failure: Exception | None = None
+    try:
+        answers.append(work())
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        failure = error
+    for rank, row in enumerate(mesh.gather_scalars(_packed(failure))):
+        if row.any():
+            told = _unpacked(bytes(row.tolist()), rank)
+            raise told from failure
+    return answers[0]
+
+
+def on_first(mesh: Mesh, work: Callable[[], object]) -> None:
+    """Let rank 0 work, and all others wait for it and share its failure.
+
+    Args:
+        mesh: Whose ranks; all must call.
+        work: As for ``jointly``.
+    """
+    jointly(mesh, work if mesh.rank == 0 else _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _packed(failure: Exception | None) -> torch.Tensor:
+    """Fixed length; a user's mistake keeps its four parts."""
+    text = ""
+    if isinstance(failure, UserError):
+        text = "\x1f".join(str(part)[: ROOM // 4] for part in (failure.what, failure.got, failure.why, failure.do))
+    elif failure is not None:
+        text = f"{type(failure).__name__}: {failure}"
+    return torch.frombuffer(bytearray(text.encode()[:ROOM].ljust(ROOM, b"\0")), dtype=torch.uint8)
+
+
+def _unpacked(row: bytes, rank: int) -> UserError | RunError:
+    parts = row.rstrip(b"\0").decode(errors="ignore").split("\x1f")
+    if len(parts) == 4:
+        return UserError(parts[0], got=parts[1], why=parts[2], do=parts[3])
+    return RunError(f"rank {rank} failed: {parts[0]}")

@@ -1,0 +1,205 @@
+"""What a sharded checkpoint says about itself: where each parameter lies, what trained, and a hash of every file.
+
+``manifest.json`` is written last, into a folder that has its name only when everything is on the disk. It holds a
+hash of itself, so that no byte of the folder can change unseen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparing.errors import UserError, require
+from sparing.report.atomic import write_whole
+
+FORMAT = 1
+"""Version of the layout on the disk."""
+
+NAME = "manifest.json"
+SUFFIX = ".safetensors"
+DAMAGED = "it would not resume to the same bits"
+MEND = "copy it again from where it is whole, or take an earlier one"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a parameter lies in a flat tensor."""
+
+    name: str
+    """Canonical name."""
+
+    shape: tuple[int, ...]
+    """Its shape."""
+
+    offset: int
+    """First element."""
+
+    group: int
+    """Index of its parameter group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A saved bucket."""
+
+    name: str
+    """Of the bucket; its tensors are NAME/master and NAME/state/KEY where it trains, else NAME/params."""
+
+    plan: str
+    """Levels it was saved under; of no matter for reading."""
+
+    dtype: str
+    """Number format of the parameters, such as ``bfloat16``."""
+
+    saved: str
+    """Number format on the disk: the optimizer's where it trains."""
+
+    trains: bool
+    """Whether it trained."""
+
+    places: tuple[Place, ...]
+    """Its parameters."""
+
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Number format of each flat tensor of the optimizer's state."""
+
+    scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    """Value and number format of each scalar of the optimizer's state, such as its step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Everything about a checkpoint but its tensors."""
+
+    world: int
+    """Ranks that wrote it (count)."""
+
+    sizes: tuple[int, ...]
+    """Ranks along each axis, innermost first."""
+
+    steps: int
+    """Optimizer steps done (count)."""
+
+    skipped: int
+    """Steps left out for gradients that were not finite (count)."""
+
+    optimizer: str
+    """Class of the optimizer."""
+
+    groups: tuple[Mapping[str, Any], ...]
+    """Options of each parameter group."""
+
+    parts: tuple[Part, ...]
+    """All buckets."""
+
+    names: Mapping[str, str]
+    """Name in the model's ``state_dict`` -> canonical name of the parameter; tied ones have several."""
+
+    buffers: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Name in the model's ``state_dict`` -> number format and shape."""
+
+    extra: Mapping[str, Any]
+    """What the caller added."""
+
+    files: Mapping[str, str]
+    """File name -> SHA-256, without this one."""
+
+    @property
+    def places(self) -> dict[str, tuple[Part, Place]]:
+        """Canonical name -> where it is."""
+        return {place.name: (part, place) for part in self.parts for place in part.places}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The number format of a name such as ``bfloat16``."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest and force it to the disk.
+
+    Args:
+        folder: Where its files lie.
+        manifest: What to write.
+    """
+    body = json.loads(json.dumps(dataclasses.asdict(manifest)))  # as it will be read: tuples are lists
+    text = json.dumps({"format": FORMAT, "sha256": _seal(body), "body": body}, indent=1)
+    write_whole(folder / NAME, text + "\n")
+
+
+def read(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+
+    Returns:
+        The manifest, as it was written.
+
+    Raises:
+        UserError: If there is none, or not all of it.
+    """
+    path = folder / NAME
+    why, do = "a checkpoint that was written to its end has one", "name the folder of a checkpoint"
+    require(path.is_file(), "checkpoint", f"no {NAME} in {folder}", why, do)
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        version, sealed, body = held["format"], held["sha256"], held["body"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND) from None
+    why, do = f"this version of sparing reads format {FORMAT}", "use the version that wrote it"
+    require(version == FORMAT, "checkpoint", f"format {version} in {path}", why, do)
+    if _seal(body) != sealed:
+        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND)
+    return _manifest(body)
+
+
+def _manifest(body: dict[str, Any]) -> Manifest:
+    parts = tuple(Part(**{**part, "places": _places(part["places"])}) for part in body.pop("parts"))
+    return Manifest(parts=parts, **body)
+
+
+def _places(found: Sequence[dict[str, Any]]) -> tuple[Place, ...]:
+    return tuple(Place(**{**place, "shape": tuple(place["shape"])}) for place in found)
+
+
+def check_files(folder: Path, manifest: Manifest, rank: int = 0, world: int = 1) -> None:
+    """Compare files with their hashes; ranks share the work.
+
+    Args:
+        folder: The checkpoint.
+        manifest: Its manifest.
+        rank: Mine.
+        world: Ranks that check (count).
+
+    Raises:
+        UserError: If a file of this rank's share is missing or has changed, or there is one too many.
+    """
+    strange = sorted({path.name for path in folder.glob(f"*{SUFFIX}")} - manifest.files.keys())
+    if strange:
+        why, do = "the manifest does not name it, and its tensors would be read as shards", "move it elsewhere"
+        raise UserError("checkpoint", got=f"{strange[0]} in {folder}", why=why, do=do)
+    for name in sorted(manifest.files)[rank::world]:
+        if not (folder / name).is_file():
+            raise UserError(f"checkpoint {folder}", got=f"{name} is missing", why=DAMAGED, do=MEND)
+        if digest(folder / name) != manifest.files[name]:
+            raise UserError(f"checkpoint {folder}", got=f"{name} is torn or changed", why=DAMAGED, do=MEND)

@@ -1,0 +1,124 @@
+"""Changes between two steps: another plan, blocks that freeze and thaw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from sparing.errors import UserError, require
+from sparing.sharding.agree import agree
+from sparing.sharding.buckets import Bucket
+from sparing.sharding.levels import Plan, as_plan
+from sparing.sharding.weights import spread
+
+if TYPE_CHECKING:
+    from sparing.sharding.engine import Engine
+
+
+def _between_steps(engine: Engine, what: str, choice: object) -> None:
+    why = "gradients of this step are held at the levels of its plan"
+    require(not engine.micro_step, what, f"after {engine.micro_step} micro-steps", why, "call step() first")
+    agree(engine.mesh, choice, what)
+    engine.flow.release_()
+    engine.flush()
+
+
+def set_plan_(engine: Engine, plan: Plan | str | Mapping[str, Plan | str]) -> None:
+    """Move weights and optimizer state of every bucket to the levels of a plan.
+
+    Finer is a local cut; coarser gathers the bytes that are missing, of which every rank must be part.
+
+    Args:
+        engine: Between two steps.
+        plan: The new one, or one by name of block.
+
+    Raises:
+        UserError: If a block is not known.
+    """
+    chosen = plans_by_block(engine.buckets, plan)
+    _between_steps(engine, "set_plan", chosen)
+    for bucket in engine.buckets:
+        new = chosen.get(bucket.block)
+        if new is not None and new != engine.plans[bucket.name]:
+            _move_(engine, bucket, new)
+
+
+def plans_by_block(buckets: Iterable[Bucket], plan: Plan | str | Mapping[str, Plan | str]) -> dict[str, Plan]:
+    """A plan for every block that is to have one.
+
+    Args:
+        buckets: All.
+        plan: One for all, or one by name of block.
+
+    Returns:
+        Name of block -> plan.
+
+    Raises:
+        UserError: If a block is not known.
+    """
+    names = list(dict.fromkeys(bucket.block for bucket in buckets))
+    if isinstance(plan, Plan | str):
+        return dict.fromkeys(names, as_plan(plan))
+    unknown = sorted(plan.keys() - set(names))
+    if unknown:
+        why, do = "the model has no such block", f"name some of {', '.join(names[:8])}"
+        raise UserError("plan by block", got=unknown[0], why=why, do=do)
+    return {name: as_plan(given) for name, given in plan.items()}
+
+
+def _move_(engine: Engine, bucket: Bucket, plan: Plan) -> None:
+    _, _, was = engine.levels(bucket)
+    level, _, now = plan.levels(engine.mesh.tiers)
+    trained = bucket in engine.masters
+    state: dict[str, Tensor] = {}
+    values = None
+    if trained:
+        values = spread(bucket, engine.masters.values(bucket), was, now)
+        held = engine.masters.state(bucket)
+        state = {name: x if x.ndim == 0 else spread(bucket, x, was, now) for name, x in held.items()}
+        engine.detach_(bucket)
+    bucket.relevel_(level)
+    engine.plans[bucket.name] = plan
+    if trained and values is not None:
+        engine.attach_(bucket)
+        engine.masters.values(bucket).copy_(values)
+        engine.masters.put_state_(bucket, state)
+
+
+def freeze_(engine: Engine, blocks: Sequence[str]) -> None:
+    """Take blocks from the optimizer and give their gradients and state free.
+
+    Args:
+        engine: Between two steps.
+        blocks: Names of blocks.
+    """
+    _between_steps(engine, "freeze", list(blocks))
+    for bucket in _of(engine, blocks):
+        if bucket in engine.masters:
+            engine.detach_(bucket)
+        for parameter in bucket.params:
+            parameter.requires_grad_(False)
+
+
+def thaw_(engine: Engine, blocks: Sequence[str]) -> None:
+    """Give blocks back to the optimizer; their master values come from the weights, a local cut.
+
+    Args:
+        engine: Between two steps.
+        blocks: Names of blocks.
+    """
+    _between_steps(engine, "thaw", list(blocks))
+    for bucket in _of(engine, blocks):
+        if bucket.may_train and bucket not in engine.masters:
+            for parameter in bucket.params:
+                parameter.requires_grad_(True)
+            engine.attach_(bucket)
+
+
+def _of(engine: Engine, blocks: Sequence[str]) -> list[Bucket]:
+    names = dict.fromkeys(bucket.block for bucket in engine.buckets)
+    for name in blocks:
+        require(name in names, "block", name, "the model has no such block", f"name some of {', '.join(names)}")
+    return [bucket for bucket in engine.buckets if bucket.block in set(blocks)]

@@ -1,0 +1,46 @@
+"""The norm of a gradient that is split over ranks, with the same bits on all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from sparing.sharding.layout import coords_of
+from sparing.sharding.mesh import Mesh
+
+
+def owners(sizes: tuple[int, ...], level: int) -> list[int]:
+    """Ranks whose slices at a level are the whole tensor once: the first of every set of replicas.
+
+    Args:
+        sizes: Ranks along each axis, innermost first.
+        level: Of the slices.
+
+    Returns:
+        Global ranks, ascending.
+
+    Example:
+        >>> owners((2, 2), 1)
+        [0, 1]
+    """
+    return [rank for rank in range(math.prod(sizes)) if not any(coords_of(rank, sizes)[level:])]
+
+
+def whole_norm(mesh: Mesh, squares: Sequence[float]) -> float:
+    """Norm of all slices of all buckets.
+
+    Every rank adds the same numbers in the same order, so the decision to clip or to skip is the same everywhere.
+
+    Args:
+        mesh: The ranks.
+        squares: Sum of squares of this rank's slices, by level.
+
+    Returns:
+        The norm; NaN or infinite if any rank's share is.
+    """
+    rows = mesh.gather_scalars(torch.tensor(squares, dtype=torch.float64))
+    if not rows.isfinite().all():
+        return math.nan
+    return math.sqrt(math.fsum(rows[owners(mesh.sizes, level), level].sum().item() for level in range(len(squares))))

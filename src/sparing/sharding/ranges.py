@@ -1,0 +1,126 @@
+"""Any stretch of a flat tensor in a folder of safetensors shards, read from whichever files have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from sparing.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Piece:
+    """Some elements on their way from a saved tensor into a live one."""
+
+    source: str
+    """Name of the saved tensor, flat."""
+
+    begin: int
+    """First element there."""
+
+    target: Tensor
+    """The live tensor, flat."""
+
+    at: int
+    """First element there."""
+
+    length: int
+    """Elements."""
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Join neighbours, so that a slice that was cut alike is read at once.
+
+    Args:
+        pieces: In any order.
+
+    Yields:
+        The same elements in as few pieces as neighbours allow.
+    """
+    last: Piece | None = None
+    for piece in pieces:
+        if last is not None and last.target is piece.target and last.source == piece.source:
+            gap = (piece.begin - last.begin - last.length, piece.at - last.at - last.length)
+            if gap == (0, 0):
+                last = replace(last, length=last.length + piece.length)
+                continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last
+
+
+class Shards:
+    """The saved tensors of a folder; only the headers of its files are read at first."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the headers.
+
+        Args:
+            folder: With nothing in safetensors format but the shards.
+        """
+        self._reader = HuggingFaceStorageReader(str(folder))
+        self._found = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._found, True)
+
+    def read_(self, pieces: Iterable[Piece]) -> None:
+        """Fill live tensors; every rank reads its own pieces, and nothing travels between ranks.
+
+        Args:
+            pieces: What to read; values are cast to the type of their target.
+
+        Raises:
+            UserError: If the files do not have all of it.
+        """
+        wanted = list(joined(pieces))
+        items = [item for index, piece in enumerate(wanted) for item in self._items(index, piece)]
+        self._reader.read_data(LoadPlan(items), _Targets(wanted)).wait()
+
+    def _items(self, index: int, piece: Piece) -> list[ReadItem]:
+        """One for each shard that has a part."""
+        known = self._found.state_dict_metadata.get(piece.source)
+        chunks = known.chunks if isinstance(known, TensorStorageMetadata) else []
+        made = []
+        for chunk in chunks:
+            first, size = chunk.offsets[0], chunk.sizes[0]
+            low, high = max(piece.begin, first), min(piece.begin + piece.length, first + size)
+            if low < high:
+                made.append(_item(index, piece, low, high - low, first))
+        got = sum(item.lengths[0] for item in made)
+        if got != piece.length:
+            why, do = f"{piece.length} elements of it are asked for", "take another checkpoint"
+            raise UserError("checkpoint", got=f"{got} elements of {piece.source}", why=why, do=do)
+        return made
+
+
+def _item(index: int, piece: Piece, low: int, length: int, first: int) -> ReadItem:
+    """Elements ``low`` and on of the saved tensor, out of the shard that begins at ``first``."""
+    return ReadItem(
+        type=LoadItemType.TENSOR,
+        dest_index=MetadataIndex(str(index)),
+        dest_offsets=torch.Size([piece.at + low - piece.begin]),
+        storage_index=MetadataIndex(piece.source, (first,)),
+        storage_offsets=torch.Size([low - first]),
+        lengths=torch.Size([length]),
+    )
+
+
+class _Targets(DefaultLoadPlanner):
+    """Says where the elements go."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__()
+        self.pieces = pieces
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """The live tensor of a piece."""
+        return self.pieces[int(index.fqn)].target

@@ -1,0 +1,62 @@
+"""Whether ranks that hold the same thing hold the same bits, and have sent the same things."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from sparing.sharding.agree import agree, agree_on_replicas
+
+if TYPE_CHECKING:
+    from sparing.sharding.engine import Engine
+
+
+def check(engine: Engine) -> None:
+    """Compare parameters, masters and optimizer state over their replicas; every rank calls it, between steps.
+
+    Args:
+        engine: Of this rank.
+
+    Raises:
+        RunError: If replicas differ; the tensors and ranks are named.
+        UserError: If ranks have submitted other collectives.
+    """
+    _same_order(engine)
+    engine.flush()
+    agree_on_replicas(engine.mesh, _held(engine))
+
+
+def _same_order(engine: Engine) -> None:
+    log = engine.mesh.transitions.log
+    agree(engine.mesh, {"count": log.length, "order": log.digest}, "collectives")
+
+
+def _held(engine: Engine) -> dict[str, tuple[Tensor, int]]:
+    found = {}
+    for bucket in engine.buckets:
+        found[f"parameters of {bucket.name}"] = (bucket.store, bucket.level)
+        if bucket in engine.masters:
+            level = engine.levels(bucket)[2]
+            found[f"masters of {bucket.name}"] = (engine.masters.values(bucket), level)
+            for name, value in engine.masters.state(bucket).items():
+                found[f"{name} of {bucket.name}"] = (value, 0 if value.ndim == 0 else level)
+    return found
+
+
+def abandon_(engine: Engine) -> None:
+    """Drop the gradients of a step that was begun; every rank calls it.
+
+    Args:
+        engine: Of this rank.
+
+    Raises:
+        UserError: If ranks have submitted other collectives: some wait for what will never come.
+    """
+    _same_order(engine)
+    engine.mesh.drain()
+    for gradients in engine.flow.gradients.values():
+        gradients.drop_()
+        gradients.flushed = False
+    engine.flow.rest_()
+    engine.micro_step = 0

@@ -1,0 +1,162 @@
+"""A saved run put into a live engine: whether it fits, and every rank's slices out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError, require
+from sparing.sharding.buckets import Bucket
+from sparing.sharding.engine import Engine
+from sparing.sharding.jointly import jointly
+from sparing.sharding.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.ranges import Piece, Shards
+
+Places = Mapping[str, tuple[Part, Place]]
+"""Canonical name -> the saved bucket, and the place in it."""
+
+
+def check_fits(engine: Engine, told: Manifest, buffers: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint that would not continue the same run.
+
+    Args:
+        engine: To be filled.
+        told: What the checkpoint says.
+        buffers: Of the model, by name.
+
+    Raises:
+        UserError: If model, optimizer, parameter groups, number formats or what may train differ.
+    """
+    places = told.places
+    ours: dict[str, tuple[int, ...]] = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
+    ours |= {name: tuple(value.shape) for name, value in buffers.items()}
+    theirs = {name: place.shape for name, (_, place) in places.items()}
+    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in told.buffers.items()})
+    own = type(engine.optimizer).__name__
+    why, do = f"its state is of {told.optimizer}", f"pass {told.optimizer}, or take weights_in(folder) alone"
+    require(own == told.optimizer, "optimizer", own, why, do)
+    count = len(engine.optimizer.param_groups)
+    why, do = f"the checkpoint has {len(told.groups)}", "pass the groups of the saved run"
+    require(count == len(told.groups), "groups", f"{count} parameter groups", why, do)
+    for bucket in engine.buckets:
+        _check_bucket(engine, bucket, places)
+
+
+def _check_model(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> None:
+    differing, do = sorted(ours.keys() ^ theirs.keys()), "build the model that was saved"
+    if differing:
+        got = f"another model: {len(differing)} name(s) differ, such as {differing[0]}"
+        where = "the model" if differing[0] in ours else "the checkpoint"
+        raise UserError("checkpoint", got=got, why=f"only {where} has it", do=do)
+    for name, shape in ours.items():
+        got = f"another model: {name} of shape {theirs[name]}"
+        require(shape == theirs[name], "checkpoint", got, f"here its shape is {shape}", do)
+
+
+def _check_bucket(engine: Engine, bucket: Bucket, places: Places) -> None:
+    found = {slot.name: places[slot.name] for slot in bucket.slots}
+    kinds = {part.trains: name for name, (part, _) in found.items()}
+    do = "freeze what was frozen before shard_, or take weights_in(folder) alone"
+    got, why = f"{kinds.get(True)} trained, {kinds.get(False)} rested", f"here {bucket.name} trains as one"
+    require(len(kinds) == 1, "checkpoint", got, why, do)
+    got, why = f"{kinds.get(True)} trained", f"it was frozen before shard_, in {bucket.name}"
+    require(True not in kinds or bucket.may_train, "checkpoint", got, why, do)
+    for slot in bucket.slots:
+        part, place = found[slot.name]
+        same = not part.trains or place.group == slot.group
+        why, do = f"here it is in group {slot.group}", "pass the groups of the saved run"
+        require(same, "groups", f"{slot.name} in group {place.group}", why, do)
+        _check_format(engine, bucket, part)
+    facts = {(tuple(part.state.items()), tuple(map(str, part.scalars.items()))) for part, _ in found.values()}
+    why, do = "they are one bucket here", "shard with the same body and frozen parameters as the saved run"
+    require(len(facts) == 1, "checkpoint", f"optimizer states of several ages in {bucket.name}", why, do)
+
+
+def _check_format(engine: Engine, bucket: Bucket, part: Part) -> None:
+    ours = engine.settings.master_dtype(bucket.dtype) if part.trains else bucket.dtype
+    exact = torch.promote_types(dtype_of(part.saved), ours) == ours
+    why, do = f"here {bucket.name} is {ours}, and values would be rounded", "shard with the saved dtype and masters"
+    require(exact, "checkpoint", f"{part.saved} values", why, do)
+
+
+def restore_(engine: Engine, told: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
+    """Put everything in its place; every rank calls.
+
+    Args:
+        engine: One that ``check_fits`` found to fit, between two steps.
+        told: What the checkpoint says.
+        folder: Where its tensors are, whole.
+        buffers: Of the model, by name; changed in place.
+    """
+    places = told.places
+    for bucket in engine.buckets:
+        _renew_(engine, bucket, trains=places[bucket.slots[0].name][0].trains)
+    jointly(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
+    for bucket in engine.buckets:
+        if bucket in engine.masters:
+            engine.publish_(bucket)
+    engine.flush()
+    engine.steps, engine.skipped = told.steps, told.skipped
+    for group, saved in zip(engine.optimizer.param_groups, told.groups, strict=True):
+        _set_options_(group, saved)
+
+
+def _renew_(engine: Engine, bucket: Bucket, *, trains: bool) -> None:
+    """Forget the optimizer's state, and let the bucket train or rest."""
+    if bucket in engine.masters:
+        engine.detach_(bucket)
+    for parameter in bucket.params:
+        parameter.requires_grad_(trains)
+    if trains:
+        engine.attach_(bucket)
+
+
+def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str, Tensor]) -> None:
+    """My slices, bucket by bucket, so that one bucket's state at most is held twice."""
+    for bucket in engine.buckets:
+        if bucket in engine.masters:
+            level = engine.levels(bucket)[2]
+            shards.read_(_pieces(bucket, level, engine.masters.values(bucket), places, "master"))
+            engine.masters.put_state_(bucket, _state(engine, bucket, places, shards))
+        else:
+            shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
+    for name, value in buffers.items():
+        if value.numel():
+            flat = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
+            shards.read_([Piece(source=f"buffers/{name}", begin=0, target=flat, at=0, length=flat.numel())])
+            value.detach().copy_(flat.view(value.shape))
+
+
+def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> dict[str, Tensor]:
+    part, level, values = places[bucket.slots[0].name][0], engine.levels(bucket)[2], engine.masters.values(bucket)
+    found: dict[str, Tensor] = {}
+    for key, name in part.state.items():
+        dtype = values.dtype if name == part.saved else dtype_of(name)  # moments follow a master that got wider
+        found[key] = torch.zeros(bucket.layout.size(level), dtype=dtype, device=values.device)
+        shards.read_(_pieces(bucket, level, found[key], places, f"state/{key}"))
+    scalars = {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in part.scalars.items()}
+    return {**found, **scalars}
+
+
+def _pieces(bucket: Bucket, level: int, target: Tensor, places: Places, what: str) -> Iterator[Piece]:
+    """The part of each parameter that lies in my slice, wherever the saved run had it."""
+    begin, length = bucket.layout.slice(level, bucket.mesh.coords)
+    for slot in bucket.slots:
+        part, place = places[slot.name]
+        low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
+        if low < high:
+            start = place.offset + low - slot.offset
+            yield Piece(source=f"{part.name}/{what}", begin=start, target=target, at=low - begin, length=high - low)
+
+
+def _set_options_(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    for key, value in saved.items():
+        held = group.get(key)
+        if isinstance(held, Tensor):
+            held.fill_(value)
+        else:
+            group[key] = tuple(value) if isinstance(held, tuple) else value

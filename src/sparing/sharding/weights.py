@@ -1,0 +1,112 @@
+"""Sharded weights as ordinary ones, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.sharding.buckets import Bucket
+
+Values = Callable[[Bucket], tuple[Tensor, int] | None]
+"""A slice of a bucket's values and its level, or None where the store has them."""
+
+
+def spread(bucket: Bucket, part: Tensor, frm: int, to: int) -> Tensor:
+    """Bring a slice to another level: a part of it, or more of it from other ranks.
+
+    Args:
+        bucket: Whose layout.
+        part: My slice at level ``frm``; nothing may be writing into it.
+        frm: Its level.
+        to: Level wanted; where it is coarser, every rank must call.
+
+    Returns:
+        A tensor of its own.
+    """
+    if to >= frm:
+        offset, length = bucket.layout.within(to, frm, bucket.mesh.coords)
+        return part.narrow(0, offset, length).clone()
+    made = part.new_empty(bucket.layout.size(to))
+    offset, length = bucket.layout.within(frm, to, bucket.mesh.coords)
+    made.narrow(0, offset, length).copy_(part)
+    return bucket.mesh.transitions.gather_(made, frm, to).wait()
+
+
+def whole(bucket: Bucket, values: Values | None = None) -> Tensor:
+    """The values of a bucket from all ranks; call on every rank.
+
+    Args:
+        bucket: Which.
+        values: Takes the place of the store.
+
+    Returns:
+        A flat tensor of its own, padding included.
+    """
+    bucket.settle_()
+    part, level = (values(bucket) if values else None) or (bucket.store, bucket.level)
+    return spread(bucket, part, level, 0)
+
+
+def full_state_dict(model: nn.Module, buckets: Sequence[Bucket], values: Values | None = None) -> dict[str, Tensor]:
+    """The weights under the names of ``model.state_dict()``; call on every rank.
+
+    Args:
+        model: The live model.
+        buckets: All of its parameters.
+        values: Takes the place of the stores.
+
+    Returns:
+        Name -> tensor of its own, parameters and buffers.
+    """
+    held = {id(p): tensor for bucket in buckets for p, tensor in _cut(bucket, whole(bucket, values))}
+    named = model.state_dict(keep_vars=True)
+    return {name: held.get(id(value), value).detach().clone() for name, value in named.items()}
+
+
+def _cut(bucket: Bucket, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+    return [(p, view) for p, (_, view) in zip(bucket.params, bucket.unflat(flat), strict=True)]
+
+
+def load_full_state_dict_(model: nn.Module, buckets: Sequence[Bucket], state: Mapping[str, Any]) -> None:
+    """Put the values of an ordinary state dict into stores and buffers; nothing travels.
+
+    Args:
+        model: The live model.
+        buckets: All of its parameters, freed.
+        state: Name -> tensor, with every name of ``model.state_dict()``.
+    """
+    named = model.state_dict(keep_vars=True)
+    _check(named, state)
+    given = {id(value): state[name] for name, value in named.items()}
+    for bucket in buckets:
+        bucket.settle_()
+        _fill_(bucket, [given[id(p)] for p in bucket.params])
+    parameters = {id(p) for bucket in buckets for p in bucket.params}
+    with torch.no_grad():
+        for name, value in named.items():
+            if id(value) not in parameters:
+                value.copy_(state[name])
+
+
+def _check(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    strange = sorted(named.keys() ^ state.keys())
+    if strange:
+        why, do = "the state dict is of another model", "pass that of this model"
+        raise UserError("state dict", got=f"{len(strange)} names that differ, such as {strange[0]}", why=why, do=do)
+    for name, value in named.items():
+        got = tuple(state[name].shape)
+        require(got == tuple(value.shape), name, got, f"its shape is {tuple(value.shape)}", "pass that of this model")
+
+
+def _fill_(bucket: Bucket, tensors: Sequence[Tensor]) -> None:
+    """Copy the part of each tensor that lies in my slice."""
+    begin, length = bucket.layout.slice(bucket.level, bucket.mesh.coords)
+    for slot, tensor in zip(bucket.slots, tensors, strict=True):
+        low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
+        if low < high:
+            part = tensor.detach().reshape(-1)[low - slot.offset : high - slot.offset]
+            bucket.store.narrow(0, low - begin, high - low).copy_(part)

@@ -1,0 +1,82 @@
+"""Real processes over gloo for tests: forked from one server that has imported torch once, so that many are cheap."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+PRELOAD = ["torch", "torch._dynamo", "torch.distributed.tensor", "oracles.processes", "sparing.sharding"]
+
+
+def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:
+    """Run a function in so many processes of one group.
+
+    Args:
+        world: How many.
+        work: Called with ``args`` in each; importable by name.
+        args: Whatever pickle takes.
+        seconds: After which all are killed.
+
+    Returns:
+        What each returned (through ``torch.save``), by rank.
+
+    Raises:
+        AssertionError: With the first traceback of a process that failed, or when time was up.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder)
+        ranks = [context.Process(target=_rank, args=(rank, world, there, work, args), daemon=True) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        _join(ranks, there, seconds)
+        return [torch.load(there / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def _join(ranks: list[Any], there: Path, seconds: float) -> None:
+    """Wait for all; the first failure, or the end of the time, ends everybody."""
+    left = list(ranks)
+    try:
+        while left:
+            ready = wait([process.sentinel for process in left], timeout=seconds)
+            assert ready, f"{len(left)} of {len(ranks)} processes still ran after {seconds:g} s"
+            left = [process for process in left if process.sentinel not in ready]
+            failed = [process for process in ranks if process.exitcode not in (None, 0)]
+            assert not failed, _told(there, ranks, failed)
+    finally:
+        for process in left:
+            process.kill()
+            process.join()
+
+
+def _told(there: Path, ranks: list[Any], failed: list[Any]) -> str:
+    words = [path.read_text() for path in sorted(there.glob("*.error"))]
+    numbers = [ranks.index(process) for process in failed]
+    return f"processes {numbers} failed:\n" + "\n".join(words)
+
+
+def _rank(rank: int, world: int, there: Path, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{there}/store", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        )
+        found = work(*args)
+        torch.save(found, there / f"{rank}.pt")
+        dist.destroy_process_group()
+    except BaseException:  # told by the parent
+        (there / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        os._exit(1)
+    os._exit(0)  # lanes of a closed mesh may still hold threads
