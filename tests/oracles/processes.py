@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-PRELOAD = ["torch", "torch._dynamo", "torch.distributed.tensor", "oracles.processes", "sparing.sharding"]
+PRELOAD = ["torch", "torch._dynamo", "torch.distributed.tensor", "sparing.sharding.checkpoint", "oracles.sharded"]
 
 
 def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:
@@ -37,7 +37,8 @@ def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 1
     context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder)
-        ranks = [context.Process(target=_rank, args=(rank, world, there, work, args), daemon=True) for rank in range(world)]
+        each = ((rank, world, there, work, args) for rank in range(world))
+        ranks = [context.Process(target=_rank, args=own, daemon=True) for own in each]
         for process in ranks:
             process.start()
         _join(ranks, there, seconds)
@@ -76,7 +77,7 @@ def _rank(rank: int, world: int, there: Path, work: Callable[..., Any], args: tu
         found = work(*args)
         torch.save(found, there / f"{rank}.pt")
         dist.destroy_process_group()
-    except BaseException:  # told by the parent
+    except BaseException:  # noqa: BLE001  # told by the parent
         (there / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
         os._exit(1)
     os._exit(0)  # lanes of a closed mesh may still hold threads

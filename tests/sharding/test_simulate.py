@@ -32,11 +32,12 @@ def seconds(workload: Workload, plan: str, topology: Topology = COLUMN) -> float
 
 
 def test_one_block_whole_parameters():
-    """NII on one axis: the new parameters, then each reduction hides behind the next micro-step but for the last."""
+    """NII on one axis: the new parameters, then each reduction hides behind the next forward pass, the last nowhere."""
     refresh, reduce, f, b, s = RING, RING, 2.0, 5.0, 3
-    assert seconds(ONE_BLOCK, "NII") == refresh + (s - 1) * max(f + b, reduce) + f + b + reduce
+    assert seconds(ONE_BLOCK, "NII") == refresh + f + b + (s - 1) * (max(f, reduce) + b) + reduce
     slow = Topology(groups=1, per_group=4, intra=RATE / 10)
-    assert seconds(ONE_BLOCK, "NII", slow) == pytest.approx(10 * RING + (f + b) + 3 * 10 * RING, rel=1e-12)
+    expected = 10 * RING + f + b + 2 * (10 * RING + b) + 10 * RING
+    assert seconds(ONE_BLOCK, "NII", slow) == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_block_cut_parameters():

@@ -179,7 +179,7 @@ class Engine:
         self._require_open()
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
-        self.flow.last = self.micro_step == self.settings.accumulate - 1
+        self.flow.begin_(last=self.micro_step == self.settings.accumulate - 1)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         scaled.backward()  # type: ignore[no-untyped-call]
         self.flow.finish_()
@@ -333,10 +333,8 @@ class Engine:
             state: Name -> tensor, as ``full_state_dict`` returns it, the same on every rank.
         """
         self.flow.release_()
-        weights.load_full_state_dict_(self.model, self.buckets, state)
-        for bucket in self.buckets:
-            if bucket in self.masters:
-                self.masters.values(bucket).copy_(own_slice(bucket, self.levels(bucket)[2]))
+        with torch.no_grad():
+            weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
 
     def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
         """Change the plan between two steps; weights and optimizer state move, values stay to the bit.

@@ -230,6 +230,16 @@ class Flow:
         if sync:
             gradients.sync_()
 
+    def begin_(self, *, last: bool) -> None:
+        """Before a backward pass: the last buffer of the one before must be free, or a third one would be alive.
+
+        Args:
+            last: Whether this micro-step is the step's last.
+        """
+        self.last = last
+        if self._reducing is not None:
+            self._reducing.wait()
+
     def finish_(self) -> None:
         """After a backward pass: everything still here leaves, and what got no gradient counts as zero."""
         for stage in reversed(self.stages):

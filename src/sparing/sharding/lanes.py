@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -69,6 +70,20 @@ class Handle(Generic[T]):
         return self._value
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a lane is to do."""
+
+    function: list[Callable[[], Any]]
+    """One, taken out when it is called."""
+
+    handle: Handle[Any]
+    """Of its result."""
+
+    ready: torch.cuda.Event | None
+    """When its inputs exist, on CUDA."""
+
+
 class Lane:
     """A thread that runs what it is given in order, with a CUDA stream of its own where the device is CUDA.
 
@@ -82,7 +97,7 @@ class Lane:
         """Name an idle lane; its thread starts with the first work."""
         self.name = name
         self._device = device if device is not None and device.type == "cuda" else None
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._cause: BaseException | None = None
         self._closed = False
@@ -103,7 +118,7 @@ class Lane:
             raise RunError(f"lane {self.name} is closed; make a new mesh")
         handle: Handle[T] = Handle()
         ready = self._mark()
-        self._work.put(lambda: self._do(function, handle, ready))
+        self._work.put(_Work([function], handle, ready))
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name=f"lane {self.name}", daemon=True)
             self._thread.start()
@@ -139,17 +154,18 @@ class Lane:
         if self._device is not None:
             torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         while (work := self._work.get()) is not None:
-            work()
+            self._do(work)
             del work  # or tensors of the last collective live until the next one
 
-    def _do(self, function: Callable[[], T], handle: Handle[T], ready: torch.cuda.Event | None) -> None:
+    def _do(self, work: _Work) -> None:
+        handle, ready = work.handle, work.ready
         if self._cause is not None:
             handle.fail(RunError(f"lane {self.name} had stopped: {_first_line(self._cause)}"))
             return
         try:
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)
-            value = function()
+            value = work.function.pop()()  # popped, so that what it holds is free before anybody hears of the end
         except BaseException as error:  # noqa: BLE001  # every waiter must hear of it, whatever it is
             self._cause = error
             handle.fail(error)

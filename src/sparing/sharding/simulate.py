@@ -165,6 +165,8 @@ class _Walk:
     def _backward(self, *, last: bool) -> None:
         rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.learning
         each = self.workload.backward / max(len(stages) - first, 1)
+        while self.reducing:  # the buffers of the pass before
+            rank.wait(self.reducing.pop(0))
         for at in range(len(stages) - 1, first - 1, -1):
             if at + 1 < len(stages):
                 self._send(stages[at + 1], last=last)

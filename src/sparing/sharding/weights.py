@@ -71,20 +71,24 @@ def _cut(bucket: Bucket, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
     return [(p, view) for p, (_, view) in zip(bucket.params, bucket.unflat(flat), strict=True)]
 
 
-def load_full_state_dict_(model: nn.Module, buckets: Sequence[Bucket], state: Mapping[str, Any]) -> None:
-    """Put the values of an ordinary state dict into stores and buffers; nothing travels.
+def load_full_state_dict_(
+    model: nn.Module, buckets: Sequence[Bucket], state: Mapping[str, Any], values: Values
+) -> None:
+    """Put the values of an ordinary state dict into stores, masters and buffers; nothing travels.
 
     Args:
         model: The live model.
         buckets: All of its parameters, freed.
         state: Name -> tensor, with every name of ``model.state_dict()``.
+        values: Masters, which take what the format of the store may lose.
     """
     named = model.state_dict(keep_vars=True)
     _check(named, state)
     given = {id(value): state[name] for name, value in named.items()}
     for bucket in buckets:
         bucket.settle_()
-        _fill_(bucket, [given[id(p)] for p in bucket.params])
+        for part, level in filter(None, ((bucket.store, bucket.level), values(bucket))):
+            _fill_(bucket, part, level, [given[id(p)] for p in bucket.params])
     parameters = {id(p) for bucket in buckets for p in bucket.params}
     with torch.no_grad():
         for name, value in named.items():
@@ -102,11 +106,11 @@ def _check(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         require(got == tuple(value.shape), name, got, f"its shape is {tuple(value.shape)}", "pass that of this model")
 
 
-def _fill_(bucket: Bucket, tensors: Sequence[Tensor]) -> None:
-    """Copy the part of each tensor that lies in my slice."""
-    begin, length = bucket.layout.slice(bucket.level, bucket.mesh.coords)
+def _fill_(bucket: Bucket, own: Tensor, level: int, tensors: Sequence[Tensor]) -> None:
+    """Copy the part of each tensor that lies in my slice of a level."""
+    begin, length = bucket.layout.slice(level, bucket.mesh.coords)
     for slot, tensor in zip(bucket.slots, tensors, strict=True):
         low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
         if low < high:
             part = tensor.detach().reshape(-1)[low - slot.offset : high - slot.offset]
-            bucket.store.narrow(0, low - begin, high - low).copy_(part)
+            own.narrow(0, low - begin, high - low).copy_(part)

@@ -1,0 +1,149 @@
+"""What cannot be sharded is refused with a reason, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sparing import sharding as sh
+from sparing.blocks import Block, find_blocks
+from sparing.errors import UserError
+from sparing.sharding.refusals import check_elementwise, check_model, code
+
+
+class Lamb(torch.optim.Optimizer):
+    """A step as long as the tensor: not elementwise."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        del closure
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p -= group["lr"] * p.norm() * p.grad / p.grad.norm()
+
+
+class Tower(nn.Module):
+    """Four equal blocks."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        torch.optim.AdamW, partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True), torch.optim.Adagrad,
+        torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adadelta,
+        partial(torch.optim.AdamW, amsgrad=True, weight_decay=0.3), torch.optim.Rprop, torch.optim.ASGD,
+    ],
+)  # fmt: skip
+def test_elementwise_optimizers_pass(factory: Callable[..., Any]) -> None:
+    assert check_elementwise(factory) == getattr(factory, "func", factory).__name__
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"),
+    [(Lamb, "Lamb"), (torch.optim.LBFGS, "LBFGS"), (torch.optim.Muon, "Muon"), (torch.optim.Adafactor, "Adafactor")],
+)
+def test_optimizers_that_look_at_whole_tensors_are_named(factory: Callable[..., Any], name: str) -> None:
+    with pytest.raises(UserError, match=name) as caught:
+        check_elementwise(factory)
+    assert caught.value.what == "optimizer"
+
+
+@pytest.mark.parametrize("factory", [partial(torch.optim.SGD, lr=-1.0), nn.Linear, partial(torch.optim.AdamW, rate=1)])
+def test_a_factory_that_makes_no_optimizer_is_refused(factory: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match="optimizer"):
+        check_elementwise(factory)
+
+
+def blocks_of(parameter: nn.Parameter) -> list[Block]:
+    model = Tower()
+    blocks = list(find_blocks(model))
+    blocks[0].params[next(iter(blocks[0].params))] = parameter  # type: ignore[index]
+    return blocks
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        (nn.Parameter(torch.empty(3, device="meta")), "meta"),
+        (nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False), "int64"),
+        (nn.Parameter(torch.zeros(3, dtype=torch.complex64)), "complex64"),
+    ],
+)
+def test_parameters_without_real_values_are_refused(parameter: nn.Parameter, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_model(Tower(), blocks_of(parameter), 2)
+
+
+def test_a_dtensor_is_refused() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.placements = ()  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="DTensor"):
+        check_model(Tower(), blocks_of(parameter), 2)
+
+
+class DistributedDataParallel(nn.Module):
+    """By its name."""
+
+
+def test_a_model_that_distributes_itself_is_refused() -> None:
+    with pytest.raises(UserError, match="DistributedDataParallel"):
+        check_model(DistributedDataParallel(), [], 2)
+
+
+@pytest.mark.parametrize("world", [12, 13])
+def test_a_model_too_small_for_its_ranks_is_refused(world: int) -> None:
+    model = Tower()
+    blocks = find_blocks(model)
+    if world == 12:  # as many as one block has parameters
+        check_model(model, blocks, world)
+        return
+    with pytest.raises(UserError, match="at most 12 ranks"):
+        check_model(model, blocks, world)
+
+
+def test_code_is_the_same_twice_and_names_versions() -> None:
+    assert code() == code()
+    assert code()["torch"] == torch.__version__
+
+
+@pytest.fixture
+def mesh() -> Iterator[sh.Mesh]:
+    with sh.make_mesh(groups=1) as made:
+        yield made
+
+
+def refused(model: nn.Module, words: str, **options: Any) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match=words):
+        sh.shard_(model, **{"plan": "IIG", "optimizer": torch.optim.AdamW} | options)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    model(torch.ones(1, 3))
+
+
+def test_a_refused_model_is_left_as_it_was(mesh: sh.Mesh) -> None:
+    model = Tower()
+    refused(model, "III", plan="IIN", mesh=mesh)  # the nearest legal plan
+    refused(model, "Lamb", optimizer=Lamb, mesh=mesh)
+    refused(model, "not a parameter of this model", groups=[{"params": [nn.Parameter(torch.ones(2))]}], mesh=mesh)
+    refused(model, "left out", groups=[{"params": [model.blocks[0].weight]}], mesh=mesh)
+    refused(model, "nowhere", plans={"nowhere": "IIG"}, mesh=mesh)
+    for name in ("accumulate", "clip", "loss_scale", "check_every"):
+        refused(model, name, **{name: 0}, mesh=mesh)
+    refused(model, "prefetch", prefetch=-1, mesh=mesh)
