@@ -71,23 +71,55 @@ def models(record: Record) -> str:
 
 
 def pareto(document: Mapping[str, Any]) -> str:
-    """Loss and accuracy of exported checkpoints by rule and density."""
-    rows = list(document["rows"].values())
-    kinds = dict.fromkeys((row["rule"], row["density"]) for row in rows)
-    found = []
-    for rule, density in kinds:
-        mine = [row for row in rows if (row["rule"], row["density"]) == (rule, density)]
+    """Test loss and accuracy of exported checkpoints by rule and density, at the base's best rate and re-tuned."""
+    chosen, found = document["chosen"], []
+    for rule, density in dict.fromkeys((row["rule"], row["density"]) for row in _measured(document)):
+        moved = _at(document, rule, density, chosen["base"])
+        best = chosen.get(f"{rule} {density}")
+        own = _at(document, rule, density, best) if best is not None else []
         found.append([
-            f"{TITLES[rule]}, ρ = {density}", f"{mine[0]['live'] / 1e6:.2f}", _mean(mine, "test_loss"),
-            _mean(mine, "bits_per_byte"), _mean(mine, "acc_norm", 100, 1), len(mine),
+            f"{TITLES[rule]}, ρ = {density}", f"{(moved or own)[0]['live'] / 1e6:.2f}", _mean(moved, "test_loss"),
+            _mean(moved, "bits_per_byte"), _mean(moved, "acc_norm", 100, 1), "–" if best is None else f"2^{best}",
+            _mean(own, "test_loss"), _mean(own, "acc_norm", 100, 1), f"{len(moved)}, {len(own)}",
         ])  # fmt: skip
-    return table(["", "live parameters, M", "test loss, nat/token", "bits per byte", "accuracy, %", "n"], found)
+    head = ["", "live parameters, M", "test loss, nat/token", "bits per byte", "accuracy, %"]
+    return table([*head, "re-tuned rate", "test loss so", "accuracy so, %", "n, n so"], found)
+
+
+def margins(document: Mapping[str, Any]) -> str:
+    """By how much the loss of SμPar is below that of the others, seed by seed."""
+    base, chosen, found = document["chosen"]["base"], document["chosen"], []
+    for density in dict.fromkeys(row["density"] for row in _measured(document)):
+        ours, own = (_at(document, "supar", density, octave) for octave in (base, chosen.get(f"supar {density}")))
+        others = [_at(document, rule, density, base) for rule in ("sp", "mup")]
+        retuned = _at(document, "sp", density, chosen.get(f"sp {density}"))
+        pairs = ((ours, others[0]), (ours, others[1]), (own, retuned))
+        cells = [_below(one, other) for one, other in pairs]
+        found += [[density, *cells]] if set(cells) != {"–"} else []
+    head = ["loss of SμPar below, %, at ρ =", "SP, both transferred", "μP, both transferred", "SP, both re-tuned"]
+    return table(head, found) if found else "No density has two rules yet."
+
+
+def _measured(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in document["rows"].values() if "test_loss" in row]
+
+
+def _at(document: Mapping[str, Any], rule: str, density: str, octave: int | None) -> list[Mapping[str, Any]]:
+    wanted = (rule, density, octave)
+    return [row for row in _measured(document) if (row["rule"], row["density"], row["octave"]) == wanted]
+
+
+def _below(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> str:
+    """Mean and ends of 1 − ours/theirs over the seeds that both have, in percent."""
+    other = {row["seed"]: row["test_loss"] for row in theirs}
+    rows = [{"below": 1 - row["test_loss"] / other[row["seed"]]} for row in ours if row["seed"] in other]
+    return f"{_mean(rows, 'below', 100, 1)} (n = {len(rows)})" if rows else "–"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str, times: float = 1.0, digits: int = 3) -> str:
-    values = [times * row[name] for row in rows]
+    values = [times * row[name] for row in rows if name in row]
     ends = f" [{min(values):.{digits}f}, {max(values):.{digits}f}]" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{ends}"
+    return f"{fmean(values):.{digits}f}{ends}" if values else "–"
 
 
 def filled(page: str) -> str:
@@ -97,5 +129,6 @@ def filled(page: str) -> str:
         record = Record.read(path)
         page = marked(page, {"layers": layers(record), "memory": memory(record), "models": models(record)})
     if (path := RESULTS / "pretrain_pareto.json").exists():
-        page = marked(page, {"pareto": pareto(json.loads(path.read_text()))})
+        document = json.loads(path.read_text())
+        page = marked(page, {"pareto": pareto(document), "pareto-margins": margins(document)})
     return page

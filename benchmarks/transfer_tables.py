@@ -57,8 +57,8 @@ MLP = Transfer(
     coordinates=False,
 )
 TEXT = Transfer(
-    model="gpt2", layers=2, base_width=128, widths=(128,), steps=150, batch=16, length=64, rates=steps(-10, -6),
-    densities=(1.0, 0.25, 0.0625), seeds=(0, 1), rules=("sp", "mup", "supar"), coordinates=False,
+    model="gpt2", layers=2, base_width=128, widths=(128,), steps=100, batch=16, length=64, rates=steps(-9, -3),
+    densities=(1.0, 0.5, 0.25, 0.125, 0.0625), rules=("sp", "supar"), coordinates=False,
 )  # fmt: skip
 
 PARAMETERS = ("128:1", "181:0.5", "256:0.25", "362:0.125", "512:0.0625")
@@ -123,7 +123,19 @@ CASES: Mapping[str, Case] = {
         },
         budget=0.5,
     ),
-    "text": Case("Does it hold for a small GPT-2 on characters?", {"d = 128": TEXT}, budget=0.4),
+    "text": Case(
+        "Does it hold for a small GPT-2 on characters?",
+        {
+            "d = 128": TEXT,
+            "d = 128, one half": dataclasses.replace(
+                TEXT, rules=("init-only", "rate-only"), densities=(1.0, 0.25, 0.0625)
+            ),
+            "d = 256": dataclasses.replace(
+                TEXT, widths=(256,), rules=FIVE[:3], densities=(1.0, 0.0625, 0.03125), rates=steps(-9, -4)
+            ),
+        },
+        budget=1.7,
+    ),
     "sigma": Case(
         "Does the best initial scale hold over density?",
         variants(MLP, {
@@ -206,8 +218,12 @@ def fill(case: str, part: str, hours: float) -> None:
     data = functools.lru_cache(_material)
     with Progress(f"transfer {case}", total=len(mine), unit="run", resume_at=len(mine) - len(left)) as bar:
         for study, settings, cell in left:
-            result = train(settings, data(settings.model, settings.text, settings.length), cell)
-            rows[key(study, cell)] = values(result)
+            same = next((twin for twin in twins(study, settings, cell) if twin in rows), None)
+            if same is not None:
+                rows[key(study, cell)] = rows[same]
+            else:
+                result = train(settings, data(settings.model, settings.text, settings.length), cell)
+                rows[key(study, cell)] = values(result)
             bar.advance(study=study, rule=cell.rule)
             if time.monotonic() - saved > 30:
                 write(case, rows, part)
@@ -215,6 +231,14 @@ def fill(case: str, part: str, hours: float) -> None:
             if time.process_time() > 3600 * hours:
                 break
     write(case, rows, part)
+
+
+def twins(study: str, settings: Transfer, cell: Cell) -> list[str]:
+    """Runs that are this one, bit for bit: every rule but SP is μP on a dense net, and SP too at the base width."""
+    if cell.density != 1 or (settings.dynamic, settings.scale) != ("none", "none"):
+        return []
+    rules = FIVE if cell.width == settings.base_width else FIVE[1:]
+    return [key(study, dataclasses.replace(cell, rule=rule)) for rule in rules if cell.rule in rules]
 
 
 def _material(model: str, text: str, length: int) -> Material:
@@ -237,7 +261,7 @@ def merge(case: str) -> None:
 
 
 def record_of(study: str, settings: Transfer, rows: Mapping[str, Any]) -> Record:
-    """Analyse the finished runs of a study; seeds that are not whole are left out."""
+    """Analyse the finished runs of a study; seeds that are not whole are left out, all of it where none is."""
     done = {cell: rows[key(study, cell)] for cell in cells(settings) if key(study, cell) in rows}
     whole = tuple(
         seed for seed in settings.seeds
@@ -249,7 +273,8 @@ def record_of(study: str, settings: Transfer, rows: Mapping[str, Any]) -> Record
         for cell, row in done.items() if cell.seed in kept.seeds
     }  # fmt: skip
     record = Record(question="", settings=kept, seed=list(kept.seeds), environment={})
-    analyse(record, kept, results)
+    if whole:
+        analyse(record, kept, results)
     return record
 
 
@@ -327,17 +352,6 @@ def _held_out(rows: Mapping[str, Any], study: str, settings: Transfer, density: 
             by.setdefault(cell.x, []).append(math.inf if row[2] or row[1] is None else row[1])
     best = min((statistics.fmean(found) for found in by.values()), default=math.inf)
     return best if math.isfinite(best) else None
-
-
-def seconds(case: str) -> str:
-    """CPU seconds of a run, median by study."""
-    rows = read(case)
-    by: dict[str, list[float]] = {}
-    for name, row in rows.items():
-        by.setdefault(name.split(" | ")[0], []).append(row[3])
-    return table(
-        ["CPU s of a run", "median", "runs"], [[n, f"{statistics.median(v):.2f}", len(v)] for n, v in by.items()]
-    )
 
 
 def parts(names: Iterable[str] = CASES) -> dict[str, str]:

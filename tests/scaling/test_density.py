@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.density import ER, ERK, densities
+from sparing.scaling.plan import plan
 from sparing.scaling.roles import facts, roles_of
 
 
@@ -100,7 +101,41 @@ def test_a_law_for_a_model_leaves_dense_layers_out():
     assert sum(found.get(name, 1.0) * count for name, count in size.items()) == pytest.approx(0.5 * sum(size.values()))
 
 
-@pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan, True, "erk", None])
+@pytest.mark.parametrize("words", ["erk:0.5", "erk:1/2", "erk: 0.5"])
+def test_a_law_in_words_is_the_law(words):
+    model = models.gated(32, 512)
+    assert of(model, words) == of(model, ERK(total=0.5))
+    assert of(model, "er:8") == of(model, ER(epsilon=8))
+
+
+def test_a_plan_takes_the_words_and_keeps_the_total():
+    """Of all masked weights together as many live as the words say, whatever each layer gets."""
+    model = models.gpt2(32)
+    chosen = plan(model, density="erk:1/2")
+    masked = [e for e in chosen.entries.values() if e.role == "hidden"]
+    size = sum(math.prod(e.shape) for e in masked)
+    assert sum(e.density * math.prod(e.shape) for e in masked) == pytest.approx(size / 2)
+    assert len({e.density for e in masked}) > 1  # by shape
+    for e in masked:  # and each layer's factors follow from its own density
+        assert e.factors.lr == pytest.approx(1 / e.density)
+
+
+@pytest.mark.parametrize(
+    "words", ["erk", "erk:", "erk:many", "er", "er:1/0", "uniform:0.5", "0.5", "erk=0.1", "erk:nan"]
+)
+def test_words_without_a_law_or_its_number(words):
+    """A bare "erk" would leave out how many weights shall live: nothing is guessed."""
+    with pytest.raises(UserError, match=r'a name and a number.*"erk:0\.1"'):
+        of(models.mlp(64), words)
+
+
+@pytest.mark.parametrize("words", ["erk:0", "erk:1.5", "er:-1"])
+def test_numbers_of_words_out_of_range(words):
+    with pytest.raises(UserError, match=r"ERK\.total|ER\.epsilon"):
+        of(models.mlp(64), words)
+
+
+@pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan, True, None])
 def test_no_share(density):
     with pytest.raises(UserError, match="share"):
         of(models.mlp(64), density)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from fractions import Fraction
 
 from sparing.errors import UserError, require
 from sparing.scaling.roles import Facts
@@ -79,8 +80,35 @@ class ER:
         }
 
 
-Density = float | Mapping[str, float] | ERK | ER
-"""One for all, by pattern of names (the first that fits; others are dense), or a law."""
+Density = float | str | Mapping[str, float] | ERK | ER
+"""One for all, by pattern of names (the first that fits; others are dense), or a law, also in words (``"erk:0.1"``)."""
+
+
+def worded(word: str) -> ERK | ER:
+    """Read a law of densities from its words, as the command line spells it.
+
+    Args:
+        word: ``erk:0.1`` or ``erk:1/10``, the total; ``er:20``, ε.
+
+    Returns:
+        The law.
+
+    Raises:
+        UserError: If it is no such word, or its number is missing or out of range.
+
+    Example:
+        >>> worded("erk:1/10"), worded("er:20")
+        (ERK(total=0.1), ER(epsilon=20.0))
+    """
+    law, _, rest = word.partition(":")
+    try:
+        number = float(Fraction(rest.strip()))
+    except (ValueError, ZeroDivisionError):
+        number = math.nan
+    if law not in {"erk", "er"} or math.isnan(number):
+        why = "a law in words has a name and a number: of ERK the share that lives of all weights together, of ER ε"
+        raise UserError("density", got=repr(word), why=why, do='pass "erk:0.1", "er:20", or a share as a number')
+    return ERK(total=number) if law == "erk" else ER(epsilon=number)
 
 
 def densities(
@@ -129,6 +157,8 @@ def _masked(known: Mapping[str, Facts], roles: Mapping[str, Role], sparse: Seque
 
 
 def _numbers(density: Density, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    if isinstance(density, str):
+        density = worded(density)
     if isinstance(density, ERK | ER):
         return density.of(shapes)
     if isinstance(density, Mapping):
@@ -140,7 +170,7 @@ def _numbers(density: Density, shapes: Mapping[str, Sequence[int]]) -> dict[str,
             "density",
             got=repr(density),
             why="it is a share of live weights",
-            do='pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or ER()',
+            do='pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or "erk:0.1", ER() or "er:20"',
         )
     return dict.fromkeys(shapes, float(density))
 

@@ -220,7 +220,8 @@ def plan(
         base: The model at which hyperparameters were tuned: a narrower model of the same depth, a Hugging Face
             configuration, a width at which the model's own configuration is taken, or a function that builds one.
             None: the model itself, so only density matters.
-        density: Share of live hidden weights: one number, numbers by pattern of names, ``ERK(total=...)``, ``ER()``.
+        density: Share of live hidden weights: one number, numbers by pattern of names, ``ERK(total=0.1)`` (in words
+            ``"erk:0.1"``: a tenth of them all, more where layers are small) or ``ER()`` (``"er:20"``).
         rule: The parameterization; ``SuPar()`` by default.
         optimizer: Kind of optimizer.
         roles: Pattern of names (``fnmatch``) -> role, for what is classified wrongly or not at all.

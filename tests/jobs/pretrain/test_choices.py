@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from sparing.errors import UserError
 from sparing.jobs.pretrain import Pretrain
 from sparing.jobs.pretrain.choices import dynamic_of, law_of, planned_density, rule_of, shares_of
 from sparing.jobs.pretrain.settings import LawName, RuleName
@@ -20,6 +21,8 @@ def test_densities():
     assert shares_of(0.25) == shares_of("1/4") == shares_of("0.25") == 0.25
     assert shares_of("erk:1/10") == ERK(total=0.1)
     assert shares_of("er:20") == ER(epsilon=20.0)
+    with pytest.raises(UserError, match="of ERK the share"):
+        shares_of("erk")
     assert shares_of("*.mlp.*=1/8,*.attn.*=0.5") == {"*.mlp.*": 0.125, "*.attn.*": 0.5}
 
 

@@ -58,12 +58,11 @@ def shares_of(density: float | str) -> Any:
         >>> shares_of("1/8"), shares_of("*.mlp.*=1/8, *.attn.*=0.5")
         (0.125, {'*.mlp.*': 0.125, '*.attn.*': 0.5})
     """
-    from sparing.scaling.density import ER, ERK
+    from sparing.scaling.density import worded
 
     word = str(density)
-    law, _, rest = word.partition(":")
-    if rest and law in {"erk", "er"}:
-        return ERK(total=number_of(rest, word)) if law == "erk" else ER(epsilon=number_of(rest, word))
+    if word.partition(":")[0] in {"erk", "er"}:
+        return worded(word)
     if "=" in word:
         pairs = [part.rpartition("=") for part in word.split(",") if part.strip()]
         return {pattern.strip(): _share(number_of(value, word)) for pattern, _, value in pairs}
