@@ -37,7 +37,8 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "demo": Verb("sparing.jobs.demo", "the whole mission in miniature, on real data, with a report page"),
-    "plan": Verb("sparing.jobs.plan", "what fits in this memory: full, LISA, LoRA; the pick, and why the others lost"),
+    "plan": Verb("sparing.jobs.plan", "what fits this memory or cluster: full, LISA, LoRA, 14 ways to split; the pick"),
+    "probe": Verb("sparing.jobs.probe", "measure the links of a cluster under torchrun, for `plan --topology`"),
     "fetch": Verb("sparing.jobs.fetch", "list the known data sets and models; fetch one into the cache"),
     "finetune": Verb("sparing.jobs.finetune", "fine-tune a local Hugging Face causal language model on JSONL"),
     "pretrain": Verb("sparing.jobs.pretrain", "train a dense or sparse language model from scratch on text"),
@@ -147,6 +148,8 @@ def _run(arguments: list[str]) -> int:
     as_json = "--json" in rest
     job = importlib.import_module(VERBS[name].module)
     record = job.run(_parse(name, job.Settings, [argument for argument in rest if argument != "--json"]))
+    if int(os.environ.get("RANK", "0")):  # of several processes under torchrun the first one speaks
+        return 0
     if as_json:
         sys.stdout.write(_document(record) + "\n")
     else:

@@ -190,4 +190,3 @@ def matrix(cases: Mapping[str, Case], sizes: tuple[int, int]) -> dict[str, Any]:
     """What one rank finds in every case."""
     with sh.make_mesh(per_group=sizes[0], groups=sizes[1]) as mesh:
         return {name: compared(case, mesh) for name, case in cases.items()}
-

@@ -135,12 +135,23 @@ class Folder:
 
         Returns:
             Its tree, or None when the run starts at its beginning.
+        """
+        self.check_same(now, files=files)
+        found = checkpoint.saved(self.at(CHECKPOINTS)) if self.resume else []
+        return checkpoint.load(found[-1]) if found else None
+
+    def check_same(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> None:
+        """Refuse to go on with another run; one that is not resumed has nothing to go on with.
+
+        Args:
+            now: Identity of the present run.
+            files: Names in it under which hashes of files stand.
 
         Raises:
-            UserError: If the run was another one, or a file is damaged.
+            UserError: If the run was another one, or its mark is damaged.
         """
         if not self.resume:
-            return None
+            return
         try:
             before = json.loads(self.at(RUN).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -149,8 +160,6 @@ class Folder:
         if changed := differences(before, now, files=files):
             why, do = "a resumed run must reach the same bits", "pass the settings of the run, or another --out"
             raise UserError("resume", got=", ".join(changed), why=why, do=do)
-        found = checkpoint.saved(self.at(CHECKPOINTS))
-        return checkpoint.load(found[-1]) if found else None
 
     def claim_(self, now: Mapping[str, Any]) -> None:
         """Make the directory this run's: delete what may be deleted and leave a mark; resuming changes nothing.

@@ -22,8 +22,12 @@ class StoppedError(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def patient() -> Iterator[list[int]]:
+def patient(*, always: bool = False) -> Iterator[list[int]]:
     """Note SIGINT and SIGTERM instead of dying of them; a second one of a kind acts as usual.
+
+    Args:
+        always: Note every one: under ``torchrun``, which sends on what the terminal has sent already, and which kills
+            after half a minute whoever is still there.
 
     Yields:
         A list that receives the signals' numbers. Outside the main thread signals stay as they are.
@@ -33,7 +37,8 @@ def patient() -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(number)
-        signal.signal(number, before[number])
+        if not always:
+            signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparing.jobs.demo import condensation, transfer
+from sparing.jobs.demo import condensation, sharding, transfer
 from sparing.jobs.demo.layers import run_chapter
 from sparing.jobs.demo.materials import Source, gather
 from sparing.jobs.demo.page import show, write_page
@@ -23,12 +23,14 @@ QUESTION = "How little memory does it take to fine-tune a language model, and wh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Three chapters on real data, and a page that shows them.
+    """Four chapters on real data, and a page that shows them.
 
     Fine-tune a pretrained language model four ways: full, LISA, LISA with a frozen embedding, LoRA, each at a learning
     rate from a small sweep; held-out loss against seconds and bytes, on real text of another kind than the model has
     seen. Then condense handwritten digits to one image per class by three hypergradients in equal CPU time.
-    Last, learning-rate curves of a net on digits at three densities, under three rules of scaling.
+    Then learning-rate curves of a net on digits at three densities, under three rules of scaling. Last, a model of 65
+    billion parameters planned for a cluster with a slow network, and four processes of this machine that split a small
+    one in four ways.
     """
 
     out: Path = Path("runs/demo")
@@ -40,7 +42,7 @@ class Settings:
 
     seed: int = 0
     """Seed of the order of rows, of the layer draws, of the images, nets and directions of the second
-    chapter, and of the weights and masks of the third."""
+    chapter, of the weights and masks of the third, and of the weights and rows of the fourth."""
 
     resume: bool = False
     """Go on where an interrupted demo stopped, method by method, instead of starting over."""
@@ -55,7 +57,7 @@ def run(settings: Settings) -> Record:
     Returns:
         The record: tables "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
         "condensed", "condense_curve", "condense_memory", "condense_data" of the second; "transfer_runs",
-        "coordinates", "slopes" of the third.
+        "coordinates", "slopes" of the third; "shards", "shard_runs", "shard_losses" of the fourth.
     """
     start = time.monotonic()
     path = settings.out / "record.jsonl"
@@ -72,6 +74,7 @@ def run(settings: Settings) -> Record:
     run_chapter(materials, record, seed=settings.seed, path=path)
     condensation.run_chapter(record, seed=settings.seed, path=path)
     transfer.run_chapter(record, seed=settings.seed, path=path)
+    sharding.run_chapter(record, seed=settings.seed, path=path)
     page = settings.out / "report.html"
     told = {"licence": materials.licence, "materials": materials.title, "page": str(page)}
     record.add("run", seconds=time.monotonic() - start, **told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,8 +129,23 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
     return adapted
 
 
+def groups_for(model: nn.Module, training: Training) -> list[dict[str, Any]]:
+    """Groups of the parameters that may train; matrices decay, vectors do not.
+
+    Args:
+        model: The model; what is frozen now is left out.
+        training: Peak rate and decay.
+
+    Returns:
+        Groups as an optimizer of torch takes them.
+    """
+    groups = gr.groups_of(model, lr=training.peak, weight_decay=training.weight_decay)
+    names = [name for name, parameter in named_parameters(model).items() if parameter.requires_grad]
+    return gr.bind(gr.keep(groups, names), model)
+
+
 def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """AdamW over the parameters that may train; matrices decay, vectors do not.
+    """AdamW over the parameters that may train.
 
     Args:
         model: The model; what is frozen now is left out.
@@ -139,9 +154,27 @@ def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer
     Returns:
         The optimizer, without state.
     """
-    groups = gr.groups_of(model, lr=training.peak, weight_decay=training.weight_decay)
-    names = [name for name, parameter in named_parameters(model).items() if parameter.requires_grad]
-    return torch.optim.AdamW(gr.bind(gr.keep(groups, names), model), lr=training.peak, fused=True)
+    return torch.optim.AdamW(groups_for(model, training), lr=training.peak, fused=True)
+
+
+def equipped(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:
+    """What trains a model in one process: AdamW, and the sampler where there is one.
+
+    Args:
+        model: The model; what is frozen now is left out.
+        training: Method, peak rate and decay.
+
+    Returns:
+        The optimizer, without state, and the sampler, at no step yet.
+    """
+    optimizer, method = optimizer_for(model, training), training.method
+    if not isinstance(method, LayerSampling):
+        return optimizer, None
+    return optimizer, Sampler(model, optimizer, method, seed=training.seed)
+
+
+Equip = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | None]]
+"""Gives a live model what trains it."""
 
 
 @contextlib.contextmanager
@@ -174,7 +207,7 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def begun(model: nn.Module, training: Training, *, rows: int) -> Iterator[Course]:
+def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equipped) -> Iterator[Course]:
     """Set a live model up for a method; modes and ``requires_grad`` come back at the end.
 
     LoRA leaves its additions in the model: ``course.model.merge_and_unload()`` is the caller's to call.
@@ -183,6 +216,7 @@ def begun(model: nn.Module, training: Training, *, rows: int) -> Iterator[Course
         model: The model to train in place.
         training: Method and pace.
         rows: Training rows, from which epochs become steps.
+        equip: Gives a model its optimizer and sampler.
 
     Yields:
         The course, at step 0.
@@ -202,9 +236,7 @@ def begun(model: nn.Module, training: Training, *, rows: int) -> Iterator[Course
         with recomputing(model, training.checkpointing):
             if isinstance(method, Full):
                 model.requires_grad_(True)
-            optimizer = optimizer_for(model, training)
-            if isinstance(method, LayerSampling):
-                sampler = Sampler(model, optimizer, method, seed=training.seed)
+            optimizer, sampler = equip(model, training)
             yield Course(model, training, steps, optimizer, sampler)
     finally:
         if sampler is not None:

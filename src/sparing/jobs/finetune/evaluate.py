@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,6 +102,10 @@ def held_out_loss(model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[fl
         parts: Sequence[Tensor] = torch.split(torch.arange(data.rows), batch)
         total = math.fsum(loss_sum(model, data, rows).item() for rows in parts)
     return total / data.tokens, data.tokens
+
+
+Measure = Callable[..., tuple[float, int]]
+"""``held_out_loss``, or what does the same over several ranks."""
 
 
 def perplexity(loss: float) -> float:

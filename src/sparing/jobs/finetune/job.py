@@ -18,10 +18,16 @@ from sparing.jobs.finetune.models import load_model, save_pretrained
 from sparing.jobs.finetune.outputs import ADAPTER, FILES, MODEL, folder_of, identity
 from sparing.jobs.finetune.page import write_page
 from sparing.jobs.finetune.settings import Finetune, Lora
+from sparing.jobs.finetune.sharded import Crew
 from sparing.jobs.finetune.step import DivergedError
-from sparing.jobs.folder import RECORD, tell_page
+from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.ranks_page import TABLES
+from sparing.jobs.sharded import ALONE, heard, newest, part_, ranks, refuse_cut
 from sparing.report import Record, print_table
+from sparing.sharding.agree import agree
+from sparing.sharding.jointly import jointly, on_first
+from sparing.sharding.mesh import Mesh
 
 
 def _save(settings: Finetune, course: Course, record: Record) -> Path:
@@ -51,13 +57,15 @@ def _command(settings: Finetune, model: Path, out: Path) -> str:
 def _give_up(settings: Finetune, course: Course, material: Material, record: Record, error: DivergedError) -> str:
     """Save the last good state; returns the line that says where it is and how to go on."""
     path = _save(settings, course, record)
-    with refusing_to_write("saving", settings.out):
-        record.write(settings.out / RECORD)
-    _save_model(settings, course.model, material.tokenizer)
+    _leave(settings, course.model, material, record)
+    return _advice(settings, path, error)
+
+
+def _advice(settings: Finetune, path: Path, error: DivergedError) -> str:
     again = _command(settings, settings.out / MODEL, settings.out.with_name(settings.out.name + "-2"))
     return (
         f"{error}; the step was not applied and the state before it is in {path} and, as a model, in "
-        f"{settings.out / MODEL}; go on from there with a lower rate: {again} --lr {course.training.peak / 4:g}"
+        f"{settings.out / MODEL}; go on from there with a lower rate: {again} --lr {settings.training().peak / 4:g}"
     )
 
 
@@ -75,8 +83,7 @@ def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, 
 
         if tree is None:
             folder_of(settings).claim_(identity(settings))
-            for prompt, text in zip(material.prompts, _generate(material, course.model, settings), strict=True):
-                record.add("samples", prompt=prompt, before=text, after=None)
+            _note_before(settings, material, course.model, record)
         try:
             advance_(
                 course, material.data, record, held_out=material.held_out, label="fine-tune", memory=True, after=after
@@ -84,13 +91,67 @@ def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, 
         except DivergedError as error:
             raise DivergedError(_give_up(settings, course, material, record, error)) from None
         _save(settings, course, record)
-        texts = iter(_generate(material, course.model, settings))
-        for row in record.rows:
-            if row["table"] == "samples":
-                row["after"] = next(texts)
+        _note_after(settings, material, course.model, record)
         trained = course.model
         course.optimizer.state.clear()
     return _save_model(settings, trained, material.tokenizer)
+
+
+def _note_before(settings: Finetune, material: Material, model: nn.Module, record: Record) -> None:
+    for prompt, text in zip(material.prompts, _generate(material, model, settings), strict=True):
+        record.add("samples", prompt=prompt, before=text, after=None)
+
+
+def _note_after(settings: Finetune, material: Material, model: nn.Module, record: Record) -> None:
+    texts = iter(_generate(material, model, settings))
+    for row in record.rows:
+        if row["table"] == "samples":
+            row["after"] = next(texts)
+
+
+def _train_shared(settings: Finetune, material: Material, mesh: Mesh, record: Record) -> nn.Module:
+    """The same over several ranks: all train and save slices, rank 0 alone writes the rest and returns the result."""
+    crew, folder, now = Crew(mesh, settings, material.data, record), folder_of(settings), identity(settings)
+    agree(mesh, now, "run")
+    path = newest(folder)
+    if path is None and mesh.rank == 0:
+        _note_before(settings, material, material.model, record)  # slices would have all ranks write along
+    with (
+        patient(always=mesh.world > 1) as signals,
+        begun(material.model, settings.training(), rows=material.data.rows, equip=crew.equip) as course,
+    ):
+        if path is not None:
+            record.rows[:0] = crew.restore_(course, path)["rows"]
+        else:
+            on_first(mesh, lambda: folder.claim_(now))
+
+        def after(course: Course) -> None:
+            stop = heard(mesh, signals)
+            if course.step < course.steps:
+                save, done = partial(crew.save, folder, course, record), f"step {course.step} of {course.steps}"
+                save_when_due(save, stop, step=course.step, every=settings.save_every, done=done)
+
+        try:
+            crew.walk(course, material.data, record, held_out=material.held_out, after=after)
+        except DivergedError as error:
+            path = crew.save(folder, course, record)
+            part_(crew.engine)
+            on_first(mesh, lambda: _leave(settings, course.model, material, record))
+            raise DivergedError(_advice(settings, path, error)) from None
+        crew.save(folder, course, record)
+        part_(crew.engine)
+        trained = course.model
+    if mesh.rank == 0:
+        _note_after(settings, material, trained, record)
+        trained = _save_model(settings, trained, material.tokenizer)
+    return trained
+
+
+def _leave(settings: Finetune, model: nn.Module, material: Material, record: Record) -> None:
+    """Write record and model of a run that ends early."""
+    with refusing_to_write("saving", settings.out):
+        record.write(settings.out / RECORD)
+    _save_model(settings, model, material.tokenizer)
 
 
 def _caveats(settings: Finetune, material: Material) -> list[str]:
@@ -105,7 +166,8 @@ def _caveats(settings: Finetune, material: Material) -> list[str]:
         notes.append(f"{data.cut} tokens were cut off at the end of rows of {settings.length}.")
     if data.positions is not None and not takes_positions(material.model):
         notes.append("This model cannot be told where documents begin: those packed into one row see each other.")
-    if settings.dtype == "bfloat16" and not (settings.method == "lisa" and settings.lisa.masters):
+    copies = settings.plan != ALONE or (settings.method == "lisa" and settings.lisa.masters)
+    if settings.dtype == "bfloat16" and not copies:
         notes.append("Weights are bfloat16 without 32-bit copies: updates below 1/256 of a weight may be rounded away.")
     return notes
 
@@ -117,27 +179,47 @@ def run(settings: Finetune) -> Record:
         settings: All of them; nothing is written before all of them are known to work.
 
     Returns:
-        The record, also in OUT/record.jsonl, with tables "train", "held_out", "switches", "memory", "movement",
-        "samples" and "speed".
+        The record, also in OUT/record.jsonl, with tables "train", "held_out", "switches", "memory" (in one process),
+        "sharding" (under a plan), "movement", "samples" and "speed". Under torchrun that of rank 0 is written.
 
     Raises:
         UserError: If a setting or file is at fault, or the disk is full.
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
         DivergedError: If loss or gradient are not finite; the state before that step is saved.
+        RunError: If a rank is lost; the newest checkpoint is whole.
     """
-    folder = folder_of(settings)
-    folder.check()
-    material = gather(settings)
-    tree = folder.latest(identity(settings), files=FILES) if settings.resume else None  # hashes take a while
-    question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
-    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-    caveats = _caveats(settings, material)
-    trained = _train(settings, material, tree, record)
+    with ranks(settings) as mesh:
+        folder = folder_of(settings)
+        material = _read(settings, folder, mesh)
+        question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
+        record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+        caveats = _caveats(settings, material)
+        if mesh is None:
+            refuse_cut(folder)
+            tree = folder.latest(identity(settings), files=FILES) if settings.resume else None  # hashes take a while
+            trained = _train(settings, material, tree, record)
+        else:
+            trained = _train_shared(settings, material, mesh, record)
+    if mesh is not None and mesh.rank:
+        return record
     original = load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu")
     for row in movement(trained, original):
         record.add("movement", **row)
     folder.finish_(record, lambda record, path: write_page(record, path, caveats))
     return record
+
+
+def _read(settings: Finetune, folder: Folder, mesh: Mesh | None) -> Material:
+    """Check the directory and read everything, on all ranks; a mistake is the same on each."""
+
+    def work() -> Material:
+        folder.check()
+        material = gather(settings)
+        if mesh is not None and settings.resume:
+            folder.check_same(identity(settings), files=FILES)
+        return material
+
+    return work() if mesh is None else jointly(mesh, work)
 
 
 def show(record: Record) -> None:
@@ -146,7 +228,12 @@ def show(record: Record) -> None:
     Args:
         record: What ``run`` returned.
     """
-    for name, title in (("held_out", "Held-out loss"), ("memory", "Memory at the peak of a step"), ("speed", "Speed")):
+    for name, title in (
+        ("held_out", "Held-out loss"),
+        ("memory", "Memory at the peak of a step"),
+        ("speed", "Speed"),
+        *TABLES.items(),
+    ):
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units)
     tell_page(record)

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.jobs.finetune.course import Course, begun
-from sparing.jobs.finetune.evaluate import held_out_loss, perplexity
+from sparing.jobs.finetune.evaluate import Measure, held_out_loss, perplexity
 from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.prices import note_predicted, watched_step_
 from sparing.jobs.finetune.settings import Training
@@ -20,6 +20,7 @@ from sparing.report import Progress, Record
 
 UNITS = {
     "loss": "nat/token",
+    "sent": "B",
     "seconds": "s",
     "predicted": "B",
     "measured": "B",
@@ -29,17 +30,18 @@ UNITS = {
 """Units of the columns that ``fit`` adds."""
 
 
-def measure_(course: Course, record: Record, held_out: Packed | None) -> None:
+def measure_(course: Course, record: Record, held_out: Packed | None, loss_of: Measure = held_out_loss) -> None:
     """Add the held-out loss of this moment, if there is something to measure on.
 
     Args:
         course: The run.
         record: Receives a row of the table "held_out".
         held_out: Rows that are not trained on.
+        loss_of: Measures.
     """
     if held_out is None:
         return
-    loss, tokens = held_out_loss(course.model, held_out, batch=course.training.batch)
+    loss, tokens = loss_of(course.model, held_out, batch=course.training.batch)
     row = {"step": course.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
     record.add("held_out", **row, seconds=course.seconds)
 
@@ -85,6 +87,8 @@ def advance_(
     label: str = "train",
     memory: bool = False,
     after: Callable[[Course], None] = lambda course: None,
+    take: Callable[[Course, Packed], dict[str, Any]] | None = None,
+    loss_of: Measure = held_out_loss,
 ) -> None:
     """Walk a run to its end.
 
@@ -96,22 +100,24 @@ def advance_(
         label: Words before the progress bar; empty for none.
         memory: Whether to predict the bytes of a step and to measure them in the second one.
         after: Called after every step; may save, or raise to stop.
+        take: Takes a step; None: in this process alone.
+        loss_of: Measures the held-out loss.
 
     Raises:
         DivergedError: If loss or gradient are not finite.
     """
     every, note = course.training.evaluate_every, _note_switches(record)
     if course.step == 0:
-        measure_(course, record, held_out)
+        measure_(course, record, held_out, loss_of)
         if memory:
             note_predicted(course, data, record)
     with _bar(course, label) as bar:
         while not ended(course):
-            row = watched_step_(course, data, record) if memory else take_step_(course, data)
+            row = watched_step_(course, data, record) if memory else (take or take_step_)(course, data)
             record.add("train", **row)
             note(course)
             if ended(course) or (every and course.step % every == 0):
-                measure_(course, record, held_out)
+                measure_(course, record, held_out, loss_of)
             if bar:
                 bar.advance(loss=row["loss"], tokens_per_s=f"{course.seen / course.seconds:,.0f}")
             after(course)

@@ -10,6 +10,7 @@ from sparing.jobs.disk import digest
 from sparing.jobs.finetune.models import fingerprint
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.folder import Folder
+from sparing.jobs.sharded import SPREAD
 from sparing.report.record import plain
 
 MODEL, ADAPTER = "model", "adapter"
@@ -46,7 +47,7 @@ def identity(settings: Finetune) -> dict[str, Any]:
     Returns:
         Plain values by name of the setting.
     """
-    known = folder.identity(settings, harmless=HARMLESS)
+    known = folder.identity(settings, harmless=HARMLESS | set(SPREAD))
     if settings.method != "full":
         own = asdict(settings.lisa if settings.method == "lisa" else settings.lora)
         known |= {f"{settings.method}.{name}": value for name, value in plain(own).items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparing.jobs.ranks_page import ranks_section
 from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots
 
 Rows = Sequence[Mapping[str, Any]]
@@ -210,7 +211,13 @@ def write_page(record: Record, path: Path, caveats: Sequence[str]) -> Path:
         The target.
     """
     sections = [loss_section(record)]
-    for table, chapter in (("memory", memory_section), ("movement", blocks_section), ("samples", text_section)):
+    chapters = {
+        "memory": memory_section,
+        "sharding": ranks_section,
+        "movement": blocks_section,
+        "samples": text_section,
+    }
+    for table, chapter in chapters.items():
         if record.table(table):
             sections.append(chapter(record))
     data, model = record.settings["data"], record.settings["model"]

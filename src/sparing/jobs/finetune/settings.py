@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from sparing.errors import require
 from sparing.jobs.folder import check_intent
 from sparing.jobs.limits import at_least, positive
+from sparing.jobs.sharded import check_spread
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
 
 
@@ -253,6 +254,20 @@ class Finetune(Pace):
     max_new_tokens: int = 48
     """Length of each continuation (tokens); 0: none is made."""
 
+    plan: str = "none"
+    """How ranks share parameters, gradients and optimizer state: `none` is one process; `auto` measures the network
+    and chooses; or three of N (every rank holds all), I (cut inside a group), G (cut over all), such as IIG. 16-bit
+    weights then have 32-bit copies. Start it with torchrun; the global batch stays the same on any number of ranks."""
+
+    groups: int | None = None
+    """Groups of ranks that a slow network joins (count); none: one per machine, or those of `topology`."""
+
+    topology: Path | None = None
+    """File of `sparing probe` that says how fast the links are; none: `auto` measures them."""
+
+    memory: str | None = None
+    """Memory of a rank that `auto` must keep to, such as 80GB; none: no limit."""
+
     save_every: int = 100
     """Steps between checkpoints (count); 0: only when interrupted and at the end."""
 
@@ -274,6 +289,7 @@ class Finetune(Pace):
         require(share, "held_out", self.held_out, "it is a share of the records", "pass 0 <= held_out < 1")
         at_least(0, self, "save_every", "max_new_tokens")
         check_intent(resume=self.resume, overwrite=self.overwrite)
+        check_spread(self)
         if self.method == "lisa":
             self.lisa.sampling()
 

@@ -1,17 +1,20 @@
-"""``sparing plan``: what fits on this hardware, before anything is loaded; the pick, and why each other lost."""
+"""``sparing plan``: what fits on this hardware, before anything is loaded; the pick, and why each other lost.
+
+On one device the ways to fine-tune compete; on a cluster each of them with every way to split it over groups of GPUs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparing.errors import UserError
+from sparing.jobs.plan import cluster_page, page
 from sparing.jobs.plan.candidates import Candidate, candidates
-from sparing.jobs.plan.page import show, write_page
+from sparing.jobs.plan.cluster import plan_cluster
 from sparing.jobs.plan.pick import Verdict, judge, picked
-from sparing.jobs.plan.price import Price, by_formula, by_ledger, read_config, sizes
+from sparing.jobs.plan.price import Price, by_formula, by_ledger, read_config, shape_of, sizes
 from sparing.jobs.plan.settings import Settings
-from sparing.layersample.shape import Shape
 from sparing.memory import CATEGORIES, parse_bytes
 from sparing.report import Progress, Record, format_number
 
@@ -24,27 +27,49 @@ def run(settings: Settings) -> Record:
     """Price every candidate and pick one.
 
     Args:
-        settings: Model, memory, batch.
+        settings: Model, memory, batch; perhaps a cluster.
 
     Returns:
-        Tables "plan" (a row per candidate), "about" (one row) and "advice".
+        Tables "plan" (a row per candidate), "about" (one row) and "advice"; on a cluster "best" (a row per method),
+        "links" and "crossover" as well.
 
     Raises:
         UserError: If the model's configuration is missing or broken, or has no repeated blocks.
     """
-    config = read_config(settings)
+    config, cluster = read_config(settings), settings.cluster
     pricer, layers, tied = _way(config, settings)
     ways = list(candidates(settings, layers=layers, tied=tied))
+    if cluster is not None:
+        record = plan_cluster(config, settings, cluster, ways, pricer)
+    else:
+        record = _record(settings, judge(_priced(config, settings, ways, pricer), parse_bytes(settings.memory)))
+    settings.out.mkdir(parents=True, exist_ok=True)
+    record.write(settings.out / "record.jsonl")
+    if cluster is not None:
+        cluster_page.write_page(record, cluster, settings.out / "report.html")
+    else:
+        page.write_page(record, settings.out / "report.html")
+    return record
+
+
+def show(record: Record) -> None:
+    """Print the table, the pick and where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    (cluster_page if record.table("links") else page).show(record)
+
+
+def _priced(
+    config: Any, settings: Settings, ways: Sequence[Candidate], pricer: Callable[[Any, Settings, Candidate], Price]
+) -> dict[Candidate, Price]:
     prices: dict[Candidate, Price] = {}
     with Progress("price", total=len(ways), unit="candidate") as bar:
         for way in ways:
             prices[way] = pricer(config, settings, way)
             bar.advance(method=way.label)
-    record = _record(settings, judge(prices, parse_bytes(settings.memory)))
-    settings.out.mkdir(parents=True, exist_ok=True)
-    record.write(settings.out / "record.jsonl")
-    write_page(record, settings.out / "report.html")
-    return record
+    return prices
 
 
 def _way(config: Any, settings: Settings) -> tuple[Callable[[Any, Settings, Candidate], Price], int, bool]:
@@ -52,7 +77,7 @@ def _way(config: Any, settings: Settings) -> tuple[Callable[[Any, Settings, Cand
     if settings.ledger:
         return by_ledger, *sizes(config)
     try:
-        shape = Shape.from_config(config)
+        shape = shape_of(config)
     except UserError:  # no closed formula for this family
         return by_ledger, *sizes(config)
     return by_formula, shape.layers, shape.tied
@@ -67,7 +92,7 @@ def _record(settings: Settings, verdicts: list[Verdict]) -> Record:
     best = picked(verdicts)
     record.add(
         "about",
-        model=settings.model.name if settings.model.name != "config.json" else settings.model.parent.name,
+        model=settings.title,
         parameters=verdicts[0].price.trainable,
         memory=parse_bytes(settings.memory),
         device=f"{settings.memory} ({format_number(parse_bytes(settings.memory), 'B')})",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparing.jobs.plan.settings import Settings
+from sparing.jobs.plan.settings import Settings, share_of
 from sparing.layersample import LayerSampling
 from sparing.layersample.activations import LoRA
 from sparing.layersample.predict import Full, Method
@@ -21,26 +21,31 @@ class Candidate:
     """What trains."""
     checkpointing: bool
     """Whether blocks recompute their activations."""
+    share: float = 1.0
+    """Share of every block that trains, of what the method trains; on a cluster only."""
 
 
 def candidates(settings: Settings, *, layers: int, tied: bool) -> Iterator[Candidate]:
     """Every way to compare, each without and with activation checkpointing.
 
     Args:
-        settings: Which numbers of blocks and ranks.
+        settings: Which numbers of blocks and ranks; or the share that trains.
         layers: Body blocks of the model (count); LISA with more is left out.
         tied: Whether head and embedding share weights, so that they freeze together.
 
     Yields:
         Candidates, full fine-tuning first.
     """
-    for label, method in _methods(settings, layers, tied):
+    for label, method, share in _methods(settings, layers, tied):
         for checkpointing in (False, True):
-            yield Candidate(label=label, method=method, checkpointing=checkpointing)
+            yield Candidate(label=label, method=method, checkpointing=checkpointing, share=share)
 
 
-def _methods(settings: Settings, layers: int, tied: bool) -> Iterator[tuple[str, Method]]:
-    yield "full", Full()
+def _methods(settings: Settings, layers: int, tied: bool) -> Iterator[tuple[str, Method, float]]:
+    if settings.trainable is not None:
+        yield f"{settings.trainable} of each block", Full(), share_of(settings.trainable)
+        return
+    yield "full", Full(), 1.0
     frozen = "embedding and head frozen" if tied else "embedding frozen"
     for active in settings.active:
         if active > layers:
@@ -52,6 +57,8 @@ def _methods(settings: Settings, layers: int, tied: bool) -> Iterator[tuple[str,
                 LayerSampling(
                     active=active, period=settings.period, masters=settings.masters, embed=embed, head=embed or not tied
                 ),
+                1.0,
             )
     for rank in settings.ranks:
-        yield f"LoRA, rank {rank}", LoRA(rank=rank, float_adapters=settings.dtype != "float32")  # as peft makes them
+        adapters = LoRA(rank=rank, float_adapters=settings.dtype != "float32")  # as peft makes them
+        yield f"LoRA, rank {rank}", adapters, 1.0

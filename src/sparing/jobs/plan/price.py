@@ -14,6 +14,7 @@ from sparing.jobs.finetune.course import with_adapters_
 from sparing.jobs.finetune.models import config_of
 from sparing.jobs.finetune.settings import Lora
 from sparing.jobs.plan.candidates import Candidate
+from sparing.jobs.plan.ladder import shape_like
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample import LayerSampling
 from sparing.layersample.activations import LoRA
@@ -44,16 +45,32 @@ def read_config(settings: Settings) -> Any:
     """The model's configuration.
 
     Args:
-        settings: Its ``model`` is a directory or the config.json in it.
+        settings: Where it is, or how large the model is.
 
     Returns:
-        The transformers configuration of the language model.
+        The transformers configuration of the language model, or a shape for one that is known by its size alone.
 
     Raises:
         UserError: If there is none, or it is broken or quantised.
     """
-    path = settings.model.parent if settings.model.name == "config.json" else settings.model
-    return config_of(path).get_text_config()
+    if settings.place is None:
+        return shape_like(settings.params or 0)
+    return config_of(settings.place).get_text_config()
+
+
+def shape_of(config: Any) -> Shape:
+    """The sizes of a model of a known family.
+
+    Args:
+        config: What ``read_config`` gave.
+
+    Returns:
+        The shape.
+
+    Raises:
+        UserError: If the family's formulas are not known.
+    """
+    return config if isinstance(config, Shape) else Shape.from_config(config)
 
 
 def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
@@ -70,7 +87,7 @@ def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
     Raises:
         UserError: If the family's formulas are not known.
     """
-    shape = Shape.from_config(config)
+    shape = shape_of(config)
     asked = partial(
         predict, shape, batch=settings.batch, length=settings.length, dtype=getattr(torch, settings.dtype),
         attention=settings.attention, device=settings.device,
@@ -93,8 +110,7 @@ def by_ledger(config: Any, settings: Settings, candidate: Candidate) -> Price:
     Returns:
         The price, with the lowest blocks active: the draw that costs most.
     """
-    model = _on_meta(config, settings, candidate)
-    names = _trained(model, candidate)
+    model, names = on_meta(config, settings, candidate)
     batch = dict.fromkeys(("input_ids", "labels"), ((settings.batch, settings.length), torch.int64))
     profile = predict_bytes(
         model, batch, partial(_adamw, masters=getattr(candidate.method, "masters", False)), trainable=names,
@@ -115,6 +131,21 @@ def sizes(config: Any) -> tuple[int, bool]:
     """
     model = _bare(config, torch.float32, "sdpa")
     return sum(block.role == "body" for block in find_blocks(model)), bool(tied(model))
+
+
+def on_meta(config: Any, settings: Settings, candidate: Candidate) -> tuple[nn.Module, set[str]]:
+    """The model without data, and what trains.
+
+    Args:
+        config: The model's configuration.
+        settings: Type and attention.
+        candidate: What to build for; its adapters are there.
+
+    Returns:
+        The model, and canonical names of what trains with the lowest blocks active: the draw that costs most.
+    """
+    model = _on_meta(config, settings, candidate)
+    return model, _trained(model, candidate)
 
 
 def _bare(config: Any, dtype: torch.dtype, attention: str) -> nn.Module:

@@ -10,25 +10,26 @@ import torch
 from torch import nn
 
 from sparing.jobs.finetune.course import device_of, seeded
-from sparing.jobs.finetune.evaluate import held_out_loss, measuring, perplexity
+from sparing.jobs.finetune.evaluate import Measure, held_out_loss, measuring, perplexity
 from sparing.jobs.pretrain.material import Part
 
 TEMPERATURE, TOP = 0.8, 40
 """How samples are drawn: logits over this, among so many likeliest tokens."""
 
 
-def measured(model: nn.Module, part: Part, *, batch: int) -> dict[str, Any]:
+def measured(model: nn.Module, part: Part, *, batch: int, loss_of: Measure = held_out_loss) -> dict[str, Any]:
     """Loss on held-out text.
 
     Args:
         model: A causal language model.
         part: Rows.
         batch: Rows at once (count).
+        loss_of: Measures.
 
     Returns:
         ``loss`` (nat/token), ``bits_per_byte`` (comparable between tokenizers), ``perplexity`` and ``tokens``.
     """
-    loss, tokens = held_out_loss(model, part.rows, batch=batch)
+    loss, tokens = loss_of(model, part.rows, batch=batch)
     bits = loss / math.log(2) / part.bytes_per_token
     return {"loss": loss, "bits_per_byte": bits, "perplexity": perplexity(loss), "tokens": tokens}
 

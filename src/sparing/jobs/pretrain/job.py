@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from torch import nn
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.finetune.material import device_for
 from sparing.jobs.finetune.step import DivergedError
-from sparing.jobs.folder import RECORD, tell_page
+from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.pretrain import tables
 from sparing.jobs.pretrain.course import Course, begin, check_, choose_backends_, planned, restore_, state_of
@@ -25,7 +27,13 @@ from sparing.jobs.pretrain.outputs import FILES, MODEL, folder_of, identity
 from sparing.jobs.pretrain.page import NAMES, write_page
 from sparing.jobs.pretrain.prices import fill_measured, note_predicted, shown
 from sparing.jobs.pretrain.settings import Pretrain
+from sparing.jobs.pretrain.sharded import Crew
+from sparing.jobs.ranks_page import TABLES
+from sparing.jobs.sharded import heard, newest, part_, ranks, refuse_cut
 from sparing.report import Record, print_table
+from sparing.sharding.agree import agree
+from sparing.sharding.jointly import jointly, on_first
+from sparing.sharding.mesh import Mesh
 
 
 def _save(course: Course, record: Record) -> Path:
@@ -50,28 +58,72 @@ def _set_up(settings: Pretrain, material: Material, model: nn.Module, tree: Any,
     check_(course)
     folder_of(settings).claim_(identity(settings, material))
     tables.note_plan(course, record)
-    print_table(record.table("rates"), title=f"Plan: {NAMES[settings.rule]}", units=record.units, file=sys.stderr)
+    _show_plan(settings, record)
     note_predicted(course, record)
     return course
 
 
-def _train(course: Course, material: Material, record: Record) -> None:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a run goes: in one process, or over several ranks."""
+
+    save: Callable[[Course, Record], Path] = _save
+    """Writes a checkpoint."""
+
+    hear: Callable[[list[int]], list[int]] = list
+    """Signals on account of which to stop, from those noted."""
+
+    walk: Callable[..., None] = advance_
+    """Walks to the end."""
+
+    always: bool = False
+    """Whether a second signal is noted too."""
+
+
+def _train(course: Course, material: Material, record: Record, way: Way) -> None:
     """Train to the end and leave a checkpoint of it."""
     settings = course.settings
-    with patient() as signals:
+    with patient(always=way.always) as signals:
 
         def after(course: Course) -> None:
+            stop = way.hear(signals)
             if course.step < settings.steps:  # the end is saved below
-                save, done = partial(_save, course, record), f"step {course.step} of {settings.steps}"
-                save_when_due(save, signals, step=course.step, every=settings.checkpoint_every, done=done)
+                save, done = partial(way.save, course, record), f"step {course.step} of {settings.steps}"
+                save_when_due(save, stop, step=course.step, every=settings.checkpoint_every, done=done)
 
         try:
-            advance_(course, record, material.validation, after=after)
+            way.walk(course, record, material.validation, after=after)
         except DivergedError as error:
-            path = _save(course, record)
+            path = way.save(course, record)
             why = f"the step was not applied and the state before it is in {path}"
             raise DivergedError(f"{error}; {why}; start anew with --lr {settings.lr / 4:g}") from None
-        _save(course, record)
+        way.save(course, record)
+
+
+def _train_shared(settings: Pretrain, material: Material, model: nn.Module, mesh: Mesh, record: Record) -> Course:
+    """Set up and train over several ranks; the model is whole afterwards."""
+    crew, folder, now = Crew(mesh, settings, record), folder_of(settings), identity(settings, material)
+    agree(mesh, now, "run")
+    course, path = crew.begin(model, material.train, planned(settings, model)), newest(folder)
+    if path is not None:
+        record.rows[:0] = crew.restore_(course, path)["rows"]
+    else:
+        on_first(mesh, lambda: folder.claim_(now))
+        tables.note_plan(course, record)
+        if mesh.rank == 0:
+            _show_plan(settings, record)
+
+    def save(course: Course, record: Record) -> Path:
+        course.plan.check_optimizer(course.optimizer)
+        return crew.save(folder, course, record)
+
+    _train(course, material, record, Way(save, partial(heard, mesh), crew.walk, always=mesh.world > 1))
+    part_(crew.engine)
+    return course
+
+
+def _show_plan(settings: Pretrain, record: Record) -> None:
+    print_table(record.table("rates"), title=f"Plan: {NAMES[settings.rule]}", units=record.units, file=sys.stderr)
 
 
 def _finish(course: Course, material: Material, record: Record) -> None:
@@ -111,30 +163,50 @@ def run(settings: Pretrain) -> Record:
         settings: All of them; nothing is written before all of them are known to work.
 
     Returns:
-        The record, also in OUT/record.jsonl, with tables "plan", "rates", "layers", "cost", "train", "held_out",
-        "density", "speed", "test" and "samples".
+        The record, also in OUT/record.jsonl, with tables "plan", "rates", "layers", "cost" (in one process), "train",
+        "held_out", "density", "sharding" (under a plan), "speed", "test" and "samples".
 
     Raises:
         UserError: If a setting or file is at fault, a checkpoint does not fit, or the disk is full.
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
         DivergedError: If loss or gradient are not finite; the state before that step is saved.
+        RunError: If a rank is lost; the newest checkpoint is whole.
     """
-    folder = folder_of(settings)
-    folder.check()
-    device, context = device_for(settings.device), context_of(settings)
-    material = gather(settings, context)
-    tree = folder.latest(identity(settings, material), files=FILES)
-    config = config_for(settings, len(material.tokenizer), material.tokenizer.eos_token_id)
-    model = fresh(config, seed=settings.seed, device=device)
-    texts = ", ".join(Path(name).name for name in settings.data)
-    question = f"How well does a {shape_of(model)} write after {settings.steps:,} steps on {texts}?"
-    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-    course = _set_up(settings, material, model, tree, record)
-    _train(course, material, record)
+    with ranks(settings) as mesh:
+        folder = folder_of(settings)
+        material = _read(settings, folder, mesh)
+        config = config_for(settings, len(material.tokenizer), material.tokenizer.eos_token_id)
+        model = fresh(config, seed=settings.seed, device=device_for(settings.device))
+        texts = ", ".join(Path(name).name for name in settings.data)
+        question = f"How well does a {shape_of(model)} write after {settings.steps:,} steps on {texts}?"
+        record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+        if mesh is None:
+            refuse_cut(folder)
+            tree = folder.latest(identity(settings, material), files=FILES)
+            course = _set_up(settings, material, model, tree, record)
+            _train(course, material, record, Way())
+        else:
+            course = _train_shared(settings, material, model, mesh, record)
+    if mesh is not None and mesh.rank:
+        return record
     _finish(course, material, record)
     caveats = _caveats(settings, material)
     folder.finish_(record, lambda record, path: write_page(record, path, caveats))
     return record
+
+
+def _read(settings: Pretrain, folder: Folder, mesh: Mesh | None) -> Material:
+    """Check the directory and read everything, on all ranks; a mistake is the same on each."""
+
+    def work() -> Material:
+        folder.check()
+        device_for(settings.device)
+        material = gather(settings, context_of(settings))
+        if mesh is not None and settings.resume:
+            folder.check_same(identity(settings, material), files=FILES)
+        return material
+
+    return work() if mesh is None else jointly(mesh, work)
 
 
 def show(record: Record) -> None:
@@ -143,7 +215,7 @@ def show(record: Record) -> None:
     Args:
         record: What ``run`` returned.
     """
-    titles = {"held_out": "Held-out loss", "test": "Test loss", "speed": "Speed"}
+    titles = {"held_out": "Held-out loss", "test": "Test loss", "speed": "Speed", **TABLES}
     for name, title in titles.items():
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units)

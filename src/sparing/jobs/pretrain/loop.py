@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from sparing.jobs.finetune.evaluate import Measure, held_out_loss
 from sparing.jobs.pretrain.course import Course
 from sparing.jobs.pretrain.evaluate import measured
 from sparing.jobs.pretrain.material import Part
@@ -13,6 +15,7 @@ from sparing.report import Progress, Record
 
 UNITS = {
     "loss": "nat/token",
+    "sent": "B",
     "bits_per_byte": "bit/B",
     "seconds": "s",
     "step_seconds": "s",
@@ -21,15 +24,16 @@ UNITS = {
 """Units of the columns that a run adds."""
 
 
-def measure_(course: Course, record: Record, part: Part) -> None:
+def measure_(course: Course, record: Record, part: Part, loss_of: Measure = held_out_loss) -> None:
     """Add the held-out loss of this moment.
 
     Args:
         course: The run.
         record: Receives a row of the table "held_out".
         part: Validation text.
+        loss_of: Measures.
     """
-    row = measured(course.model, part, batch=course.settings.batch)
+    row = measured(course.model, part, batch=course.settings.batch, loss_of=loss_of)
     record.add("held_out", step=course.step, **row, seconds=course.seconds)
 
 
@@ -61,7 +65,16 @@ def due(course: Course, every: int) -> bool:
     return course.step == course.settings.steps or bool(every and course.step % every == 0)
 
 
-def advance_(course: Course, record: Record, validation: Part, *, after: Callable[[Course], None]) -> None:
+def advance_(
+    course: Course,
+    record: Record,
+    validation: Part,
+    *,
+    after: Callable[[Course], None],
+    label: str = "pretrain",
+    take: Callable[[Course], dict[str, Any]] = take_step_,
+    loss_of: Measure = held_out_loss,
+) -> None:
     """Walk a run to its end.
 
     Args:
@@ -69,25 +82,34 @@ def advance_(course: Course, record: Record, validation: Part, *, after: Callabl
         record: Receives the tables "train", "held_out", "density" and "speed".
         validation: Text to measure on.
         after: Called after every step; may save, or raise to stop.
+        label: Words before the progress bar; empty for none.
+        take: Takes a step.
+        loss_of: Measures the held-out loss.
 
     Raises:
         DivergedError: If loss or gradient are not finite.
     """
     settings = course.settings
     if course.step == 0:
-        measure_(course, record, validation)
+        measure_(course, record, validation, loss_of)
         note_masks_(course, record)
-    with Progress("pretrain", total=settings.steps, resume_at=course.step) as bar:
+    with _bar(course, label) as bar:
         while course.step < settings.steps:
-            row = take_step_(course)
+            row = take(course)
             record.add("train", **row)
             if course.step % settings.every == 0 or course.step == settings.steps:
                 note_masks_(course, record)
             if due(course, settings.eval_every):
-                measure_(course, record, validation)
-            bar.advance(loss=row["loss"], lr=f"{row['lr']:.1e}", **_pace(course))
+                measure_(course, record, validation, loss_of)
+            if bar:
+                bar.advance(loss=row["loss"], lr=f"{row['lr']:.1e}", **_pace(course))
             after(course)
     _note_speed(course, record)
+
+
+def _bar(course: Course, label: str) -> Any:
+    steps = course.settings.steps
+    return Progress(label, total=steps, resume_at=course.step) if label else contextlib.nullcontext()
 
 
 def _pace(course: Course) -> dict[str, Any]:

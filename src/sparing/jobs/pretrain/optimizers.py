@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,37 @@ class Both(torch.optim.Optimizer):
         self._share()
 
 
+def groups_for(settings: Pretrain, model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
+    """Parameter groups of an optimizer that looks at each weight alone.
+
+    Args:
+        settings: ``optimizer`` (sgd or adamw), ``lr``, ``weight_decay`` and ``betas``.
+        model: The scaled model.
+        plan: What every parameter gets.
+
+    Returns:
+        Groups with ``lr_scale``, at their peak rates.
+    """
+    same: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "sgd":
+        return plan.groups(model, **same, momentum=settings.betas[0])
+    return plan.groups(model, **same, betas=tuple(settings.betas), eps=EPS)
+
+
+def factory_for(settings: Pretrain) -> Callable[[Any], torch.optim.Optimizer]:
+    """Makes such an optimizer from its groups.
+
+    Args:
+        settings: ``optimizer`` (sgd or adamw) and ``lr``.
+
+    Returns:
+        Groups in, optimizer out.
+    """
+    if settings.optimizer == "sgd":
+        return partial(torch.optim.SGD, lr=settings.lr)
+    return partial(torch.optim.AdamW, lr=settings.lr, fused=True)
+
+
 def optimizer_for(
     settings: Pretrain, model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer:
@@ -80,13 +112,11 @@ def optimizer_for(
     Returns:
         The optimizer, its groups at their peak rates.
     """
+    if settings.optimizer != "muon":
+        return factory_for(settings)(groups_for(settings, model, plan))
     same: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     moments: dict[str, Any] = {"betas": tuple(settings.betas), "eps": EPS}
     momentum: dict[str, Any] = {"momentum": settings.betas[0]}
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(plan.groups(model, **same, **momentum), lr=settings.lr)
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(plan.groups(model, **same, **moments), lr=settings.lr, fused=True)
     hidden = {name for name, entry in plan.entries.items() if entry.role == "hidden"}
     muon = torch.optim.Muon(plan.groups(model, names=hidden, **same, **momentum), lr=settings.lr)
     rest = plan.groups(model, names=plan.entries.keys() - hidden, **same, **moments)

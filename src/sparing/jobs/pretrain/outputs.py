@@ -11,6 +11,7 @@ from sparing.jobs.disk import digest
 from sparing.jobs.folder import Folder
 from sparing.jobs.pretrain.material import Material
 from sparing.jobs.pretrain.settings import Pretrain
+from sparing.jobs.sharded import SPREAD
 
 MODEL = "model"
 """Directory of the finished model, beside what every job writes."""
@@ -46,7 +47,7 @@ def identity(settings: Pretrain, material: Material) -> dict[str, Any]:
     Returns:
         Plain values by name of the setting.
     """
-    known = folder.identity(settings, harmless=HARMLESS)
+    known = folder.identity(settings, harmless=HARMLESS | set(SPREAD))
     parts = (material.train, material.validation.rows.ids, material.test.rows.ids)
     known["text"] = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
     if settings.config is not None:

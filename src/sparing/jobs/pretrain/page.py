@@ -8,6 +8,7 @@ from typing import Any
 
 from sparing.jobs.finetune.page import binned
 from sparing.jobs.pretrain.prices import shown
+from sparing.jobs.ranks_page import ranks_section
 from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
 from sparing.scaling.entries import kind_of
 
@@ -259,6 +260,7 @@ def write_page(record: Record, path: Path, caveats: Sequence[str]) -> Path:
     """
     sections = [loss_section(record)]
     chapters = {"samples": samples_section, "rates": rates_section, "layers": masks_section, "cost": cost_section}
+    chapters["sharding"] = ranks_section
     sections += [chapter(record) for name, chapter in chapters.items() if record.table(name)]
     settings = record.settings
     return Page(

@@ -11,6 +11,7 @@ from sparing.jobs.folder import check_intent
 from sparing.jobs.limits import at_least, positive
 from sparing.jobs.pretrain.choices import dynamic_of, law_of, rule_of, shares_of
 from sparing.jobs.schedule import Schedule
+from sparing.jobs.sharded import ALONE, check_spread
 from sparing.scaling.rules import Decay, Form
 
 RuleName = Literal["sp", "mup", "supar", "init-only", "rate-only"]
@@ -147,6 +148,20 @@ class Pretrain:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; auto: the first CUDA device, else the processor."""
 
+    plan: str = "none"
+    """How ranks share parameters, gradients and optimizer state: `none` is one process; `auto` measures the network
+    and chooses; or three of N (every rank holds all), I (cut inside a group), G (cut over all), such as IIG. Start
+    it with torchrun; the global batch stays the same on any number of ranks."""
+
+    groups: int | None = None
+    """Groups of ranks that a slow network joins (count); none: one per machine, or those of `topology`."""
+
+    topology: Path | None = None
+    """File of `sparing probe` that says how fast the links are; none: `auto` measures them."""
+
+    memory: str | None = None
+    """Memory of a rank that `auto` must keep to, such as 80GB; none: no limit."""
+
     eval_every: int = 100
     """Steps between measurements on held-out text (count); 0: before and after only."""
 
@@ -179,6 +194,7 @@ class Pretrain:
         at_least(0, self, "weight_decay", "clip", why="it is a finite size")
         positive(self, "lr", "input_scale", "output_scale", "sample_tokens")
         check_intent(resume=self.resume, overwrite=self.overwrite)
+        check_spread(self)
         self._check_shape()
         self._check_run()
 
@@ -206,9 +222,19 @@ class Pretrain:
             still = self.dynamic in {"none", "rigl", "set"} and (self.dynamic == "none" or self.follow != "energy")
             why = "factors of muon's groups cannot follow masks"
             require(still, "dynamic", self.dynamic, why, "pass rigl or set with --follow density, or --optimizer adamw")
+        if self.plan != ALONE:
+            self._check_plan()
         means = all(0 <= beta < 1 for beta in self.betas)
         require(means, "betas", self.betas, "they decay means", "pass numbers in [0, 1)")
         shares_of(self.density)
         rule_of(self)
         law_of(self.masks)
         dynamic_of(self)
+
+    def _check_plan(self) -> None:
+        still, do = self.dynamic == "none", "pass --dynamic none, or leave --plan away"
+        require(still, "dynamic", self.dynamic, "moving masks need whole weights, and a rank has slices", do)
+        dense, do = self.backend == "dense", "pass --backend dense, or leave --plan away"
+        require(dense, "backend", self.backend, "slices of compressed rows are not known", do)
+        apart, do = self.optimizer != "muon", "pass --optimizer adamw, or leave --plan away"
+        require(apart, "optimizer", self.optimizer, "it steps whole matrices, and a rank has slices", do)

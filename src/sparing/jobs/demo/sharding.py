@@ -1,0 +1,172 @@
+"""Fourth chapter: a model that fits no GPU on a cluster with a slow network, planned; and four processes that do it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sparing.errors import RunError
+from sparing.jobs.demo import sharding_ranks
+from sparing.jobs.demo.sharding_ranks import Work
+from sparing.report import Record
+from sparing.sharding import Plan, Topology, Workload, effective, predict, simulate
+from sparing.sharding.config import BucketSpec
+from sparing.sharding.predict import live_bytes
+from sparing.sharding.traffic import Traffic
+
+LOG = logging.getLogger("sparing.demo")
+
+CLUSTER: Final = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
+"""The paper's: four machines of eight GPUs, speeds as its authors measured them."""
+
+MEMORY: Final = 80e9
+"""Of one of its GPUs (B)."""
+
+ACCUMULATE: Final = 10
+"""Micro-steps of its experiments."""
+
+SECONDS: Final = 300.0
+"""After which the processes are ended (s)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model and what of it trains."""
+
+    name: str
+    """In words."""
+
+    params: float
+    """Parameters (count)."""
+
+    trainable: float
+    """Share that trains."""
+
+    blocks: int
+    """Blocks (count)."""
+
+
+CASES: Final = (
+    Case(name="65B, full", params=65e9, trainable=1, blocks=80),
+    Case(name="65B, 1/16", params=65e9, trainable=1 / 16, blocks=80),
+    Case(name="65B, 3/1000", params=65e9, trainable=3 / 1000, blocks=80),
+    Case(name="7B, full", params=7e9, trainable=1, blocks=32),
+    Case(name="7B, 1/16", params=7e9, trainable=1 / 16, blocks=32),
+)
+"""The paper's."""
+
+
+def run_chapter(record: Record, *, seed: int, path: Path, work: Work | None = None) -> None:
+    """Plan for the paper's cluster, and run a few plans here, as far as the record does not hold them.
+
+    Args:
+        record: Filled in place: tables "shards", "shard_runs" and "shard_losses".
+        seed: Of weights and rows.
+        path: File of the record.
+        work: Size of the work here.
+    """
+    if not record.table("shards"):
+        for row in planned(CASES):
+            record.add("shards", **row)
+        record.write(path)
+    if record.table("shard_runs"):
+        return
+    work = work or Work(seed=seed)
+    try:
+        found = run_ranks(work)
+    except (OSError, RunError) as failure:
+        LOG.warning("demo: no plan is run here, the processes could not work (%s)", failure)
+        return
+    for row in found:
+        record.add("shard_runs", **measured(work, row))
+        for step, loss in enumerate(row["losses"]):
+            record.add("shard_losses", plan=row["plan"], step=step, loss=loss)
+    record.write(path)
+
+
+def planned(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Every plan for every case on the paper's cluster.
+
+    Args:
+        cases: Models.
+
+    Returns:
+        Rows: case, plan, bytes held by category, whether they are within 80 GB, seconds by the paper's formula and
+        by simulation.
+    """
+    rows = []
+    for case in cases:
+        work = Workload(params=case.params, trainable=case.trainable, blocks=case.blocks, accumulate=ACCUMULATE)
+        for plan in effective():
+            price = predict(work, CLUSTER, plan)
+            rows.append({
+                "case": case.name, "plan": plan.name, "known_as": plan.known_as, "params": price.params,
+                "grads": price.grads, "optimizer": price.optimizer, "held": price.static,
+                "fits": price.static <= MEMORY, "guideline": price.paper_seconds,
+                "seconds": simulate(work, CLUSTER, plan).seconds,
+            })  # fmt: skip
+    return rows
+
+
+def run_ranks(work: Work) -> list[dict[str, Any]]:
+    """Start the processes and wait for what they find.
+
+    Args:
+        work: What they do.
+
+    Returns:
+        A row per plan.
+
+    Raises:
+        RunError: If one of them failed, or time was up.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = Path(folder) / "work.json", Path(folder) / "found.json"
+        given.write_text(json.dumps(asdict(work)), encoding="utf-8")
+        command = [sys.executable, "-P", str(sharding_ranks.__file__), str(given), str(found)]
+        try:
+            done = subprocess.run(command, env=_alone(os.environ), timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"the processes were not done after {SECONDS:g} s") from None
+        if done.returncode or not found.exists():
+            raise RunError(f"a process ended with status {done.returncode}")
+        rows: list[dict[str, Any]] = json.loads(found.read_text(encoding="utf-8"))
+        return rows
+
+
+def _alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with one thread a process, and of no other group of processes."""
+    left = {k: v for k, v in environment.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"}}
+    return left | {"OMP_NUM_THREADS": "1"}
+
+
+def measured(work: Work, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan cost on the processes, beside what was predicted.
+
+    Args:
+        work: What they did.
+        found: A row of ``run_ranks``.
+
+    Returns:
+        Bytes sent by axis, bytes held and seconds, each measured and predicted; last loss.
+    """
+    specs = tuple(BucketSpec(**spec) for spec in found["buckets"])
+    here = Topology(groups=work.groups, per_group=work.per_group, inter=work.inter, intra=work.intra)
+    plan, sizes = Plan(found["plan"]), here.sizes
+    floats = {"param_bytes": 4, "grad_bytes": 4}
+    sent = Traffic.of_step(plan, sizes, specs, accumulate=work.accumulate, gather_bytes=4, reduce_bytes=4).total
+    load = Workload.of(specs, accumulate=work.accumulate, wire_bytes=4, state_bytes=8, **floats)
+    return {
+        "plan": plan.name, "known_as": plan.known_as, "sent_intra": found["sent"]["intra"], "predicted_intra": sent[0],
+        "sent_inter": found["sent"]["inter"], "predicted_inter": sent[1], "held": found["held"],
+        "predicted_held": live_bytes(specs, sizes, plan, views=True, **floats).total, "seconds": found["seconds"],
+        "predicted_seconds": simulate(load, here, plan).seconds, "loss": found["losses"][-1],
+    }  # fmt: skip

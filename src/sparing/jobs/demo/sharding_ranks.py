@@ -1,0 +1,283 @@
+"""Four processes of this machine as a small cluster: a net that reads text, split by one plan after another.
+
+python -P sharding_ranks.py WORK.json FOUND.json
+
+It is started as a file, not as a module, to import little. The process imports torch once and forks the ranks, so that
+four cost little more than one.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.data import bundled_text
+from sparing.report import Progress
+from sparing.report.atomic import write_whole
+from sparing.seeds import stream
+from sparing.sharding import Wires, make_mesh, shard_
+from sparing.sharding.config import BucketSpec
+from sparing.sharding.engine import Engine
+from sparing.sharding.mesh import Mesh
+
+VALUES = 256
+"""Values of a byte (count)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What the ranks do."""
+
+    plans: tuple[str, ...] = ("NNN", "NNG", "IIG", "GGG")
+    """Plans, one after another, from the same weights on the same text."""
+
+    groups: int = 2
+    """Groups of ranks (count)."""
+
+    per_group: int = 2
+    """Ranks of a group (count)."""
+
+    width: int = 512
+    """Width of the net (count)."""
+
+    blocks: int = 4
+    """Its blocks (count)."""
+
+    context: int = 16
+    """Bytes of text it sees before the next (count)."""
+
+    batch: int = 16
+    """Rows of a rank in a micro-step (count)."""
+
+    accumulate: int = 4
+    """Micro-steps (count)."""
+
+    steps: int = 4
+    """Optimizer steps (count); the first is not timed."""
+
+    inter: float = 10e6
+    """Speed of a link between groups (B/s): 80 Mbit/s."""
+
+    intra: float = 250e6
+    """Speed of a link inside a group (B/s): 2000 Mbit/s."""
+
+    seed: int = 0
+    """Of weights and rows."""
+
+    @property
+    def world(self) -> int:
+        """Ranks (count)."""
+        return self.groups * self.per_group
+
+
+class Block(nn.Module):
+    """Two linear maps beside a residual path."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (rows, width) to the same."""
+        out: Tensor = x + self.down(F.gelu(self.up(x)))
+        return out
+
+
+class Reader(nn.Module):
+    """Predicts the next byte of a text from the bytes before."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VALUES, work.width // work.context)
+        self.blocks = nn.ModuleList(Block(work.width) for _ in range(work.blocks))
+        self.head = nn.Linear(work.width, VALUES)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Bytes (rows, context) to scores (rows, 256)."""
+        x = self.embed(rows).flatten(1)
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def reader(work: Work) -> Reader:
+    """The net with its first weights, the same in every process.
+
+    Args:
+        work: Sizes and seed.
+
+    Returns:
+        In float32.
+    """
+    made, generator = Reader(work), stream(work.seed, "demo", "reader")
+    with torch.no_grad():
+        for parameter in made.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.0
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def specs_of(engine: Engine) -> tuple[BucketSpec, ...]:
+    """The buckets of an engine, as predictions know them.
+
+    Args:
+        engine: Of a reader.
+
+    Returns:
+        One per bucket, in order.
+    """
+    body = [stage.name for stage in engine.flow.stages]
+
+    def place(block: str) -> int:
+        return body.index(block) if block in body else (-1 if block == "embed" else len(body))
+
+    return tuple(
+        BucketSpec(
+            elements=bucket.layout.length, trainable=bucket.trainable, root=bucket.root, block=place(bucket.block)
+        )
+        for bucket in engine.buckets
+    )
+
+
+def held(engine: Engine) -> int:
+    """Bytes that this rank holds for parameters, gradients, masters and moments; every storage once.
+
+    Args:
+        engine: After its first step, with gradients.
+
+    Returns:
+        Bytes.
+    """
+    found: dict[int, int] = {}
+    moments = [value for state in engine.optimizer.state.values() for value in state.values()]
+    slices = [bucket.store for bucket in engine.buckets]
+    masters = [engine.masters.values(bucket) for bucket in engine.buckets if bucket in engine.masters]
+    grads = [grad.acc for grad in engine.flow.gradients.values()]
+    for tensor in (*slices, *masters, *grads, *moments):
+        if isinstance(tensor, Tensor) and tensor.ndim:
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def one_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | None) -> dict[str, Any]:
+    """Train by one plan, counting and timing.
+
+    Args:
+        work: Sizes.
+        plan: Three letters.
+        mesh: The ranks.
+        text: Bytes, shape (n,).
+        bar: Progress; on one rank only.
+
+    Returns:
+        Plan, losses by step, bytes sent by axis in the last step, bytes held, seconds of the quickest step, buckets.
+    """
+    net = reader(work)
+    optimizer = partial(torch.optim.AdamW, lr=1e-3, foreach=False)
+    engine = shard_(net, plan, mesh, optimizer=optimizer, accumulate=work.accumulate)
+    losses, seconds, live, sent = [], [], 0, {}
+    for step in range(work.steps):
+        mesh.gather_scalars(torch.zeros(1))  # all begin together
+        mesh.counter.reset()
+        start = time.perf_counter()
+        losses.append(_backward(work, step, engine, text))
+        live = held(engine)
+        engine.step()
+        engine.flush()
+        mesh.drain()
+        seconds.append(float(mesh.gather_scalars(torch.tensor([time.perf_counter() - start])).max()))
+        sent = dict(mesh.counter.sent)
+        if bar is not None:
+            bar.advance(plan=plan, loss=losses[-1])
+    found = [asdict(spec) for spec in specs_of(engine)]
+    engine.close()
+    return {
+        "plan": plan, "losses": losses, "sent": sent, "held": live, "seconds": min(seconds[1:]), "buckets": found,
+    }  # fmt: skip
+
+
+def _backward(work: Work, step: int, engine: Engine, text: Tensor) -> float:
+    """All micro-steps of a step; gives the mean loss over ranks."""
+    total = 0.0
+    for micro in range(work.accumulate):
+        generator = stream(work.seed, "demo", f"rows {step} {micro} {engine.mesh.rank}")
+        starts = torch.randint(len(text) - work.context - 1, (work.batch,), generator=generator)
+        rows = torch.stack([text[start : start + work.context + 1] for start in starts])
+        loss = F.cross_entropy(engine.model(rows[:, :-1]), rows[:, -1])
+        engine.backward(loss)
+        total += loss.item() / work.accumulate
+    return float(engine.mesh.gather_scalars(torch.tensor([total], dtype=torch.float64)).mean())
+
+
+def one_rank(rank: int, work: Work, folder: str, out: Path) -> None:
+    """All plans on one rank; rank 0 writes what was found.
+
+    Args:
+        rank: Mine.
+        work: What to do.
+        folder: Where the ranks meet.
+        out: File for the findings.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=work.world)
+    text = torch.tensor(list(bundled_text("alice").encode()))
+    total = len(work.plans) * work.steps
+    bar = Progress(f"split over {work.world} processes", total=total, unit="step") if rank == 0 else None
+    wires = Wires(rate={"inter": work.inter, "intra": work.intra})
+    with make_mesh(groups=work.groups, per_group=work.per_group, wires=wires) as mesh:
+        if bar is None:
+            found = [one_plan(work, plan, mesh, text, None) for plan in work.plans]
+        else:
+            with bar:
+                found = [one_plan(work, plan, mesh, text, bar) for plan in work.plans]
+            write_whole(out, json.dumps(found))
+        mesh.gather_scalars(torch.zeros(1))
+    os._exit(0)  # threads of the closed lanes need not be waited for
+
+
+def main(given: str, out: str) -> int:
+    """Fork the ranks and wait for them.
+
+    Args:
+        given: File of the work.
+        out: File for the findings.
+
+    Returns:
+        0, or 1 if a rank failed.
+    """
+    import torch.distributed.tensor  # noqa: F401  # both once here instead of in every rank
+
+    work = Work(**json.loads(Path(given).read_text(encoding="utf-8")))
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=one_rank, args=(r, work, folder, Path(out)), daemon=True) for r in range(work.world)
+        ]
+        for rank in ranks:
+            rank.start()
+        while any(rank.is_alive() for rank in ranks) and all(rank.exitcode in {None, 0} for rank in ranks):
+            time.sleep(0.05)
+        failed = any(rank.exitcode != 0 for rank in ranks)
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""Which plan is best on other networks: maps over the network's unevenness, accumulation and the trainable share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from sparing.memory import parse_bytes
+from sparing.report import Figure, Progress
+from sparing.report.figure import Canvas
+from sparing.report.palette import Role, mixed, style
+from sparing.sharding import Plan, effective
+from sparing.sharding.choose import choose
+from sparing.sharding.config import Topology, Workload
+from sparing.sharding.predict import predict
+
+RATIOS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 100.0)
+"""Speeds inside a group over speeds between groups, B'/B."""
+
+ACCUMULATES: Final = (1, 2, 4, 10, 30)
+"""Micro-steps."""
+
+SHARES: Final = {"1": 1.0, "1/4": 1 / 4, "1/16": 1 / 16, "1/100": 1 / 100, "3/1000": 3 / 1000}
+"""Shares of every block that trains, and how they are written."""
+
+BLOCKS: Final = 8
+"""Blocks of the model that is simulated in place of a deeper one (count), for speed: bytes stay those of the model."""
+
+MEMORIES: Final = {"half of it": 0.5, "as given": 1.0, "twice": 2.0, "4 times": 4.0, "16 times": 16.0}
+"""Memory of a rank, over that of the device."""
+
+ORDER: Final[tuple[Role, ...]] = ("ours", "second_rival", "good", "baseline", "warning", "rival", "extension")
+"""Colours of the plans that occur, in the order of their names."""
+
+TITLES: Final = {"accumulate": "micro-steps of a step", "trainable": "share that trains", "memory": "memory of a GPU"}
+"""Map -> what its rows are."""
+
+
+def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str, Any]]:
+    """The best plan at every point of the maps.
+
+    Args:
+        work: The model; its micro-steps and what trains are replaced.
+        cluster: The machine; the speed of its outermost axis is replaced.
+        memory: Of a rank, with its unit.
+
+    Returns:
+        Rows: map, ratio, row, its value, plan (none if nothing fits), seconds.
+    """
+    shares = [("trainable", name, {"trainable": share}) for name, share in SHARES.items()]
+    counts = [("accumulate", str(count), {"accumulate": count}) for count in ACCUMULATES]
+    sizes = [("memory", name, {"memory": factor}) for name, factor in MEMORIES.items()]
+    lines: list[tuple[str, str, dict[str, Any]]] = [*counts, *shares, *sizes]
+    found: list[dict[str, Any]] = []
+    with Progress("maps", total=len(RATIOS) * len(lines), unit="cell") as bar:
+        for kind, name, changes in lines:
+            limit = parse_bytes(memory) * changes.pop("memory", 1.0)
+            other = _other(work, changes)
+            plans = [plan for plan in effective(cluster.tiers) if predict(other, cluster, plan).memory <= limit]
+            few = replace(other, blocks=min(other.blocks, BLOCKS))
+            for ratio in RATIOS:
+                best = _best(few, _uneven(cluster, ratio), plans)
+                found.append({"map": kind, "ratio": ratio, "row": name, **best})
+                bar.advance(plan=best["plan"] or "none")
+    return found
+
+
+def _other(work: Workload, changes: dict[str, Any]) -> Workload:
+    """The same model without its own buckets, so that another share of it can train."""
+    ends = sum(spec.elements for spec in work.specs if spec.root)
+    share = changes.get("trainable", work.trainable / work.params)
+    return replace(work, specs=(), root_share=ends / work.params, **changes | {"trainable": share})
+
+
+def _uneven(cluster: Topology, ratio: float) -> Topology:
+    outer = replace(cluster.axes[-1], rate=cluster.axes[0].rate / ratio)
+    return Topology(axes=(*cluster.axes[:-1], outer), overlap=cluster.overlap)
+
+
+def _best(work: Workload, cluster: Topology, plans: Sequence[Plan]) -> dict[str, Any]:
+    """The fastest of the plans whose bytes fit."""
+    if not plans:
+        return {"plan": None, "seconds": None}
+    best = choose(work, cluster, None, plans=plans).best
+    return {"plan": best.plan.name, "seconds": best.seconds}
+
+
+def crossover_figure(
+    rows: Sequence[dict[str, Any]], kind: str, *, here: tuple[float, str], title: str, caption: str
+) -> Figure:
+    """A map of names: every cell says which plan is best there.
+
+    Args:
+        rows: Of ``crossovers``.
+        kind: Which map.
+        here: Ratio and row nearest to the machine and the work at hand.
+        title: The finding, in words.
+        caption: More to say under the picture.
+
+    Returns:
+        The picture.
+    """
+    mine = [row for row in rows if row["map"] == kind]
+    across, up = list(dict.fromkeys(row["ratio"] for row in mine)), list(dict.fromkeys(row["row"] for row in mine))
+    plans = {(row["ratio"], row["row"]): row["plan"] for row in mine}
+    names = sorted({plan for plan in plans.values() if plan})
+
+    def draw(canvas: Canvas) -> None:
+        tints = dict(zip(names, _tints(canvas, len(names)), strict=True))
+        for x, ratio in enumerate(across):
+            for y, row in enumerate(up):
+                plan = plans[ratio, row]
+                _cell(canvas, (x, y), plan or "–", tints.get(plan, canvas.ground.panel), here == (ratio, row))
+        _axes(canvas, across, up, TITLES[kind])
+
+    told = "; ".join(f"{row}: " + ", ".join(str(plans[r, row] or "nothing fits") for r in across) for row in up)
+    ratios = ", ".join(f"{ratio:g}" for ratio in across)
+    alt = f"Map of the best plan by {TITLES[kind]} (rows) and speed inside over between groups ({ratios}). {told}."
+    height = 36.0 * len(up) + 62
+    return Figure(title, alt, caption, draw, (height, height))
+
+
+def _tints(canvas: Canvas, count: int) -> Iterator[str]:
+    """Light grounds for dark text, or dark ones for light text; the name in the cell tells plans apart, not they."""
+    strength = 0.30 if canvas.theme == "light" else 0.42
+    for at in range(count):
+        colour = style(ORDER[at % len(ORDER)]).on(canvas.theme)
+        yield mixed(colour, canvas.ground.paper, strength / (1 + at // len(ORDER)))
+
+
+def _cell(canvas: Canvas, at: tuple[int, int], text: str, colour: str, here: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    x, y = at
+    canvas.axes.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, facecolor=colour, linewidth=0))
+    if here:
+        frame = Rectangle((x + 0.04, y + 0.07), 0.92, 0.86, fill=False, edgecolor=canvas.ground.ink, linewidth=1.6)
+        canvas.axes.add_patch(frame)
+    write: Callable[..., object] = canvas.axes.text
+    weight = "bold" if here else "normal"
+    write(x + 0.5, y + 0.5, text, ha="center", va="center", color=canvas.ground.ink, fontweight=weight)
+
+
+def _axes(canvas: Canvas, across: Sequence[float], up: Sequence[str], rows: str) -> None:
+    canvas.axes.set(xlim=(0, len(across)), ylim=(0, len(up)))
+    canvas.axes.set_xticks([x + 0.5 for x in range(len(across))], [f"{ratio:g}" for ratio in across])
+    canvas.axes.set_yticks([y + 0.5 for y in range(len(up))], list(up))
+    canvas.axes.tick_params(length=0)
+    canvas.axes.grid(visible=False)
+    for side in canvas.axes.spines.values():
+        side.set_visible(False)
+    canvas.axes.set_xlabel("speed inside a group over speed between groups, B′/B")
+    canvas.axes.set_ylabel(rows)
+
+
+def nearest(cluster: Topology, value: float, kind: str) -> tuple[float, str]:
+    """The cell that is nearest to a machine and a work, as a ratio.
+
+    Args:
+        cluster: The machine.
+        value: Its micro-steps, the share that trains, or 1 for its memory.
+        kind: Which map.
+
+    Returns:
+        Ratio and row.
+    """
+    counts = {str(count): float(count) for count in ACCUMULATES}
+    known = {"accumulate": counts, "trainable": SHARES, "memory": MEMORIES}
+    ratio = cluster.axes[0].rate / cluster.axes[-1].rate
+    return _near(dict(zip(RATIOS, RATIOS, strict=True)), ratio), _near(known[kind], value)
+
+
+def _near(choices: dict[Any, float], value: float) -> Any:
+    return min(choices, key=lambda name: max(choices[name] / value, value / choices[name]))

@@ -1,0 +1,159 @@
+"""A way to fine-tune as the work of one rank: buckets, activations, arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from sparing.blocks import find_blocks
+from sparing.errors import UserError
+from sparing.jobs.plan.candidates import Candidate
+from sparing.jobs.plan.price import Price, on_meta, shape_of
+from sparing.jobs.plan.settings import Settings
+from sparing.layersample.activations import LoRA, Trained, Work
+from sparing.layersample.cost import Flops, flops
+from sparing.layersample.predict import Full
+from sparing.layersample.shape import Shape
+from sparing.sharding.config import BucketSpec, Workload
+
+ITEM: Final = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number."""
+
+MOMENTS, MASTER = 8, 4
+"""Bytes of AdamW's two float32 moments, and of a float32 master where parameters are shorter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A block of the model, as far as buckets need to know."""
+
+    role: str
+    """``"embed"``, ``"body"``, ``"tail"`` or ``"head"``."""
+    trainable: int
+    """Parameters that train, adapters included (count)."""
+    frozen: int
+    """Parameters that do not (count)."""
+
+
+def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapping[Candidate, Price]) -> Workload:
+    """Describe one way to fine-tune to the planner of shards.
+
+    Args:
+        config: The model's configuration, or its shape.
+        settings: Batch, types, accumulation.
+        candidate: The way.
+        prices: Price on one device, of each candidate.
+
+    Returns:
+        Buckets of the model, its activations and, if ``settings.tflops`` says how fast a device is, its times.
+    """
+    parts = parts_of(config, settings, candidate)
+    item, grad = ITEM[settings.dtype], ITEM[settings.gradients]
+    stored, whole = _activations(candidate, prices)
+    return Workload.of(
+        tuple(_specs(parts, candidate.share)), accumulate=settings.accumulate, param_bytes=item,
+        grad_bytes=max(item, grad), wire_bytes=max(item, grad), state_bytes=MOMENTS + (MASTER if item < MASTER else 0),
+        activation_bytes=whole, boundary_bytes=stored, checkpointing=candidate.checkpointing,
+        **_seconds(config, settings, candidate),
+    )  # fmt: skip
+
+
+def _activations(candidate: Candidate, prices: Mapping[Candidate, Price]) -> tuple[int, int]:
+    """At the end of the forward pass: with checkpointing, and without."""
+    both = (price for way, price in prices.items() if way.label == candidate.label)
+    found = sorted(price.bytes.phases["forward"].activations for price in both)
+    return found[0], found[-1]
+
+
+def _specs(parts: list[Part], share: float) -> Iterator[BucketSpec]:
+    body = -1
+    for part in parts:
+        body += part.role == "body"
+        place = body if part.role == "body" else (-1 if part.role == "embed" else len(parts))
+        trained = round(part.trainable * share)
+        for count, learns in ((trained, True), (part.trainable - trained + part.frozen, False)):
+            if count:
+                yield BucketSpec(elements=count, trainable=learns, root=part.role != "body", block=place)
+
+
+def parts_of(config: Any, settings: Settings, candidate: Candidate) -> list[Part]:
+    """The blocks of the model in forward order, and what of each trains.
+
+    Args:
+        config: The model's configuration, or its shape.
+        settings: Type and attention; the number of parameters of a model known by its size alone.
+        candidate: What trains.
+
+    Returns:
+        One part per block; from the model without data where no formula knows the family.
+    """
+    try:
+        shape = shape_of(config)
+    except UserError:
+        return _from_model(config, settings, candidate)
+    return _from_shape(shape, candidate, settings.params)
+
+
+def _from_shape(shape: Shape, candidate: Candidate, params: float | None) -> list[Part]:
+    trained = trained_of(shape, candidate)
+    ends = shape.embed + shape.tail + shape.head
+    rest, odd = divmod(int(params) - ends if params else shape.layers * shape.block, shape.layers)
+    adapters = trained.lora.params(shape) // shape.layers if trained.lora else 0
+    body = [
+        Part(role="body", trainable=adapters + on * size, frozen=(1 - on) * size)
+        for index in range(shape.layers)
+        for on, size in [(int(index in trained.blocks), rest + (index < odd))]
+    ]
+
+    def end(role: str, size: int, on: bool) -> Part:
+        return Part(role=role, trainable=size if on else 0, frozen=0 if on else size)
+
+    return [
+        end("embed", shape.embed, trained.embed), *body, end("tail", shape.tail, trained.tail),
+        end("head", shape.head, trained.head),
+    ]  # fmt: skip
+
+
+def trained_of(shape: Shape, candidate: Candidate) -> Trained:
+    """What trains in a model of a known family, with the lowest blocks active: the draw that costs most.
+
+    Args:
+        shape: Sizes of the model.
+        candidate: The way.
+
+    Returns:
+        Ends, blocks and adapters.
+    """
+    method = candidate.method
+    if isinstance(method, Full):
+        return Trained(blocks=frozenset(range(shape.layers)))
+    if isinstance(method, LoRA):
+        return Trained(embed=False, tail=False, head=False, lora=method)
+    return Trained(embed=method.embed, blocks=frozenset(range(method.active)), tail=method.tail, head=method.head)
+
+
+def _from_model(config: Any, settings: Settings, candidate: Candidate) -> list[Part]:
+    model, names = on_meta(config, settings, candidate)
+    found = []
+    for block in find_blocks(model):
+        trained = sum(p.numel() for name, p in block.params.items() if name in names)
+        whole = sum(p.numel() for p in block.params.values())
+        found.append(Part(role=block.role, trainable=trained, frozen=whole - trained))
+    return found
+
+
+def _seconds(config: Any, settings: Settings, candidate: Candidate) -> dict[str, float]:
+    """Times of the passes; none where nobody said how fast a device is, or no formula counts the operations."""
+    if settings.tflops is None:
+        return {}
+    spent = _operations(shape_of(config), settings, candidate)
+    rate = settings.tflops * 1e12
+    return {"seconds_forward": spent.forward / rate, "seconds_backward": (spent.inputs + spent.weights) / rate}
+
+
+def _operations(shape: Shape, settings: Settings, candidate: Candidate) -> Flops:
+    work = Work(batch=settings.batch, length=settings.length, dtype=getattr(torch, settings.dtype))
+    return flops(shape, work, trained_of(shape, candidate))

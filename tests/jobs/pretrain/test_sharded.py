@@ -1,0 +1,142 @@
+"""Over several ranks a run ends where one process does: rates by layer, exact zeros, any plan, any number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oracles import pretrain_ranks, processes
+from oracles.finetune_ranks import weights
+from sparing.errors import UserError
+from sparing.jobs.checkpoint import saved
+from sparing.jobs.pretrain import Pretrain
+
+# slow: five processes import transformers
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(290)]
+
+CASES: dict[str, dict[str, Any]] = {
+    "masked": {"plan": "IIG"},
+    "three rows": {"plan": "GGG", "batch": 3, "clip": 0.1},
+    "sgd, dense": {"plan": "NIG", "optimizer": "sgd", "density": 1.0, "weight_decay": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def base(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
+    """Four steps of a GPT-2 of two blocks, twice as wide as its base, with half of its weights."""
+    return Pretrain(
+        out=tmp_path_factory.mktemp("sharded"), data=(str(text_file),), tokenizer="char", family="gpt2", width=16,
+        head_dim=8, layers=2, context=16, base_width=8, density="1/2", batch=8, lr=8e-3, steps=4, warmup=1,
+        eval_every=2, checkpoint_every=0, samples=1, sample_tokens=12,
+    )  # fmt: skip
+
+
+def case(base: Pretrain, name: str, kind: str, **more: Any) -> Pretrain:
+    return replace(base, **({"out": base.out / kind / name, "groups": 2} | CASES[name] | more))
+
+
+def alone(base: Pretrain, name: str, kind: str, **more: Any) -> Pretrain:
+    return case(base, name, kind, **({"plan": "none", "groups": None} | more))
+
+
+def back_to(out: Path, step: int) -> None:
+    """As a run would be that was killed after a checkpoint."""
+    shutil.rmtree(out / "model")
+    for path in saved(out / "checkpoints"):
+        if path.name != f"step-{step:08d}":
+            shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def single(base: Pretrain) -> dict[str, Any]:
+    """Rows of the same runs without a plan."""
+    return pretrain_ranks.runs({name: [alone(base, name, "alone")] for name in CASES})
+
+
+@pytest.fixture(scope="module")
+def together(base: Pretrain) -> list[dict[str, Any]]:
+    """What four ranks in two groups found, by rank."""
+    grown = alone(base, "masked", "grown", plan="NNN", checkpoint_every=3)
+    pretrain_ranks.runs({"grown": [grown]})
+    back_to(grown.out, 3)
+    cases = {name: [case(base, name, "ranks", checkpoint_every=3)] for name in CASES}
+    cases["grown"] = [replace(grown, plan="GGG", groups=2, resume=True)]
+    cases["diverged"] = [case(base, "masked", "diverged", lr=1e300, clip=0)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
+        return processes.answers(4, pretrain_ranks.runs, cases, seconds=250)
+
+
+def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(((a[name] - b[name]).abs() / (b[name].abs() + 1e-3)).max().item() for name in b)
+
+
+def table(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in {"seconds", "table"}} for row in rows if row["table"] == name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_and_curves_are_those_of_one_process(
+    base: Pretrain, single: dict[str, Any], together: list[dict[str, Any]], name: str
+) -> None:
+    rows = together[0][name]
+    assert isinstance(rows, list), rows
+    ours, theirs = weights(base.out / "ranks" / name), weights(base.out / "alone" / name)
+    assert apart(ours, theirs) < 1e-9
+    zeros = {weight: (value == 0).sum().item() for weight, value in theirs.items()}
+    assert {weight: (value == 0).sum().item() for weight, value in ours.items()} == zeros
+    assert (sum(zeros.values()) > 1000) == (name != "sgd, dense")
+    for column in ("train", "held_out", "test", "rates", "layers", "samples"):
+        pairs = zip(table(rows, column), table(single[name], column), strict=True)
+        for one, other in pairs:
+            close = {k: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for k, v in other.items()}
+            assert one == close
+    assert [row["plan"] for row in table(rows, "sharding")] == [CASES[name]["plan"]]
+
+
+def test_a_run_of_four_ranks_goes_on_alone_under_another_plan(base: Pretrain, together: list[dict[str, Any]]) -> None:
+    assert isinstance(together[0]["masked"], list)
+    settings = case(base, "masked", "ranks", checkpoint_every=3)
+    shutil.copytree(settings.out, settings.out.with_name("fewer"))
+    settings = replace(settings, out=settings.out.with_name("fewer"), plan="NNN", groups=None, resume=True)
+    back_to(settings.out, 3)
+    rows = pretrain_ranks.runs({"fewer": [settings]})["fewer"]
+    assert apart(weights(settings.out), weights(base.out / "alone" / "masked")) < 1e-9
+    assert [row["step"] for row in table(rows, "train")] == [1, 2, 3, 4]
+
+
+def test_a_run_of_one_process_goes_on_on_four_ranks(base: Pretrain, together: list[dict[str, Any]]) -> None:
+    rows = together[0]["grown"]
+    assert isinstance(rows, list), rows
+    assert apart(weights(base.out / "grown" / "masked"), weights(base.out / "alone" / "masked")) < 1e-9
+    assert [(row["plan"], row["ranks"]) for row in table(rows, "sharding")] == [("NNN", 1), ("GGG", 4)]
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks(base: Pretrain, together: list[dict[str, Any]]) -> None:
+    told = [answer["diverged"] for answer in together]
+    assert told == [told[0]] * 4
+    assert told[0].startswith("DivergedError: step ")
+    assert "step-0000000" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"dynamic": "rigl"}, "dynamic: got rigl; moving masks"),
+        ({"backend": "csr"}, "backend: got csr"),
+        ({"optimizer": "muon"}, "optimizer: got muon; it steps whole matrices"),
+        ({"plan": "NGI"}, "NGI"),
+        ({"plan": "none", "groups": 2}, "groups: got 2; nothing is cut without a plan"),
+        ({"memory": "8GB"}, "memory: got 8GB"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_cut_is_refused(base: Pretrain, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        replace(base, **({"plan": "GGG"} | wrong))
