@@ -279,7 +279,7 @@ class Engine:
     def _norm(self, trained: Sequence[Bucket], grads: Sequence[Tensor]) -> float:
         squares = [0.0] * (self.mesh.tiers + 1)
         for bucket, grad in zip(trained, grads, strict=True):
-            squares[self.levels(bucket)[2]] += grad.double().square().sum().item()
+            squares[self.levels(bucket)[2]] += torch.linalg.vector_norm(grad, dtype=torch.float64).item() ** 2
         return whole_norm(self.mesh, squares)
 
     def flush(self) -> None:

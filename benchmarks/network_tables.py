@@ -1,0 +1,113 @@
+"""Tables of ``docs/results/sharding.md``: from the formulas, and from the committed records of the shaped network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.marks import marked
+from benchmarks.memory_tables import table
+from benchmarks.network.predictions import judged, predicted
+from sparing.report import Record
+from sparing.sharding import Plan, Topology, Workload, effective, predict
+
+RESULTS = Path(__file__).parent / "results"
+PAPER = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
+"""The paper's four machines of eight GPUs, with the bandwidths it measured."""
+
+Row = Mapping[str, Any]
+
+
+def paper() -> str:
+    """Communication and static memory of every plan, as the paper's guideline has them."""
+    settings = [(7e9, 1.0), (7e9, 1 / 16), (65e9, 1.0), (65e9, 1 / 16), (65e9, 3 / 1000)]
+    works = [Workload(params=size, trainable=size * share, accumulate=10) for size, share in settings]
+    lines = []
+    for plan in effective():
+        prices = [predict(work, PAPER, plan) for work in works]
+        cells = (f"{price.paper_seconds:.3g} s, {price.static / 1e9:.3g} GB" for price in prices)
+        lines.append([f"{plan}{_known(plan)}", *cells])
+    return table(["", "7B", "7B, 1/16", "65B", "65B, 1/16", "65B, 3/1000"], lines)
+
+
+def _known(plan: Plan) -> str:
+    return f" ({plan.known_as})" if plan.known_as else ""
+
+
+def reference(record: Record) -> str:
+    """Every arm of the reference cell, fastest first."""
+    lines = [
+        [row["arm"], row["plan"] if row["plan"] != row["arm"] else "–", _ends(row, "seconds"), f"{row['cpu']:.2f}",
+         f"{row['sent_inter'] / 2**20:.1f}", f"{row['sent_intra'] / 2**20:.1f}", row["n"]]
+        for row in sorted(record.table("arms"), key=lambda row: row["seconds"])
+    ]  # fmt: skip
+    head = ["arm", "as a plan", "s per step", "CPU s, all ranks", "MiB out of a group", "MiB inside", "n"]
+    return table(head, lines)
+
+
+def _ends(row: Row, name: str, form: str = ".2f") -> str:
+    return f"{row[name]:{form}} [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]"
+
+
+def cells(record: Record) -> str:
+    """How well the simulator ranks the plans, cell by cell, told the links as they are held."""
+    rows = list(predicted(record, held=True))
+    found = judged(rows, tie=0.03)
+    lines = [
+        [_place(row), row["plans"], f"{row['tau']:.2f}", row["chosen"], row["best"], f"{100 * row['regret']:.0f} %",
+         f"{row['off']:.2f}"]
+        for row in found
+    ]  # fmt: skip
+    hits = fmean(row["chosen"] == row["best"] for row in found)
+    tau, regret = (fmean(row[name] for row in found) for name in ("tau", "regret"))
+    exact = sum(row["bytes_as_formula"] for row in rows)
+    lines.append([f"mean of {len(found)}", "", f"{tau:.2f}", "", f"{hits:.0%} hit", f"{100 * regret:.1f} %", ""])
+    head = ["groups×ranks, B′ : B, micro-steps, trainable", "plans", "τ", "predicted best", "measured best", "regret",
+            "predicted over measured"]  # fmt: skip
+    return table(head, lines) + f"\n\nCounted bytes equal the formula in {exact} of {len(rows)} rows."
+
+
+def _share(trainable: float) -> str:
+    return {1.0: "all", 1 / 16: "1/16"}.get(trainable, f"{1000 * trainable:.0f}/1000")
+
+
+def plans(record: Record) -> str:
+    """Measured and predicted seconds of every plan in every cell."""
+    rows = list(predicted(record, held=True))
+    places = list(dict.fromkeys(_place(row) for row in rows))
+    held = {(_place(row), row["plan"]): row for row in rows}
+    lines = []
+    for plan in effective():
+        own = [held.get((place, str(plan))) for place in places]
+        shown = ("–" if row is None else f"{row['measured']:.2f} ({row['predicted']:.2f})" for row in own)
+        lines.append([str(plan), *shown])
+    return table(["s per step, measured (predicted)", *places], lines)
+
+
+def _place(row: Row) -> str:
+    ratio = row["ratio"] if "ratio" in row else row["intra"] / row["inter"]
+    return f"{row['groups']}×{row['per_group']}, {ratio:.0f} : 1, s = {row['accumulate']}, {_share(row['trainable'])}"
+
+
+def collectives(record: Record) -> str:
+    """Flat, two-level and overlapped collectives, on a link that a group shares and on one of each rank's own."""
+    lines = [
+        [f"{row['pattern']}, {row['arm']}, {'own links' if row['sharing'] == 1 else 'shared link'}",
+         _ends(row, "seconds", ".3f"), "–" if row["model"] is None else f"{row['model']:.3f}",
+         f"{100 * row['saved']:.1f} %", row["n"]]
+        for row in record.table("collectives")
+    ]  # fmt: skip
+    return table(["", "s", "bytes alone, s", "less than flat", "n"], lines)
+
+
+def filled(page: str) -> str:
+    """The page with every table that has its rows."""
+    page = marked(page, {"paper": paper()})
+    for name, build in {"reference": reference, "equal": reference, "plans": plans, "collectives": collectives}.items():
+        if (path := RESULTS / f"network_{name}.jsonl").exists():
+            record = Record.read(path)
+            parts = {name: build(record)} | ({"cells": cells(record)} if name == "plans" else {})
+            page = marked(page, parts)
+    return page
