@@ -1,17 +1,23 @@
-"""Loss and downstream accuracy against density, with hyperparameters that were tuned on a small dense model.
+"""Loss and downstream accuracy against density, with a learning rate that was tuned on a small dense model.
 
-Run ``python -m benchmarks.pretrain_pareto`` (about twenty minutes of CPU time on one core; every row is kept as it is
+Run ``python -m benchmarks.pretrain_pareto`` (about half an hour of CPU time on one core; every run is kept as it is
 done, so the same command goes on after an interruption). The paper's Figure 3 and Table 2 in miniature: a Llama of
-width 128 learns the prose of wiki articles at densities from 1 to 1/32, under SμPar, μP and the standard
-parameterization, all with the learning rate of a dense model of width 64; two seeds each. Every model is exported as a
-transformers checkpoint, and marked on multiple-choice items made of text that it has not seen:
+width 128 learns the prose of wiki articles at densities from 1 to 1/32. Rates go by octaves, and are chosen on the
+validation text alone:
+
+- transferred: the best rate of the dense base of width 64, mean over the seeds, serves every rule and density;
+- re-tuned: SP and SμPar look for the best rate anew at every density, on the first seed, from the transferred rate
+  downhill until both neighbours are worse.
+
+The test text is used once a model is chosen. Every model is exported as a transformers checkpoint, which is measured
+and marked on multiple-choice items made of the test text:
 
 - the test text is cut, at spaces, into passages of 160 characters or just above, each with the 48 or so characters
   that follow it;
 - an item is a passage with its true continuation and those of three other passages, in an order drawn by the item;
 - the answer is the continuation of the highest log-likelihood, whole (``acc``) or per character (``acc_norm``).
 
-The items of the first seed are marked by lm-evaluation-harness too where it is installed (``pip install
+The models of the first seed are marked, by lm-evaluation-harness too where it is installed (``pip install
 'sparing[eval]'``), which must give the same answers, item by item; ``--no-harness`` leaves it out.
 """
 
@@ -21,11 +27,12 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +40,7 @@ from typing import Any
 import torch
 
 from sparing.jobs.finetune.evaluate import measuring
+from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.pretrain.course import Course, begin, planned
 from sparing.jobs.pretrain.evaluate import measured
 from sparing.jobs.pretrain.export import ordinary, save_model
@@ -48,6 +56,7 @@ from sparing.seeds import stream
 RESULT = Path(__file__).parent / "results" / "pretrain_pareto.json"
 DENSITIES = ("1", "1/4", "1/8", "1/16", "1/32")
 RULES: tuple[RuleName, ...] = ("supar", "mup", "sp")
+RETUNED: tuple[RuleName, ...] = ("supar", "sp")
 SEEDS = range(2)
 COMMAND = "python -m benchmarks.pretrain_pareto"
 SETTINGS = Pretrain(
@@ -58,11 +67,12 @@ SETTINGS = Pretrain(
     layers=2,
     context=128,
     base_width=64,
-    lr=4e-3,
-    batch=8,
-    steps=300,
-    warmup=30,
+    batch=4,
+    steps=360,
+    warmup=36,
 )
+START = -8
+"""Octave at which the search on the base begins: a rate of 2 to the power of this."""
 PASSAGE, CONTINUATION, ITEMS = 160, 48, 250
 """Characters of a passage and of what follows it, at least; items at most."""
 
@@ -97,16 +107,23 @@ def items_of(text: str) -> list[Item]:
 
 def log_likelihoods(model: Any, tokenizer: Any, item: Item) -> list[float]:
     """Sum of log-probabilities of each continuation (nat), its tokens those of the whole text behind the passage's."""
-    given = len(tokenizer(item.passage, add_special_tokens=False)["input_ids"])
-    found, room = [], model.config.max_position_embeddings + 1
+    given, room = len(ids_of(tokenizer, item.passage)), model.config.max_position_embeddings + 1
+    texts = [ids_of(tokenizer, f"{item.passage} {choice}") for choice in item.choices]
+    counts = [len(text) - given for text in texts]
+    kept = [text[-room:] for text in texts]
+    longest = max(map(len, kept))
+    padded = torch.tensor([text + [0] * (longest - len(text)) for text in kept])  # behind, where nobody looks
     with measuring(model):
-        for choice in item.choices:
-            whole = tokenizer(f"{item.passage} {choice}", add_special_tokens=False)["input_ids"]
-            ids = torch.tensor([whole[-room:]])
-            scores = model(input_ids=ids[:, :-1], use_cache=False).logits[0].log_softmax(-1)
-            count = len(whole) - given
-            found.append(scores[-count:].gather(1, ids[0, -count:, None]).sum().item())
-    return found
+        scores = model(input_ids=padded[:, :-1], use_cache=False).logits.log_softmax(-1)
+    return [
+        row[len(text) - 1 - count : len(text) - 1].gather(1, torch.tensor(text[-count:])[:, None]).sum().item()
+        for row, text, count in zip(scores, kept, counts, strict=True)
+    ]
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text and no others."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def marks_of(scores: Sequence[Sequence[float]], items: Sequence[Item]) -> dict[str, list[bool]]:
@@ -163,37 +180,38 @@ def material() -> tuple[Material, list[Item]]:
     return gather(SETTINGS, SETTINGS.context), items_of(cut(text, SETTINGS.held_out)[2])
 
 
-def trained(settings: Pretrain) -> Course:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training."""
+
+    rule: RuleName
+    density: str
+    seed: int
+    octave: int
+    width: int = SETTINGS.width
+
+    @property
+    def key(self) -> str:
+        """Its name in the file."""
+        return f"{self.rule} {self.density} width {self.width} rate 2^{self.octave} seed {self.seed}"
+
+    @property
+    def settings(self) -> Pretrain:
+        """What the job is given."""
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("rule", "density", "seed", "width")}
+        return replace(SETTINGS, lr=2.0**self.octave, **own)
+
+
+def trained(run: Run) -> Course:
     """Train one model to its end."""
-    data, _ = material()
+    settings, (data, _) = run.settings, material()
     config = config_for(settings, len(data.tokenizer), data.tokenizer.eos_token_id)
     model = fresh(config, seed=settings.seed)
     course = begin(settings, model, data.train, planned(settings, model))
-    with Progress(f"{settings.rule} {settings.density}, seed {settings.seed}", total=settings.steps) as bar:
+    with Progress(run.key, total=settings.steps) as bar:
         for _ in range(settings.steps):
             bar.advance(loss=take_step_(course)["loss"])
     return course
-
-
-def row_of(settings: Pretrain, folder: Path, *, harness: bool) -> dict[str, Any]:
-    """Train, export, measure and mark one model."""
-    from transformers import AutoModelForCausalLM
-
-    begin_, (data, items) = time.process_time(), material()
-    course, checkpoint = trained(settings), folder / "checkpoint"
-    save_model(ordinary(course), data.tokenizer, checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
-    losses = {
-        name: measured(model, part, batch=16) for name, part in (("held_out", data.validation), ("test", data.test))
-    }
-    marks = marks_of([log_likelihoods(model, data.tokenizer, item) for item in items], items)
-    row = {f"{name}_loss": found["loss"] for name, found in losses.items()}
-    row |= {"bits_per_byte": losses["test"]["bits_per_byte"], "live": live(course), "items": len(items)}
-    row |= {name: sum(right) / len(items) for name, right in marks.items()}
-    if harness and (theirs := harness_marks(checkpoint, items, folder)) is not None:
-        row |= {f"harness_{name}": sum(right) / len(items) for name, right in theirs.items()}
-        row["items_that_differ"] = sum(a != b for name in marks for a, b in zip(marks[name], theirs[name], strict=True))
-    return row | {"seconds": time.process_time() - begin_}
 
 
 def live(course: Course) -> int:
@@ -202,45 +220,136 @@ def live(course: Course) -> int:
     return sum(p.numel() for p in course.model.parameters()) - masked
 
 
-def wanted() -> dict[str, Pretrain]:
-    """Every run by key, whole seeds first; dense models are the same under SμPar and μP, and trained once."""
-    runs = itertools.product(SEEDS, RULES, DENSITIES)
-    return {
-        f"{rule}/{density}/{seed}": replace(SETTINGS, rule=rule, density=density, seed=seed)
-        for seed, rule, density in runs
-        if (rule, density) != ("mup", "1")
-    }
+def downhill(loss: Callable[[int], float], start: int) -> int:
+    """Octave from which a step either way does not help, found from a start by steps of one."""
+    while (best := min((start, start - 1, start + 1), key=loss)) != start:
+        start = best
+    return start
+
+
+class Bench:
+    """Runs that are done, and those that the questions ask for."""
+
+    def __init__(self, folder: Path, *, harness: bool) -> None:
+        """Read what is there; exported checkpoints go to a folder of their own."""
+        found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        own, theirs = identity(), found.get("settings", {"rows": "none yet"})
+        same = all(own.get(name) == value for name, value in theirs.items())  # settings that came later do not count
+        self.rows: dict[str, dict[str, Any]] = found["rows"] if same else {}
+        self.chosen: dict[str, int] = {}
+        self.folder, self.harness = folder, harness
+
+    def write(self) -> None:
+        """Keep what there is."""
+        document = {"command": COMMAND, "settings": identity(), "environment": environment()}
+        document |= {"chosen": self.chosen, "rows": self.rows}
+        write_whole(RESULT, json.dumps(document, indent=1) + "\n")
+
+    def checkpoint(self, run: Run) -> Path:
+        """Where a run is exported to."""
+        return self.folder / run.key.replace("/", " in ")
+
+    def train(self, run: Run) -> None:
+        """Train, export, and measure on validation text."""
+        began, (data, _) = time.process_time(), material()
+        row: dict[str, Any] = {**asdict(run), "held_out_loss": None}
+        try:
+            course = trained(run)
+        except DivergedError:
+            course = None
+        if course is not None:
+            row |= {"live": live(course)}
+            save_model(model := ordinary(course), data.tokenizer, self.checkpoint(run))
+            row["held_out_loss"] = measured(model, data.validation, batch=16)["loss"]
+        self.rows[run.key] = row | {"seconds": time.process_time() - began}
+        self.write()
+
+    def loss(self, run: Run) -> float:
+        """Loss on validation text (nat/token); infinite where it diverged."""
+        if run.key not in self.rows:
+            self.train(run)
+        value = self.rows[run.key]["held_out_loss"]
+        return math.inf if value is None else float(value)
+
+    def mark(self, run: Run) -> None:
+        """Measure on test text what was chosen, from its checkpoint; train it again if that is gone."""
+        from transformers import AutoModelForCausalLM
+
+        if self.loss(run) == math.inf or "test_loss" in self.rows[run.key]:
+            return
+        if not (checkpoint := self.checkpoint(run)).exists():
+            self.train(run)
+        began, (data, _) = time.process_time(), material()
+        model = AutoModelForCausalLM.from_pretrained(checkpoint)
+        test = measured(model, data.test, batch=16)
+        row = {"test_loss": test["loss"], "bits_per_byte": test["bits_per_byte"]}
+        if run.seed == SEEDS[0]:
+            row |= self.accuracies(model, checkpoint)
+        self.rows[run.key] |= row | {"seconds_of_marking": time.process_time() - began}
+        self.write()
+
+    def accuracies(self, model: Any, checkpoint: Path) -> dict[str, Any]:
+        """Shares of the items that are answered rightly, by our scorer and by the harness."""
+        data, items = material()
+        marks = marks_of([log_likelihoods(model, data.tokenizer, item) for item in items], items)
+        row: dict[str, Any] = {"items": len(items)}
+        row |= {name: sum(right) / len(items) for name, right in marks.items()}
+        theirs = harness_marks(checkpoint, items, self.folder) if self.harness else None
+        if theirs is not None:
+            row |= {f"harness_{name}": sum(right) / len(items) for name, right in theirs.items()}
+            row["items_that_differ"] = sum(
+                a != b for name in marks for a, b in zip(marks[name], theirs[name], strict=True)
+            )
+        return row
+
+    def choose_base(self) -> int:
+        """The octave of the dense base: least mean over the seeds."""
+
+        def mean(octave: int) -> float:
+            runs = [Run("supar", "1", seed, octave, SETTINGS.base_width or 0) for seed in SEEDS]
+            return sum(map(self.loss, runs)) / len(runs)
+
+        self.chosen["base"] = downhill(mean, START)
+        return self.chosen["base"]
+
+    def choose(self, rule: RuleName, density: str) -> int:
+        """The octave of one place, on the first seed."""
+        found = downhill(lambda octave: self.loss(Run(rule, density, SEEDS[0], octave)), self.chosen["base"])
+        self.chosen[f"{rule} {density}"] = found
+        return found
+
+    def fill(self) -> None:
+        """Do what is missing, whole seeds first."""
+        base = self.choose_base()
+        for seed in SEEDS:
+            for rule, density in places():
+                self.mark(Run(rule, density, seed, base))
+            for rule, density in itertools.product(RETUNED, DENSITIES):
+                self.mark(Run(rule, density, seed, self.choose(rule, density)))
+        self.write()
+
+
+def places() -> list[tuple[RuleName, str]]:
+    """Rules and densities; dense models are the same under SμPar and μP, and trained once."""
+    return [place for place in itertools.product(RULES, DENSITIES) if place != ("mup", "1")]
 
 
 def identity() -> dict[str, Any]:
     """What rows must share to stand in one table."""
     known: dict[str, Any] = plain(asdict(SETTINGS))
-    known.pop("out")
-    return known | {"passage": PASSAGE, "continuation": CONTINUATION, "items": ITEMS}
-
-
-def read() -> dict[str, Mapping[str, Any]]:
-    """Rows that are done, by key."""
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": {}, "settings": identity()}
-    return found["rows"] if found["settings"] == identity() else {}
+    for name in ("out", "lr", "rule", "density", "seed"):
+        known.pop(name)
+    return known | {"passage": PASSAGE, "continuation": CONTINUATION, "items": ITEMS, "start": START}
 
 
 def main() -> None:
     """Do what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-harness", action="store_true", help="mark by our own scorer only")
-    parser.add_argument("--only", default="", help="keys that begin so, such as supar/1/8/0")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = read()
-    for key, settings in wanted().items():
-        if key in rows or not key.startswith(options.only):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            found = row_of(settings, Path(folder), harness=settings.seed == 0 and not options.no_harness)
-        rows[key] = {"rule": settings.rule, "density": settings.density, "seed": settings.seed, **found}
-        document = {"command": COMMAND, "settings": identity(), "environment": environment(), "rows": rows}
-        write_whole(RESULT, json.dumps(document, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        Bench(Path(folder), harness=not options.no_harness).fill()
 
 
 if __name__ == "__main__":
