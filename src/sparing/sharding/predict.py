@@ -172,7 +172,7 @@ def predict(workload: Workload, topology: Topology, plan: Plan | str) -> Price:
     Example:
         >>> machine = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
         >>> price = predict(Workload(params=7e9, accumulate=10), machine, "IIG")
-        >>> price.static / 1e9, round(price.paper_seconds, 3)
+        >>> round(price.static / 1e9, 3), round(price.paper_seconds, 3)
         (6.125, 1.733)
     """
     plan, sizes, buckets = as_plan(plan), topology.sizes, workload.buckets()
