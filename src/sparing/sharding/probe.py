@@ -44,8 +44,9 @@ def measure(
 ) -> Topology:
     """Measure the network between all ranks; every rank calls it, and all get the same.
 
-    A hop is measured as rings use it, sending and receiving at once: first on the line of rank 0 alone, then on all
-    lines of the axis together, whose ratio is the contention.
+    A hop is measured as rings use it, in the lane of its axis and sending and receiving at once: first on the line of
+    rank 0 alone, then on all lines of the axis together, whose ratio of rates is the contention. The latency is that of
+    all lines, since in a step of training no rank sends alone: where ranks share cores, it is their cores' as well.
 
     Args:
         mesh: Groups to measure; none to find them.
@@ -206,21 +207,22 @@ def _link(mesh: Mesh, axis: int, sizes: Sequence[int], seconds: float, advance: 
         advance()
         all_lines.append((size, _hop(mesh, axis, size, seconds, only_first=False)))
         advance()
-    latency, rate = fit(alone)
-    sharing = max(rate / fit(all_lines)[1], 1.0) if mesh.world > found.size else 1.0
+    _, rate = fit(alone)
+    latency, together = fit(all_lines)
+    sharing = max(rate / together, 1.0) if mesh.world > found.size else 1.0
     return Link(name=found.name, size=found.size, rate=rate, latency=latency, sharing=sharing)
 
 
 def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) -> float:
     """Time of one ring step with messages of ``size`` bytes (s): of the slowest rank, in the best of three runs."""
     takes_part = not only_first or all(place == 0 for k, place in enumerate(mesh.coords) if k != axis)
-    step = _step(mesh, mesh.axes[axis], size)
+    lane, step = mesh.lanes[axis], _step(mesh, mesh.axes[axis], size)
 
     def run(count: int) -> float:
         _together(mesh)
         start = time.perf_counter()
         for _ in range(count if takes_part else 0):
-            step()
+            lane.submit(step).wait()
         _idle(mesh)
         spent = (time.perf_counter() - start) / count if takes_part else 0.0
         return float(mesh.gather_scalars(torch.tensor([spent], dtype=torch.float64)).max())

@@ -1,0 +1,206 @@
+"""A curve: what was measured along one kind of direction, at one width, and the numbers that say how lopsided it is."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparing.errors import require
+from sparing.valley import asymmetry as shape
+from sparing.valley import bootstrap
+from sparing.valley.bootstrap import Index
+
+if TYPE_CHECKING:
+    from sparing.report import Figure
+
+Floats = NDArray[np.float64]
+
+RISES: Mapping[str, float] = {"error": 0.05, "accuracy": 0.05, "loss": 0.5}
+"""Rise at which a half-width is read, by metric: a share of rows, nat."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """Numbers at θ + λ · width · ε, for some draws of ε."""
+
+    direction: str
+    """Name of the direction, with its sign, norm and group."""
+    lambdas: Floats
+    """λ, shape (L,), rising and symmetric around 0; dimensionless."""
+    width: float
+    """s: with ``norm="scaled"``, λ = 1 is a step of s · ‖θ‖."""
+    values: Mapping[str, Floats]
+    """Metric -> numbers, shape (draws, L), float64, raw: not clipped, infinite or NaN where the model is."""
+    consistency: Floats
+    """SCR of each draw: share of elements whose sign is that of their weight, shape (draws,); 1/2 is no bias."""
+    weighted_consistency: Floats
+    """The same, weighted by |ε θ|, shape (draws,)."""
+    cosine: Floats
+    """Cosine between direction and weights, shape (draws,)."""
+    distance: Floats
+    """Length of the step from θ to λ = 1, in the unit of the weights, shape (draws,)."""
+    theta_norm: float
+    """‖θ‖ over the parameters that move."""
+    statistics: str
+    """How batch-norm statistics were had: "exact", "cumulative", "stale", "batch"; "none" without batch norm."""
+    seed: int
+    """Of the draws and of the bootstrap."""
+    rows: int | None = None
+    """Evaluated rows behind every number (count), if ``evaluate`` tells."""
+    floors: Mapping[str, float] | None = None
+    """Noise floors of |N| + |P| that the caller chose, by metric; the others are reckoned from ``rows``."""
+
+    @property
+    def draws(self) -> int:
+        """Draws of the direction (count); 1 where it is not random."""
+        return len(self.consistency)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what was measured."""
+        return tuple(self.values)
+
+    def mean(self, metric: str) -> Floats:
+        """Return the mean over draws.
+
+        Args:
+            metric: Its name.
+
+        Returns:
+            Shape (L,).
+        """
+        return np.asarray(self._of(metric).mean(0))
+
+    def floor(self, metric: str) -> float:
+        """Return the noise floor below which the asymmetry is NaN.
+
+        Args:
+            metric: Its name.
+
+        Returns:
+            That of the caller, or ``sparing.valley.asymmetry.noise_floor`` of the mean curve, in the metric's unit.
+        """
+        mean = self.mean(metric)
+        chosen = (self.floors or {}).get(metric)
+        return shape.noise_floor(metric, self.lambdas, mean, self.rows) if chosen is None else chosen
+
+    @functools.cached_property
+    def asymmetry(self) -> dict[str, Index]:
+        """Asymmetry index by metric, with its bootstrap interval over draws; > 0 where the + side is flatter."""
+        return {
+            name: bootstrap.asymmetry(self.lambdas, values, floor=self.floor(name), seed=self.seed)
+            for name, values in self.values.items()
+        }
+
+    @functools.cached_property
+    def branches(self) -> dict[str, shape.Branches]:
+        """Means over λ < 0 and λ > 0 of the mean curve, by metric."""
+        return {name: shape.branch_means(self.lambdas, self.mean(name)) for name in self.values}
+
+    def half_widths(self, metric: str, rise: float | None = None) -> tuple[float, float]:
+        """Return how far the mean curve goes to either side before it has risen.
+
+        Args:
+            metric: Its name.
+            rise: Height above λ = 0, in the metric's unit; 0.05 for errors and 0.5 nat for losses by default.
+
+        Returns:
+            To − and to +, in λ; ``inf`` where it does not rise so far.
+
+        Raises:
+            UserError: If the metric has no default and ``rise`` is missing.
+        """
+        wanted = RISES.get(metric) if rise is None else rise
+        why, do = f"{metric!r} has no height of its own", "pass rise=, in the unit of the metric"
+        require(wanted is not None, "rise", None, why, do)
+        return shape.half_widths(self.lambdas, self.mean(metric), wanted or math.nan)
+
+    def odd_even(self, metric: str) -> shape.OddEven:
+        """Split the mean curve into its odd and even parts.
+
+        Args:
+            metric: Its name.
+
+        Returns:
+            Both parts, and the cubic index.
+        """
+        return shape.odd_even(self.lambdas, self.mean(metric))
+
+    def band(self, metric: str) -> tuple[Floats, Floats]:
+        """Return the 95 % bootstrap interval of the mean at each point.
+
+        Args:
+            metric: Its name.
+
+        Returns:
+            Lower and upper ends, each of shape (L,); NaN for a single draw.
+        """
+        ends = [bootstrap.interval(column, seed=self.seed) for column in self._of(metric).T]
+        return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Draw the mean over draws with its interval.
+
+        Args:
+            metric: Its name; the first by default.
+
+        Returns:
+            The picture; values that are not finite are gaps.
+        """
+        from sparing.valley.plots import curve_figure
+
+        return curve_figure([self], metric or self.metrics[0])
+
+    def rows_of(self) -> list[dict[str, float | int | str | None]]:
+        """Return one row per draw and point, for a table of a record.
+
+        Returns:
+            Columns direction, width, draw, lambda, a column per metric, sign_consistency, weighted_consistency, cosine,
+            distance and statistics.
+        """
+        return [
+            {
+                "direction": self.direction, "width": self.width, "draw": draw, "lambda": float(at),
+                **{name: float(values[draw, k]) for name, values in self.values.items()},
+                "sign_consistency": float(self.consistency[draw]),
+                "weighted_consistency": float(self.weighted_consistency[draw]),
+                "cosine": float(self.cosine[draw]), "distance": float(self.distance[draw]),
+                "statistics": self.statistics,
+            }
+            for draw in range(self.draws) for k, at in enumerate(self.lambdas)
+        ]  # fmt: skip
+
+    def summary(self) -> list[dict[str, float | int | str | None]]:
+        """Return one row per metric: what a table says of this curve.
+
+        Returns:
+            Columns direction, width, metric, asymmetry, asymmetry_low, asymmetry_high, n, floor, minus and plus (branch
+            means), at_zero, log_ratio, half_width_minus and half_width_plus (NaN where the metric has no height of
+            its own), cubic, sign_consistency (mean over draws) and statistics.
+        """
+        return [self._summary(name) for name in self.values]
+
+    def _summary(self, name: str) -> dict[str, float | int | str | None]:
+        found, branch = self.asymmetry[name], self.branches[name]
+        minus, plus = self.half_widths(name) if name in RISES else (math.nan, math.nan)
+        return {
+            "direction": self.direction, "width": self.width, "metric": name, "asymmetry": found.value,
+            "asymmetry_low": found.interval[0], "asymmetry_high": found.interval[1], "n": found.n,
+            "floor": found.floor, "minus": branch.minus, "plus": branch.plus,
+            "at_zero": float(self.mean(name)[self.lambdas == 0][0]), "log_ratio": branch.log_ratio,
+            "half_width_minus": minus, "half_width_plus": plus, "cubic": self.odd_even(name).cubic,
+            "sign_consistency": float(self.consistency.mean()), "statistics": self.statistics,
+        }  # fmt: skip
+
+    def _of(self, metric: str) -> Floats:
+        require(
+            metric in self.values, "metric", repr(metric), f"evaluate returned {', '.join(self.values)}",
+            "name one of them",
+        )  # fmt: skip
+        return self.values[metric]

@@ -1,0 +1,81 @@
+"""DARE: drop most of every change at random and enlarge the rest, so that each change is kept in expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+from sparing.seeds import stream
+from sparing.valley.linear import TaskArithmetic, added, task_vectors
+from sparing.valley.ties import Ties
+
+
+@dataclass(frozen=True, slots=True)
+class Dare:
+    """Drop each element of every task vector with probability p, divide the rest by 1 − p, then merge.
+
+    What is merged has mean τ and variance τ² p / (1 − p), element by element.
+
+    Source: Yu et al. 2024, "Language Models are Super Mario" (arXiv:2311.03099), Equations 1 and 2.
+    """
+
+    drop: float = 0.9
+    """Probability that an element is dropped, in [0, 1), p."""
+
+    _: KW_ONLY
+
+    then: TaskArithmetic | Ties = field(default_factory=TaskArithmetic)
+    """How the rescaled task vectors are merged. ``Ties(keep=1.0)`` elects signs without a second trimming."""
+
+    seed: int = 0
+    """Of the draws; each model and tensor has a stream of its own, so that the order of tensors does not matter."""
+
+    def __post_init__(self) -> None:
+        """Refuse a probability out of range."""
+        why = "it is a probability, and 1 would leave nothing"
+        require(0 <= self.drop < 1, "drop", self.drop, why, "pass 0 <= drop < 1, such as 0.9")
+        whole = not (isinstance(self.then, Ties) and self.then.across == "model")
+        why = "thresholds over the whole model would need all draws at once"
+        require(whole, "then", 'Ties(across="model")', why, 'use Ties(across="tensor")')
+
+    @property
+    def needs_base(self) -> bool:
+        """True: a task vector starts at the base."""
+        return True
+
+    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+        """Merge the tensors of one name.
+
+        Args:
+            name: Canonical name; it chooses the stream of draws.
+            tensors: One of each model, of equal shapes.
+            base: The same tensor of the common ancestor.
+
+        Returns:
+            The merged tensor in the dtype of the first.
+
+        Raises:
+            UserError: If the base is missing, or the weights are not as many as the models.
+        """
+        deltas = task_vectors(name, tensors, base)
+        thinned = [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
+        return added(base, self.then.delta(name, thinned), tensors[0])
+
+    def thinned(self, name: str, model: int, delta: Tensor) -> Tensor:
+        """Drop and rescale one task vector.
+
+        Args:
+            name: Canonical name.
+            model: Position of the model, from 0.
+            delta: The task vector.
+
+        Returns:
+            A new tensor of the same shape.
+        """
+        # Drawn in float32 on the CPU, so that devices and dtypes see one and the same draw
+        draws = torch.rand(delta.shape, generator=stream(self.seed, "valley", "dare", name, model))
+        return torch.where((draws >= self.drop).to(delta.device), delta / (1 - self.drop), 0.0)

@@ -1,0 +1,247 @@
+"""What is measured at every point of a walk: loss and error on fixed rows; and whether a measure can be trusted.
+
+A measure is any function of a model that returns numbers by name. It must give the same numbers for the same weights,
+to the bit, and leave the model alone; both are tried once, where the walk begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.valley.apply import fingerprint
+from sparing.valley.statistics import call
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+"""Model -> numbers by name, such as {"loss": nat, "error": share}; its attribute ``rows``, if any, counts the rows."""
+
+
+class Classification:
+    """Cross-entropy and error of a classifier on fixed rows; a ``evaluate`` for scans that can be sent to workers.
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.copy_(torch.eye(2))
+        >>> Classification(torch.eye(2), torch.tensor([0, 0]))(model)["error"]
+        0.5
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, *, batch_size: int = 512) -> None:
+        """Take the rows.
+
+        Args:
+            inputs: What the model takes, shape (rows, ...).
+            targets: Classes, integers, shape (rows,).
+            batch_size: Rows evaluated at once (count).
+
+        Raises:
+            UserError: If there are no rows, or inputs and targets differ in number.
+        """
+        require(
+            len(inputs) == len(targets) > 0 and targets.ndim == 1, "rows",
+            f"{len(inputs)} inputs and targets of shape {tuple(targets.shape)}",
+            "every input has one class", "pass inputs of shape (rows, ...) and targets of shape (rows,)",
+        )  # fmt: skip
+        require(batch_size > 0, "batch_size", batch_size, "rows come in batches", "pass batch_size >= 1")
+        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
+        self.rows = len(targets)
+        """Rows behind each number (count)."""
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Evaluate a model in eval mode; its training flags are as before afterwards.
+
+        Args:
+            model: Returns logits of shape (rows, classes), or an object or mapping with ``logits``.
+
+        Returns:
+            "loss": mean cross-entropy (nat), raw, so infinite or NaN where logits are; "error": share of rows whose
+            largest logit is not at their class, a row with a NaN among them being wrong.
+        """
+        tally = _Tally()
+        with _evaluating(model):
+            for start in range(0, self.rows, self.batch_size):
+                logits = logits_of(call(model, self.inputs[start : start + self.batch_size]))
+                tally.add(logits, self.targets[start : start + self.batch_size])
+        return tally.means
+
+
+class NextToken:
+    """Cross-entropy and error of a language model's next token on fixed sequences; an ``evaluate`` for scans."""
+
+    def __init__(self, tokens: Tensor, *, batch_size: int = 16) -> None:
+        """Take the sequences.
+
+        Args:
+            tokens: Token numbers, integers, shape (sequences, length), length >= 2, without padding.
+            batch_size: Sequences evaluated at once (count).
+
+        Raises:
+            UserError: If there is nothing to predict.
+        """
+        require(
+            tokens.ndim == 2 and tokens.shape[0] > 0 and tokens.shape[1] > 1, "tokens", f"shape {tuple(tokens.shape)}",
+            "every token but the first of a sequence is predicted", "pass shape (sequences, length) with length >= 2",
+        )  # fmt: skip
+        require(batch_size > 0, "batch_size", batch_size, "sequences come in batches", "pass batch_size >= 1")
+        self.tokens, self.batch_size = tokens, batch_size
+        self.rows = tokens.shape[0] * (tokens.shape[1] - 1)
+        """Predicted tokens behind each number (count). Those of one sequence hang together, so that a noise floor
+        reckoned from them is rather too low."""
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Evaluate a model in eval mode; its training flags are as before afterwards.
+
+        Args:
+            model: Takes tokens of shape (sequences, length); returns logits of shape (sequences, length, vocabulary),
+                or an object or mapping with ``logits``, as Hugging Face's causal language models do.
+
+        Returns:
+            "loss": mean cross-entropy (nat per token); "error": share of tokens that are not the likeliest.
+        """
+        tally = _Tally()
+        with _evaluating(model):
+            for batch in torch.split(self.tokens, self.batch_size):
+                logits = logits_of(call(model, batch))[:, :-1]
+                tally.add(logits.flatten(0, 1), batch[:, 1:].flatten())
+        return tally.means
+
+
+class _Tally:
+    """Sums over rows, in float64."""
+
+    def __init__(self) -> None:
+        self.rows = self.wrong = 0
+        self.loss = 0.0
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        logits, targets = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.to(logits.device)
+        self.loss += float(F.cross_entropy(logits, targets, reduction="none").double().sum())
+        right = (logits.argmax(-1) == targets) & ~logits.isnan().any(-1)
+        self.wrong += int((~right).sum())
+        self.rows += len(targets)
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {"loss": self.loss / self.rows, "error": self.wrong / self.rows}
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the logits of what a model returned.
+
+    Args:
+        output: A tensor; an object or mapping with ``logits``; or a tuple that begins with one of these.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        UserError: If there are none.
+    """
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if isinstance(found, tuple | list) and found:
+        return logits_of(found[0])
+    if not isinstance(found, Tensor):
+        got, why = type(output).__name__, "loss and error are read from logits"
+        raise UserError("model output", got=got, why=why, do="return a tensor, or write an evaluate of your own")
+    return found
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode within a block."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def numbers(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
+    """Evaluate, and see that numbers come back.
+
+    Args:
+        evaluate: The measure; it runs without gradients unless it switches them on.
+        model: The model, where it stands.
+
+    Returns:
+        Name -> number, as given: infinite and NaN stay.
+
+    Raises:
+        UserError: If it returns no mapping, an empty one, or something that is no number.
+    """
+    with torch.no_grad():
+        found = evaluate(model)
+    require(
+        isinstance(found, Mapping) and len(found) > 0, "evaluate", _shown(found), "it must say what it measured",
+        'return numbers by name, such as {"loss": 0.3, "error": 0.1}',
+    )  # fmt: skip
+    return {str(name): _number(str(name), value) for name, value in found.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    scalar = getattr(value, "shape", ()) == () and not isinstance(value, str | bytes | bool)
+    try:
+        if scalar:
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    why, do = "a curve is made of real numbers", "return floats, or tensors of shape ()"
+    raise UserError(f"evaluate: {name!r}", got=_shown(value), why=why, do=do)
+
+
+def _shown(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else f" {value!r:.60}")
+
+
+def trusted(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
+    """Evaluate twice where a walk begins, and see that the numbers are the model's and nothing else's.
+
+    Args:
+        evaluate: The measure.
+        model: The model at θ, in eval mode, its batch norms in order.
+
+    Returns:
+        The numbers at λ = 0.
+
+    Raises:
+        UserError: If the two differ in a bit, one is not finite, or a parameter, buffer or training flag has changed.
+    """
+    before = fingerprint(model)
+    first = numbers(evaluate, model)
+    after = fingerprint(model)
+    if changed := next((name for name in [*before, *after] if before.get(name) != after.get(name)), None):
+        raise UserError(
+            "evaluate", got=f"a change of {changed}" + _others(before, after), why="it must leave the model as it is",
+            do="evaluate in eval mode, without a training step, and leave the flags alone",
+        )  # fmt: skip
+    for name, value in first.items():
+        require(
+            math.isfinite(value), f"evaluate: {name!r} at λ = 0", value, "rises are counted from there",
+            "check the model, its batch-norm calibration rows and the evaluated rows for numbers that are not finite",
+        )  # fmt: skip
+    again = numbers(evaluate, model)
+    for name in [*first, *again]:
+        require(
+            first.get(name) == again.get(name), f"evaluate: {name!r}", f"{first.get(name)} and then {again.get(name)}",
+            "the same weights must give the same numbers, or noise passes for a valley",
+            "fix the rows and their order, switch dropout and augmentation off, seed what is drawn",
+        )  # fmt: skip
+    return first
+
+
+def _others(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    count = sum(before.get(name) != after.get(name) for name in before.keys() | after.keys()) - 1
+    return f" and {count} more changes" if count else ""

@@ -1,0 +1,179 @@
+"""The straight line between two models: loss and error along it, and the gap of their average."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+from sparing.report import Figure, plots
+from sparing.valley.agreement import Agreement, sign_agreement
+from sparing.valley.compatible import Model, is_statistic, require_compatible, state_of
+from sparing.valley.evaluators import Evaluate, numbers, trusted
+from sparing.valley.linear import widened
+from sparing.valley.merge import warn_of_factors
+from sparing.valley.statistics import Batch, Refresher, Statistics
+from sparing.valley.visit import host_of, visiting
+
+_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interpolation:
+    """What was measured at (1 − λ) a + λ b."""
+
+    lambdas: tuple[float, ...]
+    """Positions, rising; 0 is a, 1 is b; ½ is always among them."""
+
+    values: Mapping[str, tuple[float, ...]]
+    """Values by metric, one for each position."""
+
+    agreement: Agreement
+    """Agreement of the signs of a and b."""
+
+    statistics: Statistics
+    """Where the batch-norm statistics came from."""
+
+    @property
+    def gap(self) -> dict[str, float]:
+        """Value of the average less the mean of the two ends, by metric; below zero the merge is the better model.
+
+        Source: Li et al. 2024, §5, there for accuracy and so of the other sign.
+        """
+        return {
+            metric: self.at(metric, 0.5) - (self.at(metric, 0.0) + self.at(metric, 1.0)) / 2 for metric in self.values
+        }
+
+    @property
+    def barrier(self) -> dict[str, float]:
+        """Largest height over the straight line between the ends' values, for λ in [0, 1], by metric; at least 0."""
+        return {
+            metric: max(
+                value - ((1 - at) * self.at(metric, 0.0) + at * self.at(metric, 1.0))
+                for at, value in zip(self.lambdas, values, strict=True)
+                if 0 <= at <= 1
+            )
+            for metric, values in self.values.items()
+        }
+
+    def at(self, metric: str, position: float) -> float:
+        """Return the value at a position that was measured."""
+        return self.values[metric][self.lambdas.index(position)]
+
+    def rows_of(self) -> list[dict[str, Any]]:
+        """Return one row for each position, for a record."""
+        return [
+            {"lambda": at, **{metric: values[n] for metric, values in self.values.items()}}
+            for n, at in enumerate(self.lambdas)
+        ]
+
+    def plot(self, metric: str = "error") -> Figure:
+        """Draw one metric along the line.
+
+        Args:
+            metric: One that was measured.
+
+        Returns:
+            The picture.
+
+        Raises:
+            UserError: If it was not measured.
+        """
+        require(metric in self.values, "metric", repr(metric), f"measured were {', '.join(self.values)}", "name one")
+        gap = self.gap[metric]
+        ends = plots.Series("the two ends", [0.0, 1.0], [self.at(metric, 0.0), self.at(metric, 1.0)], "baseline")
+        line = plots.Series("along the line", self.lambdas, self.values[metric], "ours")
+        return plots.lines(
+            [line, ends],
+            title=f"The average is {abs(gap):.3g} {'worse' if gap > 0 else 'better'} in {metric} than its members",
+            x=plots.Axis("position λ: 0 is the first model, 1 the second"),
+            y=plots.Axis(metric),
+            caption=f"Signs agree in {self.agreement.element:.1%} of the weights, by chance in "
+            f"{self.agreement.chance:.1%}. Batch-norm statistics: {self.statistics}.",
+        )
+
+
+def interpolate(
+    a: Model,
+    b: Model,
+    evaluate: Evaluate,
+    *,
+    lambdas: Sequence[float] | None = None,
+    calibrate: Iterable[Batch] | None = None,
+    statistics: Statistics = "exact",
+) -> Interpolation:
+    """Measure a model on the straight line between two.
+
+    Batch-norm statistics are estimated anew at every point, ends included. The live model among the two (the first, if
+    both are) is lent for it and gets its weights back, to the bit.
+
+    Args:
+        a: Model at λ = 0, live or a state.
+        b: Model at λ = 1; one of the two must be live.
+        evaluate: Model -> numbers by name, the lower the better for ``gap`` and ``barrier`` to read as losses.
+        lambdas: Positions, also outside [0, 1]; 21 in [0, 1] by default. 0, ½ and 1 are added.
+        calibrate: Batches of training inputs, needed where there are batch norms.
+        statistics: "exact", "cumulative", "stale" (those of the ends, interpolated) or "batch".
+
+    Returns:
+        Values, gap and sign agreement.
+
+    Raises:
+        UserError: If the models are of different architectures, neither is live, batches are missing, a position is
+            not finite, or ``evaluate`` cannot be trusted.
+    """
+    host, states = host_of([a, b]), [state_of(a), state_of(b)]
+    require_compatible(states)
+    warn_of_factors(states[0])
+    positions = _positions(lambdas)
+    agreement = sign_agreement(a, b)
+    refresher = Refresher(host, calibrate, statistics)
+    # The host's parameters and buffers are written, and a live end shares them
+    ends = [{name: value.clone() for name, value in state.items()} for state in states]
+    values: dict[str, list[float]] = {}
+    with visiting(host) as put:
+        put(ends[0])
+        with refresher.at_point():
+            trusted(evaluate, host)
+        for at in positions:
+            put({name: between(name, value, ends[1][name], at) for name, value in ends[0].items()})
+            with refresher.at_point():
+                for metric, value in numbers(evaluate, host).items():
+                    values.setdefault(metric, []).append(value)
+    return Interpolation(
+        lambdas=positions,
+        values={metric: tuple(found) for metric, found in values.items()},
+        agreement=agreement,
+        statistics=statistics,
+    )
+
+
+def between(name: str, a: Tensor, b: Tensor, at: float) -> Tensor:
+    """Return (1 − λ) a + λ b for the tensors of one name; both ends are met to the bit.
+
+    Args:
+        name: Their name: running statistics are told by it.
+        a: At λ = 0.
+        b: At λ = 1.
+        at: λ, also outside [0, 1]; statistics stay at the nearer end there, since a variance is not negative.
+
+    Returns:
+        Dtype of ``a``; counters take the larger value.
+    """
+    if not a.is_floating_point():
+        return torch.maximum(a, b.to(a))
+    share = min(max(at, 0.0), 1.0) if is_statistic(name) else at
+    first, second = widened(a, b), widened(b, a)
+    return torch.lerp(first, second.to(first.device), share).to(a.dtype)
+
+
+def _positions(lambdas: Sequence[float] | None) -> tuple[float, ...]:
+    wanted = [at / _STEPS for at in range(_STEPS + 1)] if lambdas is None else [float(at) for at in lambdas]
+    fine = bool(wanted) and all(map(math.isfinite, wanted))
+    require(fine, "lambdas", wanted, "positions on a line are numbers", "pass some, such as [0, 0.25, 0.5, 0.75, 1]")
+    return tuple(sorted({*wanted, 0.0, 0.5, 1.0}))

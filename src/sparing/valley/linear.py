@@ -1,0 +1,169 @@
+"""Merging by arithmetic: the weighted mean of models, and the base plus the sum of what each of them learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The weighted mean of the models: Σ w_t θ_t / Σ w_t.
+
+    Example:
+        >>> Linear((3.0, 1.0)).tensor("w", [torch.zeros(1), torch.ones(1)])
+        tensor([0.2500])
+    """
+
+    weights: tuple[float, ...] | None = None
+    """Of the models in order, ≥ 0 (dimensionless); None weighs them alike."""
+
+    def __post_init__(self) -> None:
+        """Refuse weights that no mean has."""
+        require_weights(self.weights)
+
+    @property
+    def needs_base(self) -> bool:
+        """False: a mean needs no ancestor."""
+        return False
+
+    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+        """Merge the tensors of one name.
+
+        Args:
+            name: Canonical name, which a mean does not ask for.
+            tensors: One of each model, of equal shapes.
+            base: Not used.
+
+        Returns:
+            Their mean, in the dtype of the first; equal tensors come back bit by bit.
+
+        Raises:
+            UserError: If the weights are not as many as the models.
+        """
+        weights = weights_for(self.weights, len(tensors))
+        merged, total = torch.zeros_like(widened(tensors[0])), 0.0
+        for tensor, weight in zip(tensors, weights, strict=True):
+            if weight > 0:
+                total += weight
+                # Running mean: a mean of equal numbers is that number, which a sum of w · θ would round
+                merged = torch.lerp(merged, widened(tensor, merged), weight / total)
+        return merged.to(tensors[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskArithmetic:
+    """The base plus the sum of task vectors: θ₀ + λ Σ w_t (θ_t − θ₀).
+
+    Source: Ilharco et al. 2023 (arXiv:2212.04089); λ = 0.4 is what Yadav et al. 2023 (arXiv:2306.01708) recommend
+    where no held-out set can tell. With two models λ = 0.5 is their mean.
+    """
+
+    scale: float = 0.4
+    """λ, common to all models (dimensionless)."""
+
+    _: KW_ONLY
+
+    weights: tuple[float, ...] | None = None
+    """Of the models in order, w_t ≥ 0 (dimensionless); None is 1 for each."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a number."""
+        require_scale(self.scale)
+        require_weights(self.weights)
+
+    @property
+    def needs_base(self) -> bool:
+        """True: a task vector starts at the base."""
+        return True
+
+    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+        """Merge the tensors of one name.
+
+        Args:
+            name: Canonical name.
+            tensors: One of each model, of equal shapes.
+            base: The same tensor of the common ancestor.
+
+        Returns:
+            The merged tensor in the dtype of the first.
+
+        Raises:
+            UserError: If the base is missing, or the weights are not as many as the models.
+        """
+        return added(base, self.delta(name, task_vectors(name, tensors, base)), tensors[0])
+
+    def delta(self, name: str, deltas: Sequence[Tensor]) -> Tensor:
+        """Return what is added to the base, λ Σ w_t τ_t.
+
+        Args:
+            name: Canonical name.
+            deltas: Task vectors τ_t of this name.
+
+        Returns:
+            Shape and dtype of a task vector.
+        """
+        total = torch.zeros_like(deltas[0])
+        for delta, weight in zip(deltas, weights_for(self.weights, len(deltas)), strict=True):
+            total = torch.add(total, delta, alpha=weight)
+        return self.scale * total
+
+
+def task_vectors(name: str, tensors: Sequence[Tensor], base: Tensor | None) -> list[Tensor]:
+    """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are.
+
+    Args:
+        name: Canonical name, for the message.
+        tensors: One of each model.
+        base: The same tensor of the common ancestor.
+
+    Returns:
+        New tensors, in order.
+
+    Raises:
+        UserError: If the base is missing.
+    """
+    require(base is not None, f"base at {name!r}", "none", "this method merges what was learned since", "pass base=...")
+    assert base is not None
+    return [widened(tensor, base) - widened(base, tensor) for tensor in tensors]
+
+
+def added(base: Tensor | None, delta: Tensor, template: Tensor) -> Tensor:
+    """Return the base plus a merged task vector, in the dtype of the template."""
+    assert base is not None
+    return (base.to(delta) + delta).to(template.dtype)
+
+
+def widened(tensor: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or what it meets is."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.to(dtype) if beside is None else tensor.to(beside.device, torch.promote_types(dtype, beside.dtype))
+
+
+def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:
+    """Return one weight for each of ``count`` models, 1 where none were given; another number of them is refused."""
+    if weights is None:
+        return [1.0] * count
+    why = f"{count} models need as many weights"
+    require(len(weights) == count, "weights", f"{len(weights)} of them", why, "pass one for each model, in order")
+    return weights
+
+
+def require_weights(weights: Sequence[float] | None) -> None:
+    """Refuse weights that are negative, not finite or all zero."""
+    if weights is None:
+        return
+    fine = all(math.isfinite(weight) and weight >= 0 for weight in weights) and sum(weights) > 0
+    why = "a mean needs finite weights ≥ 0 of which one is positive"
+    require(fine, "weights", tuple(weights), why, "pass numbers such as (0.5, 0.5)")
+
+
+def require_scale(scale: float) -> None:
+    """Refuse a factor that is not finite."""
+    require(math.isfinite(scale), "scale", scale, "task vectors are multiplied by it", "pass a finite number")

@@ -1,0 +1,121 @@
+"""One verb for all methods of merging: states in, one state out, tensor by tensor."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of
+from sparing.valley.linear import Linear
+from sparing.valley.ties import Ties
+
+
+class Method(Protocol):
+    """A way to merge: settings with a function of the tensors of one name."""
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether it merges changes since a common ancestor."""
+
+    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+        """Merge the tensors of one name; the answer has the dtype of the first."""
+
+
+def merge(states: Sequence[Model], *, base: Model | None = None, method: Method | None = None) -> dict[str, Tensor]:
+    """Merge models of one architecture.
+
+    Running statistics of norm layers are averaged whatever the method: estimate them anew before the model is used
+    (``soup`` does that). Counters keep their dtype and take the largest value. Arithmetic is in float32, or float64
+    where the models are.
+
+    Args:
+        states: Models or their states, at least one.
+        base: The common ancestor, where the method needs it.
+        method: A value such as ``Linear()`` (the default), ``TaskArithmetic(0.4)``, ``Ties(keep=0.2)``,
+            ``Dare(drop=0.9)`` or ``SignAware()``.
+
+    Returns:
+        New tensors under the names of the first state, in its order and dtypes, for ``load_state_dict``. Names that
+        share memory in all of them, as tied weights do, share it in the answer.
+
+    Raises:
+        UserError: If there are no models, they are of different architectures or not finite, the base is missing, or
+            the weights are not as many as the models.
+
+    Example:
+        >>> merge([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}])
+        {'w': tensor([2., 2.])}
+    """
+    method = Linear() if method is None else method
+    members, origin = [state_of(state) for state in states], None if base is None else state_of(base)
+    labels = [*(f"model {at}" for at in range(1, len(members) + 1)), "the base"]
+    require_base(method, origin)
+    require(bool(members), "models", "none", "there is nothing to merge", "pass at least one")
+    require_compatible(members if origin is None else [*members, origin], labels if origin is not None else None)
+    warn_of_factors(members[0])
+    if isinstance(method, Ties) and origin is not None:
+        method = method.ready(members, origin)
+    merged: dict[str, Tensor] = {}
+    for name, owner in _owners(members if origin is None else [*members, origin]).items():
+        tensors, ancestor = [state[name] for state in members], None if origin is None else origin[name]
+        merged[name] = merged[owner] if owner in merged else merged_tensor(method, name, tensors, ancestor)
+    return merged
+
+
+def merged_tensor(method: Method, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+    """Merge the tensors of one name by the rule for its kind; ``merge`` is this over all names.
+
+    Args:
+        method: How to merge weights.
+        name: Their name: running statistics are told by it.
+        tensors: One of each model, of equal shapes.
+        base: The same tensor of the common ancestor, where the method needs it.
+
+    Returns:
+        A new tensor in the dtype of the first: merged weights, averaged statistics, the largest count.
+
+    Raises:
+        UserError: As the method.
+    """
+    if not tensors[0].is_floating_point():
+        return torch.stack([tensor.to(tensors[0]) for tensor in tensors]).amax(0)
+    if is_statistic(name):
+        return Linear(getattr(method, "weights", None)).tensor(name, tensors)
+    return method.tensor(name, tensors, base)
+
+
+def require_base(method: Method, base: object | None) -> None:
+    """Refuse a method that needs a base without one."""
+    name = type(method).__name__
+    missing = method.needs_base and base is None
+    require(not missing, "base", "none", f"{name} merges what was learned since", "pass base=..., or use Linear()")
+
+
+def warn_of_factors(names: Iterable[str]) -> None:
+    """Warn where the factors of LoRA are merged, whose product alone means something.
+
+    Args:
+        names: Names of tensors, such as a state.
+    """
+    if pairs := lora_pairs(names):
+        warnings.warn(
+            f"{len(pairs)} LoRA pairs, such as {pairs[0]!r}: (A, B) and (−A, −B) are one model, so the mean of factors "
+            "means little; merge the adapters into their weights first",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _owners(states: Sequence[State]) -> dict[str, str]:
+    """Return for each name the first one that shares its memory in every state."""
+    found: dict[object, str] = {}
+    return {name: found.setdefault(tuple(_place(name, state[name]) for state in states), name) for name in states[0]}
+
+
+def _place(name: str, value: Tensor) -> object:
+    return (value.data_ptr(), value.device, value.shape, value.stride()) if value.numel() else name

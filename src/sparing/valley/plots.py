@@ -1,0 +1,132 @@
+"""Pictures of curves and surfaces; the title says how lopsided they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sparing.report import plots
+
+if TYPE_CHECKING:
+    from sparing.report import Figure
+    from sparing.valley.curve import Curve
+    from sparing.valley.surface import Surface
+
+ROLES: Final[tuple[plots.Role, ...]] = ("ours", "rival", "good", "second_rival", "extension", "reference", "baseline")
+UNITS: Final = {"loss": "nat"}
+CLEAR: Final = 0.35
+"""Asymmetry index beyond which a single draw is called lopsided: the paper's raw noises stay below it."""
+NAMES: Final = {"loss": "cross-entropy", "error": "error (share of rows)"}
+
+
+def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] = ()) -> Figure:
+    """Draw curves over λ, each as the mean over draws with its interval.
+
+    Args:
+        curves: What to draw, at most seven; their widths or directions may differ.
+        metric: Which metric.
+        names: Name of each; what they differ in by default.
+
+    Returns:
+        The picture; values that are not finite are gaps.
+    """
+    labels = list(names) or _labels(curves)
+    return plots.lines(
+        [_series(one, metric, label, role) for one, label, role in zip(curves, labels, ROLES, strict=False)],
+        title=_title(curves[0], metric), x=plots.Axis("λ"), y=axis(metric),
+        between="95 % bootstrap interval of the mean over draws", caption=_caption(curves, metric, labels),
+    )  # fmt: skip
+
+
+def surface_figure(surface: Surface, metric: str) -> Figure:
+    """Draw a map of a plane.
+
+    Args:
+        surface: What was measured.
+        metric: Which metric.
+
+    Returns:
+        The picture: the first direction across, the second upwards.
+    """
+    values = surface.values[metric]
+    half = float(surface.lambdas[-1] - surface.lambdas[-2]) / 2
+    edges = [float(at) - half for at in surface.lambdas] + [float(surface.lambdas[-1]) + half]
+    middle = len(surface.lambdas) // 2
+    low, high = _span(values)
+    first, second = surface.directions
+    return plots.heatmap(
+        np.where(np.isfinite(values), values, np.nan).T.tolist(),
+        title=f"{_words(metric)} is {values[middle, middle]:.3g} in the middle and between {low:.3g} and {high:.3g}",
+        x=plots.Axis(f"λ along {first}"), y=plots.Axis(f"λ along {second}"), x_edges=edges,
+        y_labels=[f"{at:+.2g}".replace("-", "−") if at else "0" for at in surface.lambdas],
+        kind="sequential", value=axis(metric),
+        caption=f"SCR {surface.consistency[0]:.2f} and {surface.consistency[1]:.2f}, cosine {surface.cosine:+.2f}; "
+        f"width {surface.width:g}; batch-norm statistics: {surface.statistics}.",
+    )  # fmt: skip
+
+
+def axis(metric: str) -> plots.Axis:
+    """Name a metric and its unit for an edge of a picture.
+
+    Args:
+        metric: Its name.
+
+    Returns:
+        The axis.
+    """
+    return plots.Axis(NAMES.get(metric, metric), UNITS.get(metric, ""))
+
+
+def _series(curve: Curve, metric: str, label: str, role: plots.Role) -> plots.Series:
+    mean = np.where(np.isfinite(curve.mean(metric)), curve.mean(metric), np.nan)
+    if curve.draws < 2:
+        return plots.Series(label, curve.lambdas.tolist(), mean.tolist(), role)
+    low, high = (np.where(np.isfinite(end), end, mean) for end in curve.band(metric))
+    return plots.Series(label, curve.lambdas.tolist(), mean.tolist(), role, low.tolist(), high.tolist(), curve.draws)
+
+
+def _labels(curves: Sequence[Curve]) -> list[str]:
+    """Name each curve by what tells it from the others."""
+    parts = {
+        "direction": [one.direction for one in curves], "width": [f"width {one.width:g}" for one in curves],
+        "statistics": [f"{one.statistics} statistics" for one in curves],
+    }  # fmt: skip
+    telling = [name for name, words in parts.items() if len(set(words)) > 1] or ["direction"]
+    return [", ".join(parts[name][k] for name in telling) for k in range(len(curves))]
+
+
+def _title(curve: Curve, metric: str) -> str:
+    found, branch = curve.asymmetry[metric], curve.branches[metric]
+    if math.isnan(found.value):
+        return f"{_words(metric)} hardly moves: its rise is not above the noise floor of {found.floor:.2g}"
+    low, high = found.interval
+    clear = abs(found.value) >= CLEAR if math.isnan(low) else low > 0 or high < 0
+    verdict = f"flatter on the {'+' if found.value > 0 else '−'} side" if clear else "no telling which side is flatter"
+    return f"{_words(metric)}, {verdict}: {branch.minus:.3g} on −, {branch.plus:.3g} on +"
+
+
+def _caption(curves: Sequence[Curve], metric: str, labels: Sequence[str]) -> str:
+    parts = []
+    for one, label in zip(curves, labels, strict=False):
+        start = f"{label}: " if len(curves) > 1 else f"{one.direction}: "
+        parts.append(f"{start}asymmetry {one.asymmetry[metric]}, SCR {one.consistency.mean():.2f}")
+    ways = " and ".join(sorted({one.statistics for one in curves}))
+    gaps = any(not np.isfinite(one.mean(metric)).all() for one in curves)
+    return (
+        "; ".join(parts)[:1].upper()
+        + "; ".join(parts)[1:]
+        + f". Batch-norm statistics: {ways}."
+        + (" Gaps: not finite." if gaps else "")
+    )
+
+
+def _words(metric: str) -> str:
+    return {"loss": "Cross-entropy"}.get(metric, metric[:1].upper() + metric[1:])
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    found = values[np.isfinite(values)]
+    return (float(found.min()), float(found.max())) if found.size else (math.nan, math.nan)

@@ -1,0 +1,149 @@
+"""Will this merge work? Answered from the weights alone, before anyone evaluates it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sparing.errors import require
+from sparing.valley.agreement import Agreement, sign_agreement
+from sparing.valley.calibration import METRICS, TASK_SCORE, WEIGHT_SCORE, Fit, shipped_fit
+from sparing.valley.compatible import Model, lora_pairs, vectors_of
+from sparing.valley.features import features_of, matrices
+from sparing.vectors import Vector
+
+Verdict = Literal["will merge", "uncertain", "will not"]
+
+STRANGERS = 0.1
+"""Chance-corrected sign agreement below which two models do not share an origin: between the 0 of independent runs and
+the agreement that runs of one initialisation keep for long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeForecast:
+    """What is expected of the average of two models."""
+
+    gap: Mapping[str, float]
+    """Predicted value of the average less the mean of the two, by metric: loss (nat), error (share)."""
+
+    interval: Mapping[str, tuple[float, float]]
+    """Where nine in ten calibrated pairs of similar score lie, by metric."""
+
+    verdict: Verdict
+    """Whether the error's interval is below the tolerance, around it, or above it; and what overrides it."""
+
+    reasons: tuple[str, ...]
+    """Why, in sentences; the first decided."""
+
+    features: Mapping[str, float]
+    """What was measured on the weights: see ``FEATURES`` and ``TASK_FEATURES``."""
+
+    agreement: Agreement
+    """Sign agreement of all matrices, with that of every block."""
+
+    score: float
+    """The sum of features that ranks pairs, larger is worse; comparable between forecasts of one kind (with or without
+    base)."""
+
+    pairs: int
+    """Measured pairs behind the forecast (count)."""
+
+
+def predict_merge(
+    a: Model, b: Model, *, base: Model | None = None, tolerance: float = 0.02, fit: Fit | None = None
+) -> MergeForecast:
+    """Predict the gap of the average of two models, batch-norm statistics estimated anew.
+
+    The score is a sum of few features with weights ≥ 0, so a pair that is farther apart is never predicted better; the
+    gap is a rising function of it, fitted to measured pairs of small networks. Take the ranking seriously and the size
+    with its interval: another task has another scale.
+
+    Args:
+        a: A model or its state.
+        b: Another of the same architecture.
+        base: Their common ancestor, if known; then the task vectors count too, where the calibration has such pairs.
+        tolerance: Largest gap in error (share) that still passes for a working merge.
+        fit: Another calibration, from ``calibration.fit``; by default the shipped one.
+
+    Returns:
+        Gap, interval, verdict and reasons.
+
+    Raises:
+        UserError: If the models are of different architectures or not finite, or the tolerance is negative.
+    """
+    require(
+        tolerance >= 0, "tolerance", tolerance, "it is a share of wrong answers", "pass tolerance >= 0, such as 0.02"
+    )
+    first, second = vectors_of(a, b)
+    features = features_of(a, b, base)
+    chosen, notes = _calibration(features, fit)
+    score = chosen.score(features)
+    agreement = sign_agreement(matrices(first), matrices(second), by="block")
+    gap = {metric: chosen.gap(metric, score) for metric in METRICS}
+    interval = {metric: chosen.interval(metric, score) for metric in METRICS}
+    verdict, reasons = _judged(first, agreement, interval["error"], tolerance)
+    return MergeForecast(
+        gap=gap,
+        interval=interval,
+        verdict=verdict,
+        reasons=(*reasons, *notes, *_beyond(chosen, score)),
+        features=features,
+        agreement=agreement,
+        score=score,
+        pairs=len(chosen.scores),
+    )
+
+
+def _calibration(features: Mapping[str, float], fit: Fit | None) -> tuple[Fit, list[str]]:
+    """Choose the fit that knows most of these features."""
+    if fit is not None:
+        lacking = [name for name in fit.names if name not in features]
+        require(not lacking, "fit", ", ".join(lacking), "it needs features that only a base gives", "pass base=...")
+        return fit, []
+    notes = []
+    if all(math.isfinite(features.get(name, math.nan)) for name in TASK_SCORE):
+        found = shipped_fit(TASK_SCORE)
+        if found is not None:
+            return found, []
+        notes = ["The calibration has too few pairs with a base: task vectors did not count."]
+    found = shipped_fit(WEIGHT_SCORE)
+    why, do = "it has too few pairs", "measure them: python -m benchmarks.valley.soups"
+    require(found is not None, "calibration", "the shipped file", why, do)
+    assert found is not None
+    return found, notes
+
+
+def _judged(
+    vector: Vector, agreement: Agreement, error: tuple[float, float], tolerance: float
+) -> tuple[Verdict, list[str]]:
+    """Say what is to be expected, and why."""
+    seen = (
+        f"Signs of matrices agree in {agreement.element:.1%}, by chance in {agreement.chance:.1%}: "
+        f"{agreement.corrected:.2f} after correction."
+    )
+    if pairs := lora_pairs(vector):
+        return "uncertain", [
+            f"{len(pairs)} LoRA pairs, such as {pairs[0]!r}: (A, B) and (−A, −B) are one model, so signs and means of "
+            "factors say little; compare the merged weights.",
+            seen,
+        ]
+    if agreement.corrected < max(STRANGERS, 3 * agreement.error):
+        return "will not", [
+            "Their signs agree as those of strangers do: models trained from different starts have their neurons in "
+            "different orders, and an average mixes what does not belong together. Align them first.",
+            seen,
+        ]
+    low, high = error
+    span = f"The gap in error is expected between {low:+.3f} and {high:+.3f}; {tolerance:g} is tolerated."
+    verdict: Verdict = "will merge" if high <= tolerance else "will not" if low > tolerance else "uncertain"
+    worst = max(agreement.groups.items(), key=lambda item: -item[1].corrected if item[1].votes else -math.inf)
+    return verdict, [span, seen, f"They disagree most in {worst[0]!r} ({worst[1].corrected:.2f})."]
+
+
+def _beyond(fit: Fit, score: float) -> list[str]:
+    """Say where the calibration has nothing like it."""
+    if score > fit.scores[-1]:
+        return ["They are farther apart than any calibrated pair: the gap is that of the farthest, and may be larger."]
+    return [] if score >= fit.scores[0] else ["They are closer than any calibrated pair."]

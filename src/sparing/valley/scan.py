@@ -1,0 +1,349 @@
+"""The scan: loss and error along a direction, to both sides, with batch-norm statistics that belong to every point.
+
+    found = scan(model, Classification(inputs, classes), Noise("gaussian", sign="consistent"), calibrate=[train_inputs])
+    found.asymmetry["error"].value, found.asymmetry["error"].interval, found.consistency
+
+Source: Li et al. 2024 (arXiv:2405.12489), §3 and appendix A.3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from sparing.blocks import named_parameters
+from sparing.errors import UserError, require
+from sparing.report import Progress
+from sparing.valley.apply import walking
+from sparing.valley.asymmetry import Branches, OddEven
+from sparing.valley.bootstrap import Index
+from sparing.valley.config import Direction, Given, Noise
+from sparing.valley.curve import Curve
+from sparing.valley.directions import Resolved
+from sparing.valley.evaluators import Evaluate, trusted
+from sparing.valley.statistics import Batch, Refresher, Statistics
+from sparing.valley.workers import Facts, Point, Resolver, Work, threads, visit_all
+
+if TYPE_CHECKING:
+    from sparing.report import Figure
+
+Floats = NDArray[np.float64]
+Told = Callable[[], object]
+
+FAR: float = 0.05
+"""How far from 1/2 a given direction's SCR must be for a warning; less is worth about 0.1 of asymmetry, 2 · SCR − 1."""
+DEVIATIONS: float = 4.0
+"""And how many standard deviations of a fair coin: an accident of 1 in 16,000."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scan:
+    """Curves along one kind of direction, one for each width; what is asked of the scan is asked of the first."""
+
+    curves: tuple[Curve, ...]
+    """One for each width, in the order of the widths."""
+
+    @property
+    def first(self) -> Curve:
+        """The curve of the first width."""
+        return self.curves[0]
+
+    @property
+    def lambdas(self) -> Floats:
+        """λ, shape (L,), the same for all widths."""
+        return self.first.lambdas
+
+    @property
+    def values(self) -> Mapping[str, Floats]:
+        """Metric -> numbers of the first width, shape (draws, L)."""
+        return self.first.values
+
+    @property
+    def consistency(self) -> Floats:
+        """SCR of each draw, shape (draws,), the same for all widths."""
+        return self.first.consistency
+
+    @property
+    def asymmetry(self) -> dict[str, Index]:
+        """Asymmetry index of the first width by metric, with its interval."""
+        return self.first.asymmetry
+
+    @property
+    def branches(self) -> dict[str, Branches]:
+        """Branch means of the first width, by metric."""
+        return self.first.branches
+
+    def half_widths(self, metric: str, rise: float | None = None) -> tuple[float, float]:
+        """Half-widths of the first width: ``Curve.half_widths``."""
+        return self.first.half_widths(metric, rise)
+
+    def odd_even(self, metric: str) -> OddEven:
+        """Odd and even parts of the first width: ``Curve.odd_even``."""
+        return self.first.odd_even(metric)
+
+    def rows_of(self) -> list[dict[str, float | int | str | None]]:
+        """Rows of all widths: ``Curve.rows_of``."""
+        return [row for curve in self.curves for row in curve.rows_of()]
+
+    def summary(self) -> list[dict[str, float | int | str | None]]:
+        """One row per width and metric: ``Curve.summary``."""
+        return [row for curve in self.curves for row in curve.summary()]
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Draw all widths, each as the mean over draws with its interval.
+
+        Args:
+            metric: Its name; the first by default.
+
+        Returns:
+            The picture.
+        """
+        from sparing.valley.plots import curve_figure
+
+        return curve_figure(self.curves, metric or self.first.metrics[0])
+
+
+def scan(
+    model: nn.Module,
+    evaluate: Evaluate,
+    direction: Direction,
+    *,
+    calibrate: Iterable[Batch] | None = None,
+    statistics: Statistics = "exact",
+    points: int = 21,
+    widths: Sequence[float] = (1.0,),
+    reach: float = 1.0,
+    draws: int = 5,
+    seed: int = 0,
+    floors: Mapping[str, float] | None = None,
+    workers: int = 1,
+    threads: int | None = None,
+    label: str = "",
+) -> Scan:
+    """Walk along a direction to both sides and measure.
+
+    At each point the parameters are θ + λ · width · ε, batch-norm statistics are estimated anew, and ``evaluate`` is
+    called once, in eval mode and without gradients. All widths and all metrics share draws; λ = 0 is measured once.
+    Afterwards parameters, buffers, training flags and random state are as before, to the bit, also after an exception.
+
+    Args:
+        model: Any module: batch norm, GroupNorm, a Hugging Face language model, frozen parts (which stay), tied or
+            masked weights.
+        evaluate: Model -> numbers by name, such as {"loss": nat, "error": share}. It must be deterministic and leave
+            the model alone, which is tried at λ = 0. ``Classification`` and ``NextToken`` are made for it. An attribute
+            ``rows`` gives the noise floor of the asymmetry.
+        direction: ``Noise``, ``Special`` or ``Given``.
+        calibrate: Batches of training inputs for batch norm, iterated anew at every point; not the evaluated rows.
+        statistics: "exact" (all calibration rows in one pass), "cumulative" (mean over batches), "stale" (those of θ)
+            or "batch" (each evaluated batch's own); the last two are there to be compared.
+        points: Values of λ (count), odd, >= 3, equally spaced from −reach to reach.
+        widths: Factors s of λ, each > 0.
+        reach: Largest λ, > 0.
+        draws: Draws of a random direction (count); one that is not random is walked once.
+        seed: Of the draws and of the bootstrap.
+        floors: Noise floors by metric, in its unit, instead of those reckoned from the rows.
+        workers: Processes. The numbers are the same to the bit for any number of them. Others than 1 pickle model,
+            ``evaluate`` and ``calibrate``; a script must then guard its start by ``if __name__ == "__main__":``.
+        threads: Threads each process computes with; as torch is set by default. With several workers, 1 is best, here
+            and in any scan whose bits are compared.
+        label: What a progress bar is called; none is shown by default.
+
+    Returns:
+        One curve for each width.
+
+    Raises:
+        UserError: If a setting cannot be, the direction does not fit the model, calibration batches are missing, or
+            ``evaluate`` is not deterministic, changes the model, or returns no finite numbers at λ = 0.
+
+    Warns:
+        UserWarning: If the caller's own direction agrees in sign with the weights far more or less often than chance,
+            or the parameters are in half precision, which rounds small steps away.
+    """
+    at = grid(points, reach)
+    _require_counts(widths, draws)
+    work = work_of(model, evaluate, (direction,), calibrate, statistics, seed, threads)
+    count = draws if _random(direction) else 1
+    sides = [k for k in range(points) if k != points // 2]
+    where: list[Point] = [
+        ((0, draw, float(at[k]) * width),) for draw in range(count) for width in widths for k in sides
+    ]
+    found, zero, facts = measured(work, where, workers=workers, label=label)
+    known = [facts[0, draw] for draw in range(count)]
+    table = _table(found, zero, (count, len(widths), points))
+    alike = {
+        "direction": direction.label, "lambdas": at, "theta_norm": known[0].theta_norm, "seed": seed, "floors": floors,
+        "statistics": told(model, statistics), "rows": rows_behind(evaluate),
+    }  # fmt: skip
+    return Scan(curves=tuple(_curve(known, table, k, float(width), alike) for k, width in enumerate(widths)))
+
+
+def _curve(
+    known: Sequence[Resolved], table: Mapping[str, Floats], k: int, width: float, alike: Mapping[str, Any]
+) -> Curve:
+    """Put the k-th width's numbers beside what is known of the draws."""
+    return Curve(
+        width=width,
+        values={name: numbers[:, k] for name, numbers in table.items()},
+        consistency=np.array([one.sign_consistency for one in known]),
+        weighted_consistency=np.array([one.weighted_consistency for one in known]),
+        cosine=np.array([one.cosine for one in known]),
+        distance=np.array([one.direction_norm * width for one in known]),
+        **alike,
+    )
+
+
+def grid(points: int, reach: float) -> Floats:
+    """Return λ, mirrored to the bit around an exact 0.
+
+    Args:
+        points: How many (count), odd, >= 3.
+        reach: The largest.
+
+    Returns:
+        Shape (points,), rising.
+
+    Raises:
+        UserError: If a setting cannot be.
+    """
+    require(
+        isinstance(points, int) and points >= 3 and points % 2 == 1, "points", points,
+        "λ = 0 and as many on either side are needed", "pass an odd number >= 3",
+    )  # fmt: skip
+    require(0 < reach < math.inf, "reach", reach, "λ goes from −reach to reach", "pass a number > 0")
+    right = reach * np.arange(1, points // 2 + 1) / (points // 2)
+    return np.concatenate([-right[::-1], [0.0], right])
+
+
+def measured(
+    work: Work, points: Sequence[Point], *, workers: int = 1, label: str = ""
+) -> tuple[list[dict[str, float]], dict[str, float], Facts]:
+    """Try the measure at θ, then visit all points.
+
+    Args:
+        work: What is measured, and how.
+        points: Where, θ itself apart.
+        workers: Processes.
+        label: Of a progress bar; none if empty.
+
+    Returns:
+        Numbers at each point, numbers at θ, and what is known of the directions.
+
+    Raises:
+        UserError: As ``scan``; if other names come back at some point than at θ.
+    """
+    _warn_half(work.model)
+    resolver = Resolver(work)
+    with threads(work.threads):
+        for point in points[:1]:
+            for which, draw, _ in point:
+                _warn_biased(work.directions[which], resolver(which, draw))
+        with _bar(label, len(points) + 1) as tell:
+            zero = _origin(work)
+            tell()
+            found, facts = visit_all(work, points, workers=workers, resolver=resolver, tell=tell)
+    for values in found:
+        if odd := sorted(values.keys() ^ zero.keys()):
+            why, do = "a curve needs the same numbers everywhere", "return the same names for every model"
+            raise UserError("evaluate", got=f"{odd[0]!r} at some points only", why=why, do=do)
+    return found, zero, resolver.facts | facts
+
+
+def _origin(work: Work) -> dict[str, float]:
+    with walking(work.model) as walker:
+        walker.guard()
+        work.model.eval()
+        with Refresher(work.model, work.calibrate, work.statistics).at_point():
+            return trusted(work.evaluate, work.model)
+
+
+def _table(
+    found: Sequence[Mapping[str, float]], zero: Mapping[str, float], shape: tuple[int, int, int]
+) -> dict[str, Floats]:
+    """Metric -> numbers of shape (draws, widths, points), λ = 0 put in its place."""
+    count, widths, points = shape
+    table = {}
+    for name, bottom in zero.items():
+        sides = np.array([values[name] for values in found], dtype=np.float64).reshape(count, widths, points - 1)
+        table[name] = np.insert(sides, points // 2, bottom, axis=2)
+    return table
+
+
+def work_of(
+    model: nn.Module, evaluate: Evaluate, directions: tuple[Direction, ...], calibrate: Iterable[Batch] | None,
+    statistics: Statistics, seed: int, count: int | None,
+) -> Work:  # fmt: skip
+    """Gather what a visit needs, with the threads of this process unless ``count`` says otherwise."""
+    require(callable(evaluate), "evaluate", type(evaluate).__name__, "it is called with the model", "pass a function")
+    require(count is None or count >= 1, "threads", count, "a process needs one", "pass threads >= 1")
+    return Work(
+        model=model, evaluate=evaluate, directions=directions, calibrate=calibrate, statistics=statistics, seed=seed,
+        threads=torch.get_num_threads() if count is None else count,
+    )  # fmt: skip
+
+
+def _require_counts(widths: Sequence[float], draws: int) -> None:
+    holds = len(widths) > 0 and all(0 < width < math.inf for width in widths)
+    require(holds, "widths", tuple(widths), "λ is multiplied by each", "pass one number > 0 or more")
+    require(draws >= 1, "draws", draws, "a curve needs one", "pass draws >= 1; 5 or more give an interval")
+
+
+def _random(direction: Direction) -> bool:
+    """Whether two draws differ."""
+    drawn = isinstance(direction, Noise) and direction.kind != "one"
+    return drawn or (not isinstance(direction.sign, str) and 0 < direction.sign < 1)
+
+
+def told(model: nn.Module, statistics: Statistics) -> str:
+    """Name the statistics for a record: "none" for a model without batch norm."""
+    return statistics if Refresher(model, None, "stale").layers else "none"
+
+
+def rows_behind(evaluate: Evaluate) -> int | None:
+    """Rows that a measure says it evaluates, if it does."""
+    rows = getattr(evaluate, "rows", None)
+    return rows if isinstance(rows, int) else None
+
+
+def _warn_biased(direction: Direction, found: Resolved) -> None:
+    """Say that a direction the caller brought leans to one side."""
+    if not isinstance(direction, Given) or direction.sign != "raw":
+        return
+    share = found.sign_consistency
+    voters = sum(int((value != 0).sum()) for value in found.vector.values())
+    off = abs(share - 0.5)
+    if voters and off > FAR and off > DEVIATIONS * 0.5 / math.sqrt(voters):
+        side = "+" if share > 0.5 else "−"
+        warnings.warn(
+            f"direction {direction.name!r}: {share:.0%} of its signs are those of the weights (50 % would be chance); "
+            f"such a line tends to be flatter on its {side} side, which says nothing about this minimum; compare "
+            "with Noise() or draw signs evenly, and report the share (found.consistency) beside the curve",
+            UserWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+def _warn_half(model: nn.Module) -> None:
+    half = {str(p.dtype) for p in named_parameters(model).values() if p.dtype in {torch.bfloat16, torch.float16}}
+    if half:
+        warnings.warn(
+            f"parameters in {' and '.join(sorted(half))}: small steps are rounded away; scan model.float() instead",
+            UserWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _bar(label: str, total: int) -> Iterator[Told]:
+    """What to call after each point."""
+    if not label:
+        yield lambda: None
+        return
+    with Progress(label, total=total, unit="point") as bar:
+        yield bar.advance

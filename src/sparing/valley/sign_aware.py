@@ -1,0 +1,99 @@
+"""A merge that elects the signs of changes, as TIES, and guards the signs of the weights they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+from sparing.errors import require
+from sparing.valley.linear import added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.ties import Ties, require_keep
+
+
+@dataclass(frozen=True, slots=True)
+class SignAware:
+    """TIES, with a veto: the merged change may not flip the sign of a base weight unless enough models flipped it.
+
+    Where θ₀ + δ has the other sign than θ₀, the models whose own weight has it vote for the flip, each with the
+    magnitude of its change |τ_t|. Without more than ``majority`` of Σ|τ_t| the change is dropped there and the base
+    weight stays, as TIES drops what loses an election. (Stopping at zero would leave exact zeros, which read as
+    pruned weights.) Base weights that are zero have no sign to guard.
+
+    With ``scale`` ≤ 1 the disjoint mean never exceeds its largest member, so a flip needs one model at least that
+    wants it; what the veto stops are flips that a minority wants.
+
+    Source: ours. The election is that of Yadav et al. 2023; that signs of weights, not only of changes, decide whether
+    an average works is the finding of Li et al. 2024 (arXiv:2405.12489, §5).
+    """
+
+    keep: float = 0.2
+    """Share of elements kept in each task vector, in (0, 1]."""
+
+    _: KW_ONLY
+
+    scale: float = 1.0
+    """Factor of the merged task vector (dimensionless)."""
+
+    majority: float = 0.5
+    """Share of Σ|τ_t| that must want a flip and more, in [0, 1); 0 lets any model flip a sign."""
+
+    weights: tuple[float, ...] | None = None
+    """Of the models in all votes, ≥ 0; None weighs them alike."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares out of range."""
+        require_keep(self.keep)
+        why = "it is a share of the votes that must be exceeded"
+        require(0 <= self.majority < 1, "majority", self.majority, why, "pass 0 <= majority < 1, such as 0.5")
+        require_scale(self.scale)
+        require_weights(self.weights)
+
+    @property
+    def needs_base(self) -> bool:
+        """True: a task vector starts at the base."""
+        return True
+
+    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
+        """Merge the tensors of one name.
+
+        Args:
+            name: Canonical name.
+            tensors: One of each model, of equal shapes.
+            base: The same tensor of the common ancestor.
+
+        Returns:
+            The merged tensor in the dtype of the first.
+
+        Raises:
+            UserError: If the base is missing, or the weights are not as many as the models.
+        """
+        deltas = task_vectors(name, tensors, base)
+        assert base is not None
+        wanted = Ties(self.keep, scale=self.scale, weights=self.weights).delta(name, deltas)
+        origin = base.to(wanted)
+        flips = (origin + wanted) * origin < 0
+        refused = flips & ~majority_flips(origin, deltas, weights_for(self.weights, len(deltas)), self.majority)
+        return added(base, wanted.masked_fill(refused, 0.0), tensors[0])
+
+
+def majority_flips(base: Tensor, deltas: Sequence[Tensor], weights: Sequence[float], majority: float = 0.5) -> Tensor:
+    """Say where the models that flip the sign of the base weight hold more than a share of all change.
+
+    Args:
+        base: θ₀, any shape.
+        deltas: Untrimmed task vectors τ_t of that shape.
+        weights: One for each.
+        majority: Share in [0, 1) of Σ w_t |τ_t| to be exceeded.
+
+    Returns:
+        Truth values of that shape; false where nothing changed.
+    """
+    asking, total = torch.zeros_like(base), torch.zeros_like(base)
+    for delta, weight in zip(deltas, weights, strict=True):
+        size = weight * delta.abs()
+        total += size
+        asking += torch.where((base + delta) * base < 0, size, 0.0)
+    return asking > majority * total

@@ -1,0 +1,233 @@
+"""Two small demonstrations of why the valley is asymmetric: one simulated ReLU unit, and the units of a real network.
+
+A unit with weights w = a h + δ has learned its input h a little. Along sign(w) its pre-activation grows with λ: units
+that are active stay so on the positive side and are lost on the negative one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.seeds import stream
+from sparing.valley.apply import walking
+from sparing.vectors import Vector
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitMove:
+    """The pre-activation z(λ) = (w + λ sign(w))ᵀh over draws of δ."""
+
+    step: float
+    """λ, in units of weight."""
+
+    mean: float
+    """Mean of z over the draws."""
+
+    deviation: float
+    """Standard deviation of z over the draws."""
+
+    active: float
+    """Share of draws with z > 0, which a ReLU lets through."""
+
+    agreement: float
+    """Share of draws that are active or inactive as they are at λ = 0."""
+
+    expected: float
+    """E[z] in closed form, a ‖h‖² + λ Σ_j |h_j| erf(a |h_j| / √2)."""
+
+    error: float
+    """Standard error of the mean, deviation / √draws: the Monte Carlo error of ``mean``."""
+
+
+def expected_shift(inputs: Tensor, slope: float) -> float:
+    """Return E[sign(w)ᵀh] = Σ_j |h_j| erf(a |h_j| / √2) for w = a h + δ, δ ~ N(0, 1).
+
+    Element j of w has mean a h_j and variance 1, so that E[sign(w_j)] = erf(a h_j / √2), which has the sign of h_j.
+
+    Args:
+        inputs: h, shape (d,).
+        slope: a, at least 0.
+
+    Returns:
+        By how much the mean pre-activation moves per unit of λ.
+    """
+    size = inputs.double().abs()
+    return float((size * torch.erf(slope * size / math.sqrt(2))).sum())
+
+
+def simulate_unit(
+    *,
+    dimension: int = 100,
+    slope: float = 0.1,
+    draws: int = 10_000,
+    steps: Sequence[float] = (-1.0, -0.5, 0.0, 0.5, 1.0),
+    seed: int = 0,
+) -> list[UnitMove]:
+    """Simulate one ReLU unit moved along the signs of its weights.
+
+    Args:
+        dimension: d, inputs of the unit (count); the paper does not say.
+        slope: a, how much of its input the unit has learned.
+        draws: N, draws of δ (count).
+        steps: λ.
+        seed: Of h and δ.
+
+    Returns:
+        One result for each λ.
+
+    Raises:
+        UserError: If ``dimension`` is below 1 or ``draws`` below 2.
+
+    Source: Li et al. 2024, Listing 1.
+    """
+    require(dimension >= 1 and draws >= 2, "simulation", f"dimension {dimension}, draws {draws}",
+            "a deviation needs two draws of one element", "pass dimension >= 1 and draws >= 2")  # fmt: skip
+    h = torch.randn(dimension, generator=stream(seed, "valley", "unit", "input"), dtype=torch.float64)
+    noise = torch.randn(draws, dimension, generator=stream(seed, "valley", "unit", "noise"), dtype=torch.float64)
+    weights = slope * h + noise
+    start, shift = weights @ h, torch.where(weights > 0, 1.0, -1.0).double() @ h
+    moves = []
+    for step in steps:
+        z = start + step * shift
+        moves.append(
+            UnitMove(
+                step=step,
+                mean=z.mean().item(),
+                deviation=z.std().item(),
+                active=(z > 0).double().mean().item(),
+                agreement=((z > 0) == (start > 0)).double().mean().item(),
+                expected=slope * h.square().sum().item() + step * expected_shift(h, slope),
+                error=z.std().item() / math.sqrt(draws),
+            )
+        )
+    return moves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Which units fire before and after a step, as shares of all units over all rows; the four add up to 1."""
+
+    step: float
+    """λ."""
+
+    kept: float
+    """Active before and after."""
+
+    lost: float
+    """Active before, inactive after."""
+
+    gained: float
+    """Inactive before, active after."""
+
+    silent: float
+    """Inactive before and after."""
+
+    @property
+    def agreement(self) -> float:
+        """Sum of the diagonal, kept + silent: the number in brackets in the paper's Figure 28."""
+        return self.kept + self.silent
+
+
+def activation_confusion(
+    model: nn.Module,
+    batches: Iterable[Any],
+    direction: Vector,
+    steps: Sequence[float] = (-1.0, -0.8, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 0.8, 1.0),
+    *,
+    units: type[nn.Module] | tuple[type[nn.Module], ...] = nn.ReLU,
+    call: Callable[[nn.Module, Any], object] | None = None,
+) -> list[Activations]:
+    """Compare which units fire at θ and at θ + λ · direction.
+
+    A unit is one element of the output of a module of the type ``units``; it is active where the output is positive.
+    The model runs in evaluation mode, its statistics as they are; parameters and modes are put back.
+
+    Args:
+        model: Any module with such modules.
+        batches: Inputs, the same whenever they are gone through.
+        direction: Parameter name -> tensor, such as ``direction_of(...).vector``.
+        steps: λ.
+        units: Types of the modules whose outputs count.
+        call: Runs the model on one batch; default: ``model(batch)``, or ``model(**batch)`` for a dict.
+
+    Returns:
+        One table for each λ.
+
+    Raises:
+        UserError: If the model ran no module of these types, or there are no batches.
+
+    Source: Li et al. 2024, Figure 28.
+    """
+    kept = list(batches)
+    run = call or _call
+    with _listening(model, units) as heard, walking(model) as walker, torch.no_grad():
+        before = _fired(model, kept, run, heard)
+        require(bool(before), "activation confusion", "no unit", "no module of these types ran",
+                "pass units=(nn.GELU, …), the types the model has, and at least one batch")  # fmt: skip
+        tables = []
+        for step in steps:
+            walker.to(direction, step)
+            tables.append(_table(step, before, _fired(model, kept, run, heard)))
+    return tables
+
+
+def _table(step: float, before: list[Tensor], after: list[Tensor]) -> Activations:
+    """Count the four cases; an output that is not a number counts as inactive."""
+    pairs = list(zip(before, after, strict=True))
+    total = sum(one.numel() for one, _ in pairs)
+
+    def share(first: bool, second: bool) -> float:
+        return sum(int(((one == first) & (two == second)).sum()) for one, two in pairs) / total
+
+    return Activations(
+        step=step, kept=share(True, True), lost=share(True, False), gained=share(False, True),
+        silent=share(False, False),
+    )  # fmt: skip
+
+
+def _fired(
+    model: nn.Module, batches: list[Any], run: Callable[[nn.Module, Any], object], heard: list[Tensor]
+) -> list[Tensor]:
+    """Run all batches and return what was heard, one tensor of truth values for each call of a unit."""
+    heard.clear()
+    for batch in batches:
+        run(model, batch)
+    return list(heard)
+
+
+def _call(model: nn.Module, batch: Any) -> object:
+    return model(**batch) if isinstance(batch, dict) else model(batch)
+
+
+@contextmanager
+def _listening(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[list[Tensor]]:
+    """Note which units fire, with the model in evaluation mode; hooks and modes are put back."""
+    heard: list[Tensor] = []
+
+    def note(module: nn.Module, args: object, output: Tensor) -> None:
+        if not isinstance(output, Tensor):
+            got, do = (
+                f"{type(module).__name__} that returns {type(output).__name__}",
+                "pass types of activation modules",
+            )
+            raise UserError("units", got=got, why="a unit is an element of a tensor", do=do)
+        heard.append(output > 0)
+
+    modes = {module: module.training for module in model.modules()}
+    hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, units)]
+    try:
+        model.eval()
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode

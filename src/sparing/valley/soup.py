@@ -1,0 +1,209 @@
+"""Soups: the average of several models, of all of them or of those that help, with batch-norm statistics of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks.names import unwrap
+from sparing.errors import require
+from sparing.valley.compatible import Model, State, require_compatible, state_of
+from sparing.valley.evaluators import Evaluate, numbers, trusted
+from sparing.valley.linear import Linear, require_weights, widened
+from sparing.valley.merge import merge
+from sparing.valley.statistics import Batch, Refresher, Statistics
+from sparing.valley.visit import host_of, visiting
+
+How = Literal["uniform", "greedy"]
+"""Average all; or add, from the best on, those that do not make the average worse."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Soup:
+    """An average of models."""
+
+    state: Mapping[str, Tensor]
+    """Its weights and buffers, for ``load_state_dict``."""
+
+    members: tuple[int, ...]
+    """Which models are in it, by position, in the order in which they joined."""
+
+    record: tuple[Mapping[str, Any], ...]
+    """What was evaluated: rows with ``members`` (text), ``kept`` and one column for each metric; empty without
+    ``evaluate``."""
+
+    refreshed: bool
+    """Whether batch-norm statistics were estimated for it; else they are the members' mean, which is wrong for it."""
+
+
+class WeightAverage:
+    """The running mean of a model's weights over a training run, in float32 at least.
+
+    Source: Izmailov et al. 2018, stochastic weight averaging (arXiv:1803.05407), Algorithm 1.
+
+    Example:
+        >>> layer, average = nn.Linear(1, 1, bias=False), WeightAverage()
+        >>> for weight in (1.0, 2.0, 6.0):
+        ...     _ = layer.weight.data.fill_(weight)
+        ...     average.add_(layer)
+        >>> average.state["weight"].item(), average.count
+        (3.0, 3)
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Models added."""
+        self._weight = 0.0
+        self._mean: dict[str, Tensor] = {}
+        self._like: dict[str, torch.dtype] = {}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The mean so far, in the dtypes of the first model; batch-norm statistics are averaged, not estimated."""
+        return {name: value.to(self._like[name], copy=True) for name, value in self._mean.items()}
+
+    def add_(self, model: Model, weight: float = 1.0) -> None:
+        """Take a model into the mean.
+
+        Args:
+            model: A model of the same architecture as those before, or its state; it is copied.
+            weight: Its weight, > 0 (dimensionless), 1 for the plain mean.
+
+        Raises:
+            UserError: If it is of another architecture or not finite, or the weight is not positive.
+        """
+        require_weights([weight])
+        state = {
+            name: widened(value) if value.is_floating_point() else value for name, value in state_of(model).items()
+        }
+        self._like = self._like or {name: value.dtype for name, value in state_of(model).items()}
+        self._mean = merge([self._mean or state, state], method=Linear((self._weight, weight)))
+        self._weight += weight
+        self.count += 1
+
+
+def soup(
+    models: Iterable[Model],
+    how: How = "uniform",
+    *,
+    evaluate: Evaluate | None = None,
+    calibrate: Iterable[Batch] | None = None,
+    model: nn.Module | None = None,
+    weights: Sequence[float] | None = None,
+    metric: str | None = None,
+    statistics: Statistics = "exact",
+) -> Soup:
+    """Average models of one architecture.
+
+    The greedy soup sorts the models by the metric and adds, from the best on, each one with which the average is no
+    worse. It is evaluated on held-out rows, never on those of a test.
+
+    Args:
+        models: Models or states, at least one.
+        how: "uniform" or "greedy".
+        evaluate: Model -> numbers by name, the lower the better; greedy needs it, uniform reports it.
+        calibrate: Batches of training inputs for batch-norm statistics.
+        model: A live model that is lent for evaluation and statistics and gets its own weights back; the first live
+            one among ``models`` by default.
+        weights: Of a uniform soup, ≥ 0; alike by default.
+        metric: Which number decides; "error" by default, or the first if there is none.
+        statistics: "exact" or "cumulative"; "stale" averages them.
+
+    Returns:
+        The soup; with a live model and ``calibrate`` its batch-norm statistics are its own.
+
+    Raises:
+        UserError: If there are no models, they do not fit, weights are wrong, or greedy lacks a live model, an
+            ``evaluate`` or, with batch norm, ``calibrate``.
+
+    Source: Wortsman et al. 2022, "Model soups" (arXiv:2203.05482), Recipe 1 for the greedy one.
+    """
+    members = list(models)
+    states = [state_of(one) for one in members]
+    require_compatible(states)
+    require(how in {"uniform", "greedy"}, "how", repr(how), "there are two soups", 'pass "uniform" or "greedy"')
+    if how == "uniform" and evaluate is None and calibrate is None:
+        return _unseen(states, weights)
+    kitchen = _Kitchen(host_of(members, model), states, evaluate, calibrate, metric, statistics)
+    if how == "uniform":
+        return kitchen.uniform(weights)
+    why = "the greedy soup has equal weights"
+    require(weights is None, "weights", weights, why, 'leave them out, or use how="uniform"')
+    require(evaluate is not None, "evaluate", "none", "the greedy soup keeps what helps", "pass evaluate=...")
+    return kitchen.greedy()
+
+
+def _unseen(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
+    """Average without evaluating or estimating anything."""
+    merged = merge(states, method=Linear(None if weights is None else tuple(weights)))
+    return Soup(state=merged, members=tuple(range(len(states))), record=(), refreshed=False)
+
+
+class _Kitchen:
+    """A live model in which soups are tasted."""
+
+    def __init__(
+        self,
+        host: nn.Module,
+        states: Sequence[State],
+        evaluate: Evaluate | None,
+        calibrate: Iterable[Batch] | None,
+        metric: str | None,
+        statistics: Statistics,
+    ) -> None:
+        require_compatible([state_of(host), states[0]], ["the live model", "model 1"])
+        self.host, self.evaluate, self.metric = host, evaluate, metric
+        # The host's parameters and buffers are written, and a live member shares them
+        self.states = [{name: value.clone() for name, value in state.items()} for state in states]
+        self.refresher = Refresher(host, calibrate, statistics)
+        self.record: list[dict[str, Any]] = []
+
+    def uniform(self, weights: Sequence[float] | None) -> Soup:
+        merged = _unseen(self.states, weights).state
+        with visiting(self.host) as put:
+            for at, state in enumerate(self.states if self.evaluate else []):
+                self._taste(put, state, [at])
+            self._taste(put, merged, list(range(len(self.states))))
+            return self._served(merged, list(range(len(self.states))))
+
+    def greedy(self) -> Soup:
+        with visiting(self.host) as put:
+            alone = [self._taste(put, state, [at]) for at, state in enumerate(self.states)]
+            order = sorted(range(len(alone)), key=lambda at: alone[at])  # stable: of equals the first
+            kept, best = order[:1], alone[order[0]]
+            for at in order[1:]:
+                value = self._taste(put, merge([self.states[one] for one in [*kept, at]]), [*kept, at])
+                self.record[-1]["kept"] = value <= best
+                if value <= best:
+                    kept, best = [*kept, at], value
+            merged = merge([self.states[at] for at in kept])
+            put(merged)
+            with self.refresher.at_point():
+                return self._served(merged, kept)
+
+    def _taste(self, put: Any, state: State, members: list[int]) -> float:
+        """Evaluate a soup, write it down, and return what decides."""
+        put(state)
+        with self.refresher.at_point():
+            if self.evaluate is None:
+                return 0.0
+            found = numbers(self.evaluate, self.host) if self.record else trusted(self.evaluate, self.host)
+        self.metric = self.metric or ("error" if "error" in found else next(iter(found)))
+        require(self.metric in found, "metric", repr(self.metric), f"measured were {', '.join(found)}", "name one")
+        self.record.append({"members": " + ".join(map(str, members)), "kept": True, **found})
+        value = found[self.metric]
+        return math.inf if math.isnan(value) else value
+
+    def _served(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:
+        """The soup with the statistics that the live model has at this point."""
+        refreshed = bool(self.refresher.layers) and self.refresher.statistics in {"exact", "cumulative"}
+        buffers = (
+            {name: value.detach().clone() for name, value in unwrap(self.host).named_buffers()} if refreshed else {}
+        )
+        state = {name: buffers.get(name, value) for name, value in merged.items()}
+        return Soup(state=state, members=tuple(members), record=tuple(self.record), refreshed=refreshed)

@@ -1,0 +1,211 @@
+"""Steering to the flat side: a line search from an average, held against plain scaling of its norm.
+
+A step along the signs of the weights leads to the flat side of their valley (Li et al. 2024, arXiv:2405.12489, §4), so
+an average that lies on its steep side might gain by one. With batch norm such a step is hardly more than a larger norm,
+and a longer θ is a smoother function whatever its signs. So the plain θ (1 + l) is searched beside it, and both are
+judged on rows that no search has seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import named_parameters
+from sparing.errors import require
+from sparing.valley.apply import walking
+from sparing.valley.compatible import Model, state_of, vectors_of
+from sparing.valley.evaluators import Evaluate, numbers, trusted
+from sparing.valley.norms import scaled
+from sparing.valley.statistics import Batch, Refresher, Statistics
+from sparing.vectors import norm
+
+Along = Literal["sign", "difference", "self"]
+"""The signs of the weights, each tensor with its root mean square; away from another model; the weights themselves."""
+
+STEPS = (-0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+"""Steps tried by default, in lengths of ‖θ‖; both sides, since the flat one may not be the better one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Path:
+    """One line search: what was searched, what was chosen, and what that is worth on rows it has not seen."""
+
+    along: Along
+    """Direction, with the length ‖θ‖."""
+
+    steps: tuple[float, ...]
+    """Steps l of θ + l · direction (dimensionless), rising; 0 is among them."""
+
+    searched: Mapping[str, tuple[float, ...]]
+    """Values by metric on the searched rows, one for each step."""
+
+    step: float
+    """The step chosen: least value on the searched rows, and of equals the shortest."""
+
+    gain: Mapping[str, float]
+    """By metric, value at θ less value at the chosen step on the test rows; above zero it helped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steered:
+    """The chosen step, beside plain norm scaling."""
+
+    path: Path
+    """Along the direction asked for."""
+
+    scaling: Path
+    """Along θ itself: the flat move that needs no signs."""
+
+    state: Mapping[str, Tensor]
+    """Weights and buffers at the chosen step of ``path``, for ``load_state_dict``."""
+
+    @property
+    def beyond(self) -> dict[str, float]:
+        """Gain over that of plain norm scaling, by metric, on the test rows; above zero it speaks for the direction."""
+        return {metric: gain - self.scaling.gain[metric] for metric, gain in self.path.gain.items()}
+
+    def rows_of(self) -> list[dict[str, Any]]:
+        """Return one row for each searched step of both paths, for a record."""
+        return [
+            {
+                "along": path.along,
+                "step": step,
+                "chosen": step == path.step,
+                **{metric: values[at] for metric, values in path.searched.items()},
+            }
+            for path in (self.path, self.scaling)
+            for at, step in enumerate(path.steps)
+        ]
+
+
+def steer(
+    model: nn.Module,
+    evaluate: Evaluate,
+    *,
+    test: Evaluate,
+    calibrate: Iterable[Batch] | None = None,
+    along: Along = "sign",
+    other: Model | None = None,
+    steps: Sequence[float] = STEPS,
+    metric: str = "loss",
+    statistics: Statistics = "exact",
+) -> Steered:
+    """Search a step that lowers a metric on held-out rows, and report its gain on others.
+
+    Only trainable parameters move, and exact zeros have no sign. The model is walked and ends as it began, to the bit.
+
+    Args:
+        model: Live model at θ, such as one that has loaded a soup.
+        evaluate: Model -> numbers by name, on the rows to search by.
+        test: The same numbers on other rows, from which the gains are reported.
+        calibrate: Batches of training inputs, where there are batch norms.
+        along: "sign" for sign(θ) · rms of each tensor, "difference" for ``model − other``, "self" for θ; all with the
+            length ‖θ‖.
+        other: The model to move away from: a member of the soup.
+        steps: Steps to try, in lengths of ‖θ‖; 0 is added.
+        metric: Which number is searched, the lower the better.
+        statistics: As in ``Refresher``.
+
+    Returns:
+        The chosen step and its gain beside those of plain norm scaling, and the state there.
+
+    Raises:
+        UserError: If ``evaluate`` and ``test`` are one, a step is not finite, ``other`` is missing or of another
+            architecture or equal to the model, or ``evaluate`` cannot be trusted.
+    """
+    why = "a gain on the searched rows is partly luck"
+    require(test is not evaluate, "test", "the searched rows", why, "pass an evaluate on rows of their own")
+    fine = all(map(math.isfinite, steps))
+    require(fine, "steps", tuple(steps), "lengths are finite numbers", "pass numbers such as (-0.05, 0.05)")
+    lengths = tuple(sorted({0.0, *map(float, steps)}))
+    search = _Search(model, evaluate, test, Refresher(model, calibrate, statistics), metric)
+    path = search.run(along, direction(model, along, other), lengths)
+    scaling = path if along == "self" else search.run("self", direction(model, "self"), lengths)
+    return Steered(path=path, scaling=scaling, state=search.state(direction(model, along, other), path.step))
+
+
+def direction(model: nn.Module, along: Along, other: Model | None = None) -> dict[str, Tensor]:
+    """Return what a step of 1 adds to the trainable parameters: a vector of the length ‖θ‖.
+
+    Args:
+        model: Live model at θ.
+        along: Which direction.
+        other: The model to move away from, for "difference".
+
+    Returns:
+        Parameter name -> tensor of its shape.
+
+    Raises:
+        UserError: If nothing is trainable, or the direction is unknown, lacks ``other`` or is zero.
+    """
+    theta = {name: value.detach() for name, value in named_parameters(model).items() if value.requires_grad}
+    require(
+        bool(theta), "model", "no trainable parameters", "frozen ones do not move", "unfreeze what should be steered"
+    )
+    if along == "self":
+        return {name: value.clone() for name, value in theta.items()}
+    if along == "sign":
+        return scaled({name: value.sign() * _rms(value) for name, value in theta.items()}, theta)
+    require(along == "difference", "along", repr(along), "no such direction", 'pass "sign", "difference" or "self"')
+    require(other is not None, "other", "none", "a difference needs two models", "pass other=..., a member of the soup")
+    assert other is not None
+    mine, theirs = vectors_of(model, other)
+    away = {name: mine[name] - theirs[name].to(mine[name]) for name in theta}
+    require(float(norm(away)) > 0, "other", "the same weights", "there is no direction between them", "pass a member")
+    return scaled(away, theta)
+
+
+class _Search:
+    """Values along lines from one model."""
+
+    def __init__(self, model: nn.Module, evaluate: Evaluate, test: Evaluate, refresher: Refresher, metric: str) -> None:
+        self.model, self.evaluate, self.test = model, evaluate, test
+        self.refresher, self.metric = refresher, metric
+
+    def run(self, along: Along, vector: Mapping[str, Tensor], lengths: tuple[float, ...]) -> Path:
+        with walking(self.model) as walker:
+            self.model.eval()
+            walker.to(vector, 0.0)
+            with self.refresher.at_point():
+                start, before = trusted(self.evaluate, self.model), numbers(self.test, self.model)
+            known = f"measured were {', '.join(start)}"
+            require(self.metric in start, "metric", repr(self.metric), known, "name one of them")
+            found = []
+            for length in lengths:
+                walker.to(vector, length)
+                with self.refresher.at_point():
+                    found.append(numbers(self.evaluate, self.model))
+            step = _least(lengths, [one[self.metric] for one in found])
+            walker.to(vector, step)
+            with self.refresher.at_point():
+                after = numbers(self.test, self.model)
+        return Path(
+            along=along,
+            steps=lengths,
+            searched={metric: tuple(one[metric] for one in found) for metric in start},
+            step=step,
+            gain={metric: before[metric] - after[metric] for metric in before},
+        )
+
+    def state(self, vector: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
+        """Copy the weights and buffers at a step."""
+        with walking(self.model) as walker:
+            walker.to(vector, step)
+            with self.refresher.at_point():
+                return {name: value.clone() for name, value in state_of(self.model).items()}
+
+
+def _least(lengths: Sequence[float], values: Sequence[float]) -> float:
+    """Return the position of the least value that is a number; of equals the one nearest to zero."""
+    ranked = [(value, abs(at), at) for at, value in zip(lengths, values, strict=True) if not math.isnan(value)]
+    return min(ranked)[2]
+
+
+def _rms(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32)).square().mean().sqrt()

@@ -1,0 +1,279 @@
+"""Merging checkpoints on disk, one tensor at a time: a model need not fit into memory to be merged.
+
+A checkpoint is a safetensors file, or a folder with one or with shards and their index, as transformers saves it. Of
+each name the tensors of all models are read, merged and written before the next name is looked at. What is in memory at
+once is one tensor of each model and what the method makes of them, whatever the size of the shards: up to 6 times the
+largest tensor for ``Linear`` of two models, and up to 28 times for ``SignAware``, which compares many copies.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sparing.errors import UserError, require
+from sparing.valley.compatible import require_sound
+from sparing.valley.linear import Linear
+from sparing.valley.merge import Method, merged_tensor, require_base, warn_of_factors
+
+WEIGHTS = "model.safetensors"
+"""Name of a checkpoint's only file."""
+
+INDEX = "model.safetensors.index.json"
+"""Name of the file that says which shard holds which tensor."""
+
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+"""Files of a model folder that are copied: settings, tokenizer, chat template."""
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one tensor lies, and what it is."""
+
+    file: Path
+    """The file that holds it."""
+
+    shape: tuple[int, ...]
+    """Its shape."""
+
+    kind: str
+    """Its dtype as safetensors writes it, such as ``BF16``."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return _width(self.kind) * int(torch.Size(self.shape).numel())
+
+
+Checkpoint = Mapping[str, Place]
+"""Tensor name -> its place."""
+
+
+def merge_files(
+    models: Sequence[str | Path],
+    out: str | Path,
+    *,
+    base: str | Path | None = None,
+    method: Method | None = None,
+    tell: Callable[[str, int], None] | None = None,
+) -> Path:
+    """Merge checkpoints from disk to disk; ``merge`` does the same in memory, with the same numbers.
+
+    The result has the files, names and dtypes of the first model, and the settings and tokenizer of the base (of the
+    first model where there is none). It appears under its name when it is whole; before, it is made in a folder beside
+    it, which an exception removes.
+
+    Args:
+        models: safetensors files, or folders that hold them.
+        out: Folder to make; it must not exist, or be empty.
+        base: The common ancestor, where the method needs it.
+        method: A value such as ``Linear()`` (the default) or ``Ties()``.
+        tell: Called after each tensor with its name and size in the result (bytes).
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: If a file is missing, torn or of another architecture than the first (its first differing key is
+            named), holds what cannot be averaged, or ``out`` has something in it; as the method.
+    """
+    method, out = Linear() if method is None else method, Path(out).absolute()
+    require(bool(models), "models", "none", "there is nothing to merge", "pass at least one")
+    require_base(method, base)
+    free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(free, "out", out, "there is something already", "name a folder that does not exist")
+    paths = [Path(path) for path in (*models, *([] if base is None else [base]))]
+    found = [checkpoint(path) for path in paths]
+    labels = [str(path) for path in paths]
+    for other, label in zip(found[1:], labels[1:], strict=True):
+        _require_alike(found[0], other, labels[0], label)
+    warn_of_factors(list(found[0]))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
+        folder = Path(made) / "out"
+        folder.mkdir()
+        _write_all(folder, found, labels, base is not None, method, tell)
+        _companions(folder, paths[-1 if base is not None else 0], paths[0])
+        if out.exists():
+            out.rmdir()
+        folder.rename(out)
+    return out
+
+
+def checkpoint(path: str | Path) -> dict[str, Place]:
+    """List the tensors of a checkpoint without reading them.
+
+    Args:
+        path: A safetensors file, or a folder with ``model.safetensors``, or with shards and their index.
+
+    Returns:
+        Name -> place, in the order of the files and, in each, as safetensors orders: wide dtypes first, then names.
+
+    Raises:
+        UserError: If there is no such checkpoint, or a file of it is missing or torn, or lacks what its index promises.
+    """
+    path = Path(path)
+    if (path / INDEX).is_file():
+        promised = _weight_map(path / INDEX)
+        files = [path / name for name in dict.fromkeys(promised.values())]
+    else:
+        promised, files = {}, [path / WEIGHTS if path.is_dir() else path]
+    places: dict[str, Place] = {}
+    for file in files:
+        do = f"give a .safetensors file or a folder with {WEIGHTS} or {INDEX}"
+        require(file.is_file(), "checkpoint", file, "there is no such file", do)
+        places |= _header(file)
+    for name, file_name in promised.items():
+        if name not in places or places[name].file.name != file_name:
+            why = f"{INDEX} says that it holds {name!r}, and it does not"
+            raise UserError("checkpoint", got=path / file_name, why=why, do="download the checkpoint again")
+    return places
+
+
+def read_tensor(name: str, place: Place) -> Tensor:
+    """Read one tensor from disk.
+
+    The file is opened for this tensor alone: safetensors maps files into memory, and the pages of all that was ever
+    read would stay with the process while the file is open.
+
+    Args:
+        name: Its name.
+        place: Where it lies.
+
+    Returns:
+        The tensor, on the CPU.
+    """
+    with safe_open(place.file, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
+
+
+def _write_all(
+    folder: Path,
+    found: Sequence[Checkpoint],
+    labels: Sequence[str],
+    ancestor: bool,
+    method: Method,
+    tell: Callable[[str, int], None] | None,
+) -> None:
+    """Write every file of the first checkpoint with merged tensors in it, and the index."""
+    shards: dict[Path, dict[str, Place]] = {}
+    for name, place in found[0].items():
+        shards.setdefault(place.file, {})[name] = place
+    for shard, places in shards.items():
+        target = WEIGHTS if len(shards) == 1 else shard.name
+        with (folder / target).open("wb") as file:
+            _write_header(file, places, shard)
+            for name, place in places.items():
+                tensors = [read_tensor(name, each[name]) for each in found]
+                require_sound(name, tensors, labels)
+                origin = tensors.pop() if ancestor else None
+                _write_tensor(file, merged_tensor(method, name, tensors, origin))
+                del tensors, origin
+                if tell is not None:
+                    tell(name, place.size)
+    if len(shards) > 1:
+        weight_map = {name: place.file.name for name, place in found[0].items()}
+        total = {"total_size": sum(place.size for place in found[0].values())}
+        text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2)
+        (folder / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> None:
+    """Write the table of contents of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
+    with safe_open(shard, framework="pt") as original:
+        contents: dict[str, Any] = {"__metadata__": original.metadata() or {"format": "pt"}}
+    start = 0
+    for name, place in places.items():
+        end = start + place.size
+        contents[name] = {"dtype": place.kind, "shape": list(place.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(contents, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+
+
+def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
+    if tensor.numel():
+        file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _companions(folder: Path, first: Path, second: Path) -> None:
+    """Copy what lies beside the weights, from the first of two model folders that has it."""
+    for source in (first, second):
+        if source.is_dir():
+            for file in sorted(each for pattern in COMPANIONS for each in source.glob(pattern)):
+                if not file.name.endswith(".index.json") and not (folder / file.name).exists():
+                    shutil.copyfile(file, folder / file.name)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Read an index; a name that would lead out of the folder is refused."""
+    try:
+        promised: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        fine = bool(promised) and all(Path(file).name == file for file in promised.values())
+    except (ValueError, KeyError, TypeError) as error:
+        raise _torn(index, error) from error
+    require(fine, "checkpoint", index, "its shards must be files beside it", "download the checkpoint again")
+    return promised
+
+
+def _header(file: Path) -> dict[str, Place]:
+    """List the tensors of one file; opening checks that the file is as long as its header says."""
+    places = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a dict
+                piece = opened.get_slice(name)
+                places[name] = Place(file, tuple(piece.get_shape()), piece.get_dtype())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _torn(file, error) from error
+    for name, place in places.items():
+        why, do = "such numbers cannot be averaged", "convert it to a floating dtype"
+        require(place.kind in _DTYPES, f"{file} at {name!r}", place.kind, why, do)
+    return dict(sorted(places.items(), key=lambda item: (-_width(item[1].kind), item[0])))
+
+
+def _width(kind: str) -> int:
+    return _DTYPES[kind].itemsize
+
+
+def _torn(file: Path, error: Exception) -> UserError:
+    return UserError("checkpoint", got=file, why=f"it is torn or no safetensors ({error})", do="download it again")
+
+
+def _require_alike(first: Checkpoint, other: Checkpoint, name: str, label: str) -> None:
+    """Name the first key at which two checkpoints differ."""
+
+    def said(place: Place | None) -> str:
+        return "nothing" if place is None else f"{place.kind} of shape {place.shape}"
+
+    for key in [*first, *(key for key in other if key not in first)]:
+        mine, theirs = first.get(key), other.get(key)
+        fits = mine is not None and theirs is not None and mine.shape == theirs.shape
+        if not fits or _floating(mine) != _floating(theirs):
+            raise UserError(
+                f"checkpoints, which first differ at {key!r}",
+                got=f"{said(mine)} in {name} and {said(theirs)} in {label}",
+                why="only models of one architecture can be merged",
+                do="pass checkpoints of the same model",
+            )
+
+
+def _floating(place: Place | None) -> bool:
+    return place is not None and _DTYPES[place.kind].is_floating_point

@@ -1,0 +1,155 @@
+"""The scan of a plane: loss and error over two directions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from sparing import vectors
+from sparing.errors import require
+from sparing.valley.config import Direction
+from sparing.valley.evaluators import Evaluate
+from sparing.valley.scan import grid, measured, rows_behind, told, work_of
+from sparing.valley.statistics import Batch, Statistics
+from sparing.valley.workers import Point, Resolver
+
+if TYPE_CHECKING:
+    from sparing.report import Figure
+
+Floats = NDArray[np.float64]
+
+PARALLEL: float = 0.999
+"""Cosine beyond which two directions are one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Surface:
+    """Numbers at θ + λᵢ · width · ε₁ + λⱼ · width · ε₂."""
+
+    directions: tuple[str, str]
+    """Names of both directions."""
+    lambdas: Floats
+    """λ of both, shape (P,), rising and symmetric around 0; dimensionless."""
+    width: float
+    """s, the factor of λ."""
+    values: Mapping[str, Floats]
+    """Metric -> numbers, shape (P, P), float64, raw: first index along the first direction."""
+    consistency: tuple[float, float]
+    """SCR of both directions; 1/2 is no bias."""
+    cosine: float
+    """Cosine between the two directions: the axes of the picture stand at right angles, the directions may not."""
+    statistics: str
+    """How batch-norm statistics were had; "none" without batch norm."""
+    seed: int
+    """Of the draws."""
+    rows: int | None = None
+    """Evaluated rows behind every number (count), if ``evaluate`` tells."""
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Draw a map, the first direction across and the second upwards.
+
+        Args:
+            metric: Its name; the first by default.
+
+        Returns:
+            The picture; values that are not finite are hatched.
+        """
+        from sparing.valley.plots import surface_figure
+
+        return surface_figure(self, metric or next(iter(self.values)))
+
+    def rows_of(self) -> list[dict[str, float | str]]:
+        """Return one row per point, for a table of a record.
+
+        Returns:
+            Columns first, second (names), lambda_first, lambda_second, width, a column per metric, and statistics.
+        """
+        return [
+            {
+                "first": self.directions[0], "second": self.directions[1], "lambda_first": float(a),
+                "lambda_second": float(b), "width": self.width,
+                **{name: float(numbers[i, j]) for name, numbers in self.values.items()}, "statistics": self.statistics,
+            }
+            for i, a in enumerate(self.lambdas) for j, b in enumerate(self.lambdas)
+        ]  # fmt: skip
+
+
+def scan2d(
+    model: nn.Module,
+    evaluate: Evaluate,
+    first: Direction,
+    second: Direction,
+    *,
+    calibrate: Iterable[Batch] | None = None,
+    statistics: Statistics = "exact",
+    points: int = 11,
+    width: float = 1.0,
+    reach: float = 1.0,
+    seed: int = 0,
+    workers: int = 1,
+    threads: int | None = None,
+    label: str = "",
+) -> Surface:
+    """Walk over the plane of two directions and measure.
+
+    The first direction is draw 0 and the second draw 1, so that two noises of one kind differ. They are not made
+    orthogonal: in high dimension two draws nearly are. Each axis of the surface is the ``scan`` along its direction,
+    to the bit.
+
+    Args:
+        model: As in ``scan``.
+        evaluate: As in ``scan``.
+        first: One direction.
+        second: The other.
+        calibrate: As in ``scan``.
+        statistics: As in ``scan``.
+        points: Values of λ along each direction (count), odd, >= 3.
+        width: Factor of λ, > 0.
+        reach: Largest λ, > 0.
+        seed: Of the draws.
+        workers: As in ``scan``.
+        threads: As in ``scan``.
+        label: As in ``scan``.
+
+    Returns:
+        The surface.
+
+    Raises:
+        UserError: As ``scan``; if the two directions are one.
+    """
+    at = grid(points, reach)
+    require(0 < width < float("inf"), "width", width, "λ is multiplied by it", "pass a number > 0")
+    work = work_of(model, evaluate, (first, second), calibrate, statistics, seed, threads)
+    cosine = _cosine(Resolver(work))
+    steps = [float(step) * width for step in at]
+    where: list[Point] = [
+        ((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b
+    ]  # fmt: skip
+    found, zero, facts = measured(work, where, workers=workers, label=label)
+    found.insert(len(found) // 2, zero)
+    values = {
+        name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero
+    }  # fmt: skip
+    return Surface(
+        directions=(first.label, second.label), lambdas=at, width=float(width), values=values,
+        consistency=(facts[0, 0].sign_consistency, facts[1, 1].sign_consistency), cosine=cosine,
+        statistics=told(model, statistics), seed=seed, rows=rows_behind(evaluate),
+    )  # fmt: skip
+
+
+def _cosine(resolve: Resolver) -> float:
+    """Cosine between both directions, which must not be one."""
+    a, b = resolve(0, 0).vector, resolve(1, 1).vector
+    common = a.keys() & b.keys()
+    inner = float(vectors.dot({n: a[n] for n in a if n in common}, {n: b[n] for n in a if n in common}))
+    cosine = inner / (float(vectors.norm(a)) * float(vectors.norm(b)))
+    require(
+        abs(cosine) <= PARALLEL, "directions", f"a cosine of {cosine:+.4f} between them",
+        "two directions that are one span no plane", "choose another second direction",
+    )  # fmt: skip
+    return cosine

@@ -1,0 +1,182 @@
+"""Soups are means, greedy ones in the right order, and their batch-norm statistics their own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparing.errors import UserError
+from sparing.seeds import stream
+from sparing.valley.apply import fingerprint
+from sparing.valley.soup import WeightAverage, soup
+
+
+def scalar(value: float) -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False).double()
+    model.weight.data.fill_(value)
+    return model
+
+
+def near(target: float):
+    """Distance of the one weight from a target."""
+    return lambda model: {"error": abs(model.weight.item() - target)}
+
+
+def normed(label: str) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=stream(0, "test-soup", label)).double())
+        model[1].num_batches_tracked.fill_(len(label))
+    return model
+
+
+ROWS = torch.randn(32, 4, generator=stream(0, "test-soup", "rows")).double()
+
+
+def test_uniform_is_the_mean():
+    models = [normed(label) for label in ("a", "bb", "ccc")]
+    found = soup(models)
+    for name, value in found.state.items():
+        stacked = torch.stack([model.state_dict()[name] for model in models])
+        if value.is_floating_point():
+            torch.testing.assert_close(value, stacked.mean(0), rtol=1e-14, atol=1e-15)  # float64 rounding
+        else:
+            assert (value.dtype, value.item()) == (torch.int64, 3)
+    assert (found.members, found.record, found.refreshed) == ((0, 1, 2), (), False)
+
+
+def test_weights():
+    assert soup([scalar(0.0), scalar(4.0)], weights=[3, 1]).state["weight"].item() == 1.0
+
+
+def test_models_may_be_generated():
+    assert soup(scalar(value) for value in (1.0, 3.0)).state["weight"].item() == 2.0
+
+
+def test_statistics_of_a_soup_are_its_own():
+    """Mean and unbiased variance of what its first layer gives on the calibration rows; the members' are another."""
+    models = [normed("a"), normed("bb")]
+    before = [fingerprint(model) for model in models]
+    found = soup(models, calibrate=[ROWS[:16], ROWS[16:]])
+    hidden = nn.functional.linear(ROWS, found.state["0.weight"], found.state["0.bias"])
+    torch.testing.assert_close(found.state["1.running_mean"], hidden.mean(0), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(found.state["1.running_var"], hidden.var(0), rtol=1e-12, atol=1e-13)
+    assert found.refreshed
+    assert [fingerprint(model) for model in models] == before
+    states = [model.state_dict() for model in models]
+    alone = soup(states, calibrate=[ROWS[:16], ROWS[16:]], model=normed("host"))
+    assert all(torch.equal(alone.state[name], value) for name, value in found.state.items())
+
+
+def test_greedy_order_by_hand():
+    """Weights 4, 1, −3, 2 and a target of 1.6: alone 2.4, 0.6, 4.6, 0.4, so the order is 3, 1, 0, 2.
+
+    2 alone 0.4; with 1 the mean is 1.5, off by 0.1: kept; with 4 it is 7/3, off by 0.73: left; with −3 it is 0: left.
+    """
+    models = [scalar(value) for value in (4.0, 1.0, -3.0, 2.0)]
+    found = soup(models, "greedy", evaluate=near(1.6))
+    assert (found.members, found.state["weight"].item()) == ((3, 1), 1.5)
+    rows = [(row["members"], row["kept"], round(row["error"], 12)) for row in found.record]
+    assert rows == [
+        ("0", True, 2.4), ("1", True, 0.6), ("2", True, 4.6), ("3", True, 0.4),
+        ("3 + 1", True, 0.1), ("3 + 1 + 0", False, round(7 / 3 - 1.6, 12)), ("3 + 1 + 2", False, 1.6),
+    ]  # fmt: skip
+
+
+def test_greedy_goes_on_after_a_member_that_hurts():
+    """Target 0: 1 alone 1; with 2 worse; with −3 the mean is −1, as good: kept."""
+    found = soup([scalar(1.0), scalar(2.0), scalar(-3.0)], "greedy", evaluate=near(0.0))
+    assert found.members == (0, 2)
+
+
+def test_greedy_of_equals_keeps_all():
+    assert soup([scalar(1.0)] * 3, "greedy", evaluate=near(0.0)).members == (0, 1, 2)
+
+
+def test_greedy_refreshes_every_candidate():
+    models = [normed("a"), normed("bb")]
+    seen = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        hidden = model[0](ROWS)
+        seen.append(torch.allclose(model[1].running_mean, hidden.mean(0), rtol=1e-12, atol=1e-13))
+        return {"loss": 1.0}
+
+    found = soup(models, "greedy", evaluate=evaluate, calibrate=[ROWS])
+    assert all(seen)
+    hidden = nn.functional.linear(ROWS, found.state["0.weight"], found.state["0.bias"])
+    torch.testing.assert_close(found.state["1.running_var"], hidden.var(0), rtol=1e-12, atol=1e-13)
+
+
+def test_a_member_that_diverged_sorts_last():
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        value = model.weight.item()
+        return {"error": float("nan") if value == 5.0 else value}
+
+    assert soup([scalar(1.0), scalar(5.0), scalar(2.0)], "greedy", evaluate=evaluate).members == (0,)
+
+
+def test_the_deciding_metric_can_be_named():
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"loss": model.weight.item(), "error": -model.weight.item()}
+
+    models = [scalar(1.0), scalar(2.0)]
+    assert soup(models, "greedy", evaluate=evaluate).members == (1,)
+    assert soup(models, "greedy", evaluate=evaluate, metric="loss").members == (0,)
+    with pytest.raises(UserError, match="measured were loss, error"):
+        soup(models, "greedy", evaluate=evaluate, metric="accuracy")
+
+
+def test_uniform_reports_what_was_evaluated():
+    found = soup([scalar(1.0), scalar(3.0)], evaluate=near(0.0))
+    assert [(row["members"], row["error"]) for row in found.record] == [("0", 1.0), ("1", 3.0), ("0 + 1", 2.0)]
+
+
+def test_refusals():
+    models = [scalar(1.0), scalar(2.0)]
+    with pytest.raises(UserError, match="models: got none"):
+        soup([])
+    with pytest.raises(UserError, match="there are two soups"):
+        soup(models, "best")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="greedy soup keeps what helps"):
+        soup(models, "greedy")
+    with pytest.raises(UserError, match="equal weights"):
+        soup(models, "greedy", evaluate=near(0.0), weights=[1, 1])
+    with pytest.raises(UserError, match="states only"):
+        soup([model.state_dict() for model in models], evaluate=near(0.0))
+    with pytest.raises(UserError, match="states only"):
+        soup([model.state_dict() for model in models], calibrate=[ROWS])
+    with pytest.raises(UserError, match="statistics must follow"):
+        soup([normed("a"), normed("b")], "greedy", evaluate=near(0.0))
+    with pytest.raises(UserError, match="in the live model and shape"):
+        soup([model.state_dict() for model in models], evaluate=near(0.0), model=nn.Linear(2, 1, bias=False))
+
+
+def test_running_average_is_the_mean_and_keeps_dtypes():
+    model, average, seen = nn.Linear(3, 2).bfloat16(), WeightAverage(), []
+    for step in range(7):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(2, 3, generator=stream(step, "test-soup")))
+        seen.append(copy.deepcopy(model.state_dict()))
+        average.add_(model)
+    mean = torch.stack([state["weight"].double() for state in seen]).mean(0)
+    assert average.state["weight"].dtype == torch.bfloat16
+    torch.testing.assert_close(average.state["weight"].double(), mean, rtol=2**-8, atol=1e-6)  # bfloat16 once
+    assert average.count == 7
+
+
+def test_running_average_weighs_and_copies():
+    model, average = scalar(1.0), WeightAverage()
+    average.add_(model, 1.0)
+    model.weight.data.fill_(5.0)
+    assert average.state["weight"].item() == 1.0
+    average.add_(model, 3.0)
+    assert average.state["weight"].item() == 4.0
+    with pytest.raises(UserError, match="finite weights"):
+        average.add_(model, 0.0)
+    with pytest.raises(UserError, match="'weight'"):
+        average.add_(nn.Linear(2, 1, bias=False))
