@@ -49,7 +49,7 @@ print(hg.choose(problem, torch.zeros(500), memory="100MB").why)
 for method in (hg.Checkpointed(), hg.ForwardGradient(directions=32), hg.Truncated(steps=5)):
     phi = torch.zeros(500)
     adam = torch.optim.Adam([phi], lr=0.3)
-    for step in range(15):
+    for step in range(10):
         result = hg.hypergradient(problem, phi, method, seed=step)
         phi.grad = result.grad
         adam.step()

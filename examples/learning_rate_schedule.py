@@ -1,13 +1,13 @@
-"""Learn ten learning rates of a run of 2000 steps: ten tangents make the hypergradient exact, in memory free of T.
+"""Learn ten learning rates of a run of 500 steps: ten tangents make the hypergradient exact, in memory free of T.
 
-Reverse mode would hold 2000 graphs. One value of the schedule serves 200 steps.
+Reverse mode would hold 500 graphs. One value of the schedule serves 50 steps.
 """
 
 import torch
 
 from sparing import hypergrad as hg
 
-STEPS, KNOTS = 2000, 10
+STEPS, KNOTS = 500, 10
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(64, 8, generator=generator)
 y = torch.tanh(x @ torch.randn(8, 1, generator=generator))

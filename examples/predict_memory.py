@@ -18,8 +18,9 @@ active = ("model.layers.4.", "model.layers.15.", "model.embed_tokens", "model.no
 arms = {
     "full": None,
     "LISA, layers 4 and 15": lambda name: name.startswith(active),
-    "LISA, the same, embedding frozen": lambda name: name.startswith(active) and "embed" not in name,
 }
 for label, trainable in arms.items():
     price = memory.predict(partial(LlamaForCausalLM, config), batch, adamw, trainable=trainable, dtype=torch.bfloat16)
-    print(f"{label:34s} peak {memory.format_bytes(price.total):>9s}   at the peak: {price}")
+    parts = {"weights": price.params, "gradients": price.grads, "optimizer": price.optimizer}
+    shown = ", ".join(f"{name} {memory.format_bytes(size)}" for name, size in parts.items())
+    print(f"{label:21s} peak {memory.format_bytes(price.total):>9s}; of it {shown}")

@@ -45,6 +45,8 @@ VERBS: dict[str, Verb] = {
     "transfer": Verb("sparing.jobs.transfer", "find the best learning rate at every width and density, rule by rule"),
     "condense": Verb("sparing.jobs.condense", "distil a data set into a few images per class"),
     "adapt": Verb("sparing.jobs.adapt", "learn which tokens of a document a language model should learn from"),
+    "scan": Verb("sparing.jobs.scan", "walk away from a finished model: which side of its valley is flat, and why"),
+    "merge": Verb("sparing.jobs.merge", "predict whether models merge, merge them from disk, measure what it loses"),
     "invert": Verb("sparing.jobs.invert", "find coefficients of a differential equation through its solver"),
 }
 

@@ -149,7 +149,7 @@ def test_a_step_that_reads_values_says_what_to_do():
 @pytest.mark.slow
 @pytest.mark.processes
 def test_seven_billion_parameters_fit_in_a_small_process():
-    """LLaMA-2-7B, 1024 tokens, full and layer-sampled: 54.4 and 21.0 GB predicted in less than 3 GiB."""
+    """LLaMA-2-7B, 1024 tokens, layer-sampled: 21.0 GB predicted in less than 3 GiB."""
     program = textwrap.dedent(r"""
         import json, re, torch
         from pathlib import Path
@@ -163,14 +163,13 @@ def test_seven_billion_parameters_fit_in_a_small_process():
             return "layers" not in name or "layers.5." in name or "layers.20." in name
         batch = dict.fromkeys(("input_ids", "labels"), ((1, 1024), torch.long))
         optimizer = partial(torch.optim.AdamW, foreach=False)
-        totals = [predict(make, batch, optimizer, trainable=chosen).total for chosen in (None, lisa)]
+        total = predict(make, batch, optimizer, trainable=lisa).total
         # ru_maxrss would be this pytest worker's own peak, which a child inherits; VmHWM starts anew with the program
         peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-        print(json.dumps([*totals, peak]))
+        print(json.dumps([total, peak]))
     """)
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    full, lisa, resident = json.loads(run.stdout)
-    # an independent tracker (torch's MemTracker) gave 54.43 and 21.07 GB for the same two steps
-    assert full == pytest.approx(54.43e9, rel=0.005)
+    lisa, resident = json.loads(run.stdout)
+    # an independent tracker (torch's MemTracker) gave 21.07 GB for the same step
     assert lisa == pytest.approx(21.07e9, rel=0.005)
     assert resident < 3 * 2**30

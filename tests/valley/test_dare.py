@@ -9,10 +9,17 @@ import torch
 
 from sparing.errors import UserError
 from sparing.seeds import stream
+from sparing.valley import slices
 from sparing.valley.dare import Dare
 from sparing.valley.linear import TaskArithmetic
 from sparing.valley.merge import merge
+from sparing.valley.slices import joined, slices_of
 from sparing.valley.ties import Ties
+
+
+def thinned(method: Dare, name: str, model: int, delta: torch.Tensor) -> torch.Tensor:
+    """What is left of a task vector."""
+    return joined(method.thinned(name, model, slices_of(delta))(), delta)
 
 
 def test_known_draw_by_hand():
@@ -34,7 +41,7 @@ def test_nothing_dropped_is_plain_arithmetic():
 def test_mean_and_variance_of_an_element(drop: float):
     """200,000 draws of τ = 2: mean τ, variance τ² p / (1 − p), within 5 standard errors of each."""
     n, tau = 200_000, 2.0
-    found = Dare(drop).thinned("w", 0, torch.full((n,), tau)).double()
+    found = thinned(Dare(drop), "w", 0, torch.full((n,), tau)).double()
     variance = tau**2 * drop / (1 - drop)
     assert abs(found.mean() - tau) < 5 * math.sqrt(variance / n)
     # Fourth central moment of the two-point law: values 0 and τ / (1 − p); at p = ½ it vanishes
@@ -52,14 +59,14 @@ def test_models_tensors_and_seeds_draw_apart_and_order_does_not_matter():
     turned = merge([dict(reversed(model.items()))], base=base, method=method)
     assert all(torch.equal(found[name], turned[name]) for name in found)
     assert not torch.equal(found["x"], Dare(0.5, then=method.then, seed=1).tensor("x", [model["x"]], base["x"]))
-    assert not torch.equal(method.thinned("x", 0, model["x"]), method.thinned("x", 1, model["x"]))
+    assert not torch.equal(thinned(method, "x", 0, model["x"]), thinned(method, "x", 1, model["x"]))
 
 
 def test_signs_are_elected_among_what_was_kept():
     """With TIES behind, an element dropped in one model is decided by the other."""
     base, a, b = torch.zeros(100), torch.full((100,), 1.0), torch.full((100,), -3.0)
     method = Dare(0.5, then=Ties(keep=1.0))
-    mine, theirs = method.thinned("w", 0, a), method.thinned("w", 1, b)
+    mine, theirs = thinned(method, "w", 0, a), thinned(method, "w", 1, b)
     expected = [-6.0 if y else (2.0 if x else 0.0) for x, y in zip(mine.tolist(), theirs.tolist(), strict=True)]
     assert method.tensor("w", [a, b], base).tolist() == expected
     assert {-6.0, 2.0, 0.0} == set(expected)
@@ -67,7 +74,17 @@ def test_signs_are_elected_among_what_was_kept():
 
 def test_dtypes_share_a_draw():
     tau = torch.ones(50)
-    assert torch.equal(Dare(0.5).thinned("w", 0, tau).double(), Dare(0.5).thinned("w", 0, tau.double()))
+    assert torch.equal(thinned(Dare(0.5), "w", 0, tau).double(), thinned(Dare(0.5), "w", 0, tau.double()))
+
+
+@pytest.mark.parametrize("length", [1, 3, 17, 1000])
+def test_the_draw_does_not_depend_on_the_cut(length: int, monkeypatch: pytest.MonkeyPatch):
+    """The same numbers from one generator, slice after slice, and again at the next reading."""
+    monkeypatch.setattr(slices, "SLICE", length)
+    kept = torch.rand(2003, generator=stream(3, "valley", "dare", "w", 1)) >= 0.3
+    source = Dare(0.3, seed=3).thinned("w", 1, slices_of(torch.ones(2003)))
+    for _ in range(2):
+        assert torch.equal(torch.cat(list(source())) > 0, kept)
 
 
 @pytest.mark.parametrize("drop", [1.0, -0.1, float("nan")])

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from sparing.errors import UserError
 from sparing.seeds import stream
+from sparing.valley import slices
 from sparing.valley.merge import merge
+from sparing.valley.slices import slices_of
 from sparing.valley.ties import Ties, elect, threshold, trim
 
 
 def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def delta(method: Ties, parts: list[torch.Tensor]) -> torch.Tensor:
+    """What the method adds to a base."""
+    return method.rule("w", [slices_of(part) for part in parts])(parts)
 
 
 BASE = vector(1, 1, 1, 1, 1)
@@ -36,17 +45,17 @@ def test_hand_computed_merge():
 def test_hand_computed_weights():
     """Weights 1, 3, 1: sums [4−6, 15−4, 3+2, 2−9, 3] = [−2, 11, 5, −7, 3]; means of the same sign, all from one model
     but the third: (3 + 2) / 2."""
-    found = Ties(keep=0.6, weights=(1, 3, 1)).delta("w", TASKS)
+    found = delta(Ties(keep=0.6, weights=(1, 3, 1)), TASKS)
     torch.testing.assert_close(found, vector(-2, 5, 2.5, -3, 3), rtol=0, atol=0)
-    found = Ties(keep=1.0, weights=(1, 3, 1)).delta("w", [vector(2), vector(4), vector(-1)])
+    found = delta(Ties(keep=1.0, weights=(1, 3, 1)), [vector(2), vector(4), vector(-1)])
     torch.testing.assert_close(found, vector(14 / 4), rtol=0, atol=0)  # (2 + 12) / (1 + 3)
 
 
 def test_no_trimming_keeps_all():
     """Sums [1, 0, 6, −1, 3]; the second is a tie: no sign, so the base stays, or plus, so that 5 stays."""
-    none = Ties(keep=1.0).delta("w", TASKS)
+    none = delta(Ties(keep=1.0), TASKS)
     torch.testing.assert_close(none, vector(4, 0, 2, -3, 1.75), rtol=0, atol=0)
-    plus = Ties(keep=1.0, tied="plus").delta("w", TASKS)
+    plus = delta(Ties(keep=1.0, tied="plus"), TASKS)
     torch.testing.assert_close(plus, vector(4, 5, 2, -3, 1.75), rtol=0, atol=0)
 
 
@@ -68,21 +77,51 @@ def test_whole_model_trimming_leaves_statistics_out():
     assert [found["w"].tolist(), found["bn.running_mean"].tolist()] == [[1, 0], [100]]
 
 
-def test_streaming_cannot_trim_the_whole_model():
+def test_whole_model_trimming_compares_dtypes():
+    """The larger half of [4, 1 | 3, 0.1], where one tensor is in float64 and the other in bfloat16."""
+    base = {"x": vector(0, 0), "y": vector(0, 0).bfloat16()}
+    model = {"x": vector(4, 1), "y": vector(3, 0.1).bfloat16()}
+    found = merge([model], base=base, method=Ties(keep=0.5, across="model"))
+    assert [found["x"].tolist(), found["y"].tolist()] == [[4, 0], [3, 0]]
+
+
+def test_one_tensor_does_not_tell_the_whole_model():
     with pytest.raises(UserError, match="one tensor does not tell the largest changes"):
         Ties(across="model").tensor("w", [BASE], BASE)
 
 
-@pytest.mark.parametrize(("keep", "left"), [(0.2, 2), (0.29, 2), (0.3, 3), (1e-9, 1), (1.0, 10)])
+@pytest.mark.parametrize(("keep", "left"), [(0.2, 2), (0.29, 2), (0.3, 3), (1e-9, 1), (0.99, 9)])
 def test_share_kept_is_rounded_down_but_never_to_nothing(keep: float, left: int):
     values = torch.arange(1, 11, dtype=torch.float64)
     assert int((trim(values, keep) != 0).sum()) == left
-    assert threshold(values, keep) == 11 - left
+    assert threshold(slices_of(values), keep) == 11 - left
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("keep", [1e-9, 0.1, 0.2, 0.5, 0.999])
+def test_thresholds_are_those_of_sorting(dtype: torch.dtype, keep: float, monkeypatch: pytest.MonkeyPatch):
+    """Over many orders of magnitude, with equal ones, zeros, neighbours that differ in one bit, and extremes."""
+    monkeypatch.setattr(slices, "SLICE", 97)
+    generator = stream(0, "test-ties", "threshold")
+    many = torch.randn(3000, generator=generator, dtype=dtype) * torch.exp(
+        20 * torch.randn(3000, generator=generator, dtype=dtype)
+    )
+    limits = torch.finfo(dtype)
+    close = torch.full((500,), 1.0, dtype=dtype).nextafter(torch.tensor(2.0, dtype=dtype))
+    edges = torch.tensor([limits.max, -limits.max, limits.tiny, limits.tiny / 2, 0.0, -0.0, 1.0], dtype=dtype)
+    for values in (many, torch.cat([many, close, -close, torch.ones(501, dtype=dtype), edges]), edges[:1]):
+        kept = max(1, math.floor(keep * len(values)))
+        assert threshold(slices_of(values), keep) == values.abs().sort(descending=True).values[kept - 1].item()
+
+
+def test_all_and_nothing_have_no_threshold():
+    assert threshold(slices_of(vector(3, 2)), 1.0) == 0
+    assert threshold(slices_of(torch.zeros(0)), 0.5) == 0
 
 
 def test_share_kept_is_not_lost_to_binary_fractions():
     """0.29 · 100 is 28.999999999999996."""
-    assert threshold(torch.arange(1, 101, dtype=torch.float64), 0.29) == 72
+    assert threshold(slices_of(torch.arange(1, 101, dtype=torch.float64)), 0.29) == 72
 
 
 def test_equal_magnitudes_stay_together_whatever_their_order():
@@ -96,9 +135,9 @@ def test_merging_is_the_same_under_a_permutation_of_elements_and_of_models():
     draws = torch.randn(4, 30, generator=stream(0, "test-ties"), dtype=torch.float64)
     order = torch.randperm(30, generator=stream(0, "test-ties", "order"))
     method = Ties(keep=0.3)
-    found = method.delta("w", list(draws))
-    torch.testing.assert_close(method.delta("w", list(draws[:, order])), found[order], rtol=0, atol=0)
-    torch.testing.assert_close(method.delta("w", list(draws.flip(0))), found, rtol=1e-14, atol=0)  # sums in turn
+    found = delta(method, list(draws))
+    torch.testing.assert_close(delta(method, list(draws[:, order])), found[order], rtol=0, atol=0)
+    torch.testing.assert_close(delta(method, list(draws.flip(0))), found, rtol=1e-14, atol=0)  # sums in turn
 
 
 def test_one_model_untrimmed_is_itself():
@@ -110,7 +149,7 @@ def test_election_of_zeros():
     nothing = [torch.zeros(2), torch.zeros(2)]
     assert elect(nothing, [1.0, 1.0]).tolist() == [0, 0]
     assert elect(nothing, [1.0, 1.0], "plus").tolist() == [1, 1]
-    assert Ties(tied="plus").delta("w", nothing).tolist() == [0, 0]
+    assert delta(Ties(tied="plus"), nothing).tolist() == [0, 0]
 
 
 def test_empty_tensor():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.seeds import stream
 from sparing.valley.linear import TaskArithmetic, added, task_vectors
+from sparing.valley.slices import Slices, merged_whole, together
 from sparing.valley.ties import Ties
 
 
@@ -61,11 +62,27 @@ class Dare:
         Raises:
             UserError: If the base is missing, or the weights are not as many as the models.
         """
-        deltas = task_vectors(name, tensors, base)
-        thinned = [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
-        return added(base, self.then.delta(name, thinned), tensors[0])
+        return merged_whole(self.slices, name, tensors, base)
 
-    def thinned(self, name: str, model: int, delta: Tensor) -> Tensor:
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices; the draw does not depend on how they are cut.
+
+        Args:
+            name: Canonical name; it chooses the stream of draws.
+            models: One tensor of each.
+            base: That of the common ancestor.
+
+        Yields:
+            Merged slices in the dtype of the first.
+
+        Raises:
+            UserError: As ``tensor``.
+        """
+        deltas = task_vectors(name, models, base)
+        found = [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
+        yield from added(base, map(self.then.rule(name, found), together(found)), models[0])
+
+    def thinned(self, name: str, model: int, delta: Slices) -> Slices:
         """Drop and rescale one task vector.
 
         Args:
@@ -74,8 +91,14 @@ class Dare:
             delta: The task vector.
 
         Returns:
-            A new tensor of the same shape.
+            What is left of it: the same at every reading, which draws anew from the start of its stream.
         """
-        # Drawn in float32 on the CPU, so that devices and dtypes see one and the same draw
-        draws = torch.rand(delta.shape, generator=stream(self.seed, "valley", "dare", name, model))
-        return torch.where((draws >= self.drop).to(delta.device), delta / (1 - self.drop), 0.0)
+
+        def read() -> Iterator[Tensor]:
+            generator = stream(self.seed, "valley", "dare", name, model)
+            for part in delta():
+                # Drawn in float32 on the CPU, so that devices and dtypes see one and the same draw
+                draws = torch.rand(part.shape, generator=generator)
+                yield torch.where((draws >= self.drop).to(part.device), part / (1 - self.drop), 0.0)
+
+        return read

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
 from sparing.errors import require
+from sparing.valley.slices import Slices, merged_whole, together
+
+Rule = Callable[[Sequence[Tensor]], Tensor]
+"""What is added to a slice of the base: slices of the task vectors, one of each model, to a slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,31 @@ class Linear:
         Raises:
             UserError: If the weights are not as many as the models.
         """
-        weights = weights_for(self.weights, len(tensors))
-        merged, total = torch.zeros_like(widened(tensors[0])), 0.0
-        for tensor, weight in zip(tensors, weights, strict=True):
-            if weight > 0:
-                total += weight
-                # Running mean: a mean of equal numbers is that number, which a sum of w · θ would round
-                merged = torch.lerp(merged, widened(tensor, merged), weight / total)
-        return merged.to(tensors[0].dtype)
+        return merged_whole(self.slices, name, tensors, None)
+
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices.
+
+        Args:
+            name: Canonical name, which a mean does not ask for.
+            models: One tensor of each.
+            base: Not used.
+
+        Yields:
+            Slices of the mean, in the dtype of the first.
+
+        Raises:
+            UserError: If the weights are not as many as the models.
+        """
+        weights = weights_for(self.weights, len(models))
+        for parts in together(models):
+            merged, total = torch.zeros_like(widened(parts[0])), 0.0
+            for part, weight in zip(parts, weights, strict=True):
+                if weight > 0:
+                    total += weight
+                    # Running mean: a mean of equal numbers is that number, which a sum of w · θ would round
+                    merged = torch.lerp(merged, widened(part, merged), weight / total)
+            yield merged.to(parts[0].dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,47 +118,86 @@ class TaskArithmetic:
         Raises:
             UserError: If the base is missing, or the weights are not as many as the models.
         """
-        return added(base, self.delta(name, task_vectors(name, tensors, base)), tensors[0])
+        return merged_whole(self.slices, name, tensors, base)
 
-    def delta(self, name: str, deltas: Sequence[Tensor]) -> Tensor:
-        """Return what is added to the base, λ Σ w_t τ_t.
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices.
 
         Args:
             name: Canonical name.
-            deltas: Task vectors τ_t of this name.
+            models: One tensor of each.
+            base: That of the common ancestor.
+
+        Yields:
+            Merged slices in the dtype of the first.
+
+        Raises:
+            UserError: As ``tensor``.
+        """
+        found = task_vectors(name, models, base)
+        yield from added(base, map(self.rule(name, found), together(found)), models[0])
+
+    def rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
+        """Return how slices are merged: to λ Σ w_t τ_t.
+
+        Args:
+            name: Canonical name, which a sum does not ask for.
+            deltas: Task vectors τ_t of this name; they are counted and not read.
 
         Returns:
-            Shape and dtype of a task vector.
+            What is added to a slice of the base.
+
+        Raises:
+            UserError: If the weights are not as many as the models.
         """
-        total = torch.zeros_like(deltas[0])
-        for delta, weight in zip(deltas, weights_for(self.weights, len(deltas)), strict=True):
-            total = torch.add(total, delta, alpha=weight)
-        return self.scale * total
+        weights = weights_for(self.weights, len(deltas))
+
+        def merged(parts: Sequence[Tensor]) -> Tensor:
+            total = torch.zeros_like(parts[0])
+            for part, weight in zip(parts, weights, strict=True):
+                total = torch.add(total, part, alpha=weight)
+            return self.scale * total
+
+        return merged
 
 
-def task_vectors(name: str, tensors: Sequence[Tensor], base: Tensor | None) -> list[Tensor]:
+def task_vectors(name: str, models: Sequence[Slices], base: Slices | None) -> list[Slices]:
     """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are.
 
     Args:
         name: Canonical name, for the message.
-        tensors: One of each model.
-        base: The same tensor of the common ancestor.
+        models: One tensor of each.
+        base: That of the common ancestor.
 
     Returns:
-        New tensors, in order.
+        The task vector of each, in order.
 
     Raises:
         UserError: If the base is missing.
     """
     require(base is not None, f"base at {name!r}", "none", "this method merges what was learned since", "pass base=...")
     assert base is not None
-    return [widened(tensor, base) - widened(base, tensor) for tensor in tensors]
+    return [_difference(model, base) for model in models]
 
 
-def added(base: Tensor | None, delta: Tensor, template: Tensor) -> Tensor:
-    """Return the base plus a merged task vector, in the dtype of the template."""
+def _difference(model: Slices, base: Slices) -> Slices:
+    return lambda: (widened(part, origin) - widened(origin, part) for part, origin in together([model, base]))
+
+
+def added(base: Slices | None, deltas: Iterable[Tensor], first: Slices) -> Iterator[Tensor]:
+    """Add a merged task vector to the base.
+
+    Args:
+        base: The tensor of the common ancestor.
+        deltas: Slices of what is added.
+        first: The tensor of the first model.
+
+    Yields:
+        Slices of the sum in the dtype of the first model.
+    """
     assert base is not None
-    return (base.to(delta) + delta).to(template.dtype)
+    for origin, template, delta in zip(base(), first(), deltas, strict=True):
+        yield (origin.to(delta) + delta).to(template.dtype)
 
 
 def widened(tensor: Tensor, beside: Tensor | None = None) -> Tensor:

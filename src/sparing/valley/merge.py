@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -12,11 +12,17 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of
 from sparing.valley.linear import Linear
+from sparing.valley.slices import Merging, Slices, merged_whole, slices_of, together
 from sparing.valley.ties import Ties
 
 
 class Method(Protocol):
-    """A way to merge: settings with a function of the tensors of one name."""
+    """A way to merge: settings with a function of the tensors of one name.
+
+    It works on slices, so that its copies are small and tensors may stay on disk. Most numbers of a result depend on
+    the same numbers of the models alone; what else a method must know, such as a threshold, it takes from an earlier
+    reading. ``tensor`` is ``slices`` over tensors in memory (``merged_whole``).
+    """
 
     @property
     def needs_base(self) -> bool:
@@ -24,6 +30,9 @@ class Method(Protocol):
 
     def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
         """Merge the tensors of one name; the answer has the dtype of the first."""
+
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Yield what ``tensor`` gives, in slices as the models' are."""
 
 
 def merge(states: Sequence[Model], *, base: Model | None = None, method: Method | None = None) -> dict[str, Tensor]:
@@ -58,8 +67,9 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
     require(bool(members), "models", "none", "there is nothing to merge", "pass at least one")
     require_compatible(members if origin is None else [*members, origin], labels if origin is not None else None)
     warn_of_factors(members[0])
-    if isinstance(method, Ties) and origin is not None:
-        method = method.ready(members, origin)
+    weights = [name for name, value in members[0].items() if is_weight(name, value.is_floating_point())]
+    sliced = [{name: slices_of(state[name]) for name in weights} for state in members]
+    method = ready(method, sliced, None if origin is None else {name: slices_of(origin[name]) for name in weights})
     merged: dict[str, Tensor] = {}
     for name, owner in _owners(members if origin is None else [*members, origin]).items():
         tensors, ancestor = [state[name] for state in members], None if origin is None else origin[name]
@@ -82,11 +92,44 @@ def merged_tensor(method: Method, name: str, tensors: Sequence[Tensor], base: Te
     Raises:
         UserError: As the method.
     """
-    if not tensors[0].is_floating_point():
-        return torch.stack([tensor.to(tensors[0]) for tensor in tensors]).amax(0)
+    return merged_whole(rule_for(method, name, tensors[0].is_floating_point()), name, tensors, base)
+
+
+def rule_for(method: Method, name: str, floating: bool) -> Merging:
+    """Return how the tensors of a name are merged.
+
+    Args:
+        method: How to merge weights.
+        name: Their name.
+        floating: Whether they hold floating numbers.
+
+    Returns:
+        A function of slices: the method's for weights, a mean for running statistics, the largest for counts.
+    """
+    if not floating:
+        return _largest
     if is_statistic(name):
-        return Linear(getattr(method, "weights", None)).tensor(name, tensors)
-    return method.tensor(name, tensors, base)
+        return Linear(getattr(method, "weights", None)).slices
+    return method.slices
+
+
+def ready(method: Method, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices] | None) -> Method:
+    """Return a method that knows of whole models what it must, before it merges their tensors one by one.
+
+    Args:
+        method: How to merge.
+        models: The weights of each (``is_weight``) by name.
+        base: Those of the common ancestor.
+
+    Returns:
+        The method, or one that replaces it for these models.
+    """
+    return method.ready(models, base) if isinstance(method, Ties) and base is not None else method
+
+
+def is_weight(name: str, floating: bool) -> bool:
+    """Say whether a tensor is merged by the method: one of floating numbers that are no running statistics."""
+    return floating and not is_statistic(name)
 
 
 def require_base(method: Method, base: object | None) -> None:
@@ -109,6 +152,11 @@ def warn_of_factors(names: Iterable[str]) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _largest(name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+    for parts in together(models):
+        yield torch.stack([part.to(parts[0]) for part in parts]).amax(0)
 
 
 def _owners(states: Sequence[State]) -> dict[str, str]:

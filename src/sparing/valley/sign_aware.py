@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.linear import added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.slices import Slices, merged_whole, together
 from sparing.valley.ties import Ties, require_keep
 
 
@@ -70,13 +71,36 @@ class SignAware:
         Raises:
             UserError: If the base is missing, or the weights are not as many as the models.
         """
-        deltas = task_vectors(name, tensors, base)
+        return merged_whole(self.slices, name, tensors, base)
+
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices.
+
+        Args:
+            name: Canonical name.
+            models: One tensor of each.
+            base: That of the common ancestor.
+
+        Yields:
+            Merged slices in the dtype of the first.
+
+        Raises:
+            UserError: As ``tensor``.
+        """
+        found = task_vectors(name, models, base)
         assert base is not None
-        wanted = Ties(self.keep, scale=self.scale, weights=self.weights).delta(name, deltas)
-        origin = base.to(wanted)
-        flips = (origin + wanted) * origin < 0
-        refused = flips & ~majority_flips(origin, deltas, weights_for(self.weights, len(deltas)), self.majority)
-        return added(base, wanted.masked_fill(refused, 0.0), tensors[0])
+        yield from added(base, self._guarded(name, found, base), models[0])
+
+    def _guarded(self, name: str, deltas: Sequence[Slices], base: Slices) -> Iterator[Tensor]:
+        """Merge task vectors by TIES, less the flips that too few models want."""
+        rule = Ties(self.keep, scale=self.scale, weights=self.weights).rule(name, deltas)
+        weights = weights_for(self.weights, len(deltas))
+        for parts, start in zip(together(deltas), base(), strict=True):
+            wanted = rule(parts)
+            origin = start.to(wanted)
+            flips = (origin + wanted) * origin < 0
+            refused = flips & ~majority_flips(origin, parts, weights, self.majority)
+            yield wanted.masked_fill(refused, 0.0)
 
 
 def majority_flips(base: Tensor, deltas: Sequence[Tensor], weights: Sequence[float], majority: float = 0.5) -> Tensor:

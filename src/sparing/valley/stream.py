@@ -1,19 +1,21 @@
 """Merging checkpoints on disk, one tensor at a time: a model need not fit into memory to be merged.
 
-A checkpoint is a safetensors file, or a folder with one or with shards and their index, as transformers saves it. Of
-each name the tensors of all models are read, merged and written before the next name is looked at. What is in memory at
-once is one tensor of each model and what the method makes of them, whatever the size of the shards: up to 6 times the
-largest tensor for ``Linear`` of two models, and up to 28 times for ``SignAware``, which compares many copies.
+A checkpoint is a safetensors file, or a folder with one or with shards and their index, as transformers saves it.
+Where each tensor lies is known from the headers, those of the result included. So tensors are read slice by slice,
+merged, and written in the order in which they lie in the result; no tensor is ever whole in memory, nor is a shard.
+Files are read, not mapped: mapped pages would count as memory of the process until the system takes them back.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +26,8 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.valley.compatible import require_sound
 from sparing.valley.linear import Linear
-from sparing.valley.merge import Method, merged_tensor, require_base, warn_of_factors
+from sparing.valley.merge import Method, is_weight, ready, require_base, rule_for, warn_of_factors
+from sparing.valley.slices import Slices, lengths, together
 
 WEIGHTS = "model.safetensors"
 """Name of a checkpoint's only file."""
@@ -54,10 +57,23 @@ class Place:
     kind: str
     """Its dtype as safetensors writes it, such as ``BF16``."""
 
+    start: int
+    """Where its bytes begin in the file."""
+
+    @property
+    def count(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
     @property
     def size(self) -> int:
         """Bytes."""
-        return _width(self.kind) * int(torch.Size(self.shape).numel())
+        return _width(self.kind) * self.count
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds floating numbers."""
+        return _DTYPES[self.kind].is_floating_point
 
 
 Checkpoint = Mapping[str, Place]
@@ -148,19 +164,57 @@ def checkpoint(path: str | Path) -> dict[str, Place]:
 def read_tensor(name: str, place: Place) -> Tensor:
     """Read one tensor from disk.
 
-    The file is opened for this tensor alone: safetensors maps files into memory, and the pages of all that was ever
-    read would stay with the process while the file is open.
+    Args:
+        name: Its name.
+        place: Where it lies.
+
+    Returns:
+        The tensor, on the CPU, in memory of its own.
+
+    Raises:
+        UserError: If the file became shorter since it was opened.
+    """
+    with place.file.open("rb", buffering=0) as file:
+        file.seek(place.start)
+        return _read(file, name, place, place.count).view(place.shape)
+
+
+def read_slices(name: str, place: Place) -> Slices:
+    """Return the slices of a tensor on disk.
 
     Args:
         name: Its name.
         place: Where it lies.
 
     Returns:
-        The tensor, on the CPU.
+        Its slices; reading them raises ``UserError`` as ``read_tensor`` does.
     """
-    with safe_open(place.file, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
+
+    def read() -> Iterator[Tensor]:
+        with place.file.open("rb", buffering=0) as file:
+            file.seek(place.start)
+            for count in lengths(place.count):
+                yield _read(file, name, place, count)
+
+    return read
+
+
+def _read(file: FileIO, name: str, place: Place, count: int) -> Tensor:
+    """Read so many numbers from where the file stands."""
+    tensor = torch.empty(count, dtype=_DTYPES[place.kind])
+    left = _bytes(tensor)
+    while len(left):
+        got = file.readinto(left)
+        if not got:
+            why = f"it ends within {name!r}, and did not when it was opened: it changed while it was read"
+            raise UserError("checkpoint", got=place.file, why=why, do="run again")
+        left = left[got:]
     return tensor
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Return the memory of a flat tensor."""
+    return tensor.view(torch.uint8).numpy().data
 
 
 def _write_all(
@@ -172,6 +226,9 @@ def _write_all(
     tell: Callable[[str, int], None] | None,
 ) -> None:
     """Write every file of the first checkpoint with merged tensors in it, and the index."""
+    weights = [name for name, place in found[0].items() if is_weight(name, place.floating)]
+    known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
+    method = ready(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
     shards: dict[Path, dict[str, Place]] = {}
     for name, place in found[0].items():
         shards.setdefault(place.file, {})[name] = place
@@ -180,11 +237,11 @@ def _write_all(
         with (folder / target).open("wb") as file:
             _write_header(file, places, shard)
             for name, place in places.items():
-                tensors = [read_tensor(name, each[name]) for each in found]
-                require_sound(name, tensors, labels)
-                origin = tensors.pop() if ancestor else None
-                _write_tensor(file, merged_tensor(method, name, tensors, origin))
-                del tensors, origin
+                _require_sound(name, [each[name] for each in found], labels)
+                models = [read_slices(name, each[name]) for each in found]
+                origin = models.pop() if ancestor else None
+                for piece in rule_for(method, name, place.floating)(name, models, origin):
+                    file.write(_bytes(piece))
                 if tell is not None:
                     tell(name, place.size)
     if len(shards) > 1:
@@ -192,6 +249,17 @@ def _write_all(
         total = {"total_size": sum(place.size for place in found[0].values())}
         text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2)
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def _require_sound(name: str, places: Sequence[Place], labels: Sequence[str]) -> None:
+    """Refuse what cannot be averaged, before a method reads it."""
+    try:
+        for parts in together(read_slices(name, place) for place in places):
+            require_sound(name, parts, labels)
+    except UserError:
+        for place, label in zip(places, labels, strict=True):
+            require_sound(name, [read_tensor(name, place)], [label])  # says how many of all numbers are wrong
+        raise
 
 
 def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> None:
@@ -206,11 +274,6 @@ def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> N
     text = json.dumps(contents, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
-
-
-def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
-    if tensor.numel():
-        file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _companions(folder: Path, first: Path, second: Path) -> None:
@@ -237,10 +300,12 @@ def _header(file: Path) -> dict[str, Place]:
     """List the tensors of one file; opening checks that the file is as long as its header says."""
     places = {}
     try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a dict
-                piece = opened.get_slice(name)
-                places[name] = Place(file, tuple(piece.get_shape()), piece.get_dtype())
+        with safe_open(file, framework="pt"), file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            for name, entry in json.loads(opened.read(length)).items():
+                if name != "__metadata__":
+                    start = 8 + length + entry["data_offsets"][0]
+                    places[name] = Place(file, tuple(entry["shape"]), entry["dtype"], start)
     except (SafetensorError, OSError, ValueError) as error:
         raise _torn(file, error) from error
     for name, place in places.items():
@@ -265,15 +330,10 @@ def _require_alike(first: Checkpoint, other: Checkpoint, name: str, label: str) 
 
     for key in [*first, *(key for key in other if key not in first)]:
         mine, theirs = first.get(key), other.get(key)
-        fits = mine is not None and theirs is not None and mine.shape == theirs.shape
-        if not fits or _floating(mine) != _floating(theirs):
+        if mine is None or theirs is None or mine.shape != theirs.shape or mine.floating != theirs.floating:
             raise UserError(
                 f"checkpoints, which first differ at {key!r}",
                 got=f"{said(mine)} in {name} and {said(theirs)} in {label}",
                 why="only models of one architecture can be merged",
                 do="pass checkpoints of the same model",
             )
-
-
-def _floating(place: Place | None) -> bool:
-    return place is not None and _DTYPES[place.kind].is_floating_point

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.valley.compatible import State, is_statistic
-from sparing.valley.linear import added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.linear import Rule, added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.slices import Slices, merged_whole, slices_of, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Ties:
     """Of the models in the election and in the mean, ≥ 0; None weighs them alike, as the paper does."""
 
     across: Literal["tensor", "model"] = "tensor"
-    """Trim each tensor by itself, as mergekit does and as streaming needs, or the whole task vector at once, as the
-    authors' code does; the latter only by ``merge``, in memory."""
+    """Trim each tensor by itself, as mergekit does, or the whole task vector at once, as the authors' code does; the
+    latter by ``merge`` and ``merge_files``, which see all tensors."""
 
     tied: Literal["none", "plus"] = "none"
     """Which sign is elected where the changes add up to exactly zero: none, so that the base stays (the paper's
@@ -62,23 +62,22 @@ class Ties:
         """True: a task vector starts at the base."""
         return True
 
-    def ready(self, states: Sequence[State], base: State) -> Ties:
+    def ready(self, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices]) -> Ties:
         """Return the method with the thresholds of these models, where it trims the whole task vector.
 
         Args:
-            states: The models.
-            base: Their common ancestor.
+            models: The weights of each by name, running statistics and counters left out.
+            base: Those of their common ancestor.
 
         Returns:
             Itself with ``across="tensor"``.
         """
         if self.across == "tensor":
             return self
-        names = [name for name, value in base.items() if value.is_floating_point() and not is_statistic(name)]
         found = []
-        for state in states:
-            parts = [task_vectors(name, [state[name]], base[name])[0].abs().flatten() for name in names]
-            found.append(threshold(torch.cat(parts), self.keep) if parts else 0.0)
+        for model in models:
+            parts = [task_vectors(name, [model[name]], base[name])[0] for name in base]
+            found.append(threshold(_chained(parts), self.keep))
         return replace(self, thresholds=tuple(found))
 
     def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
@@ -96,53 +95,122 @@ class Ties:
             UserError: If the base is missing, the weights are not as many as the models, or the whole task vector
                 should be trimmed and its thresholds are not known.
         """
-        return added(base, self.delta(name, task_vectors(name, tensors, base)), tensors[0])
+        return merged_whole(self.slices, name, tensors, base)
 
-    def delta(self, name: str, deltas: Sequence[Tensor]) -> Tensor:
-        """Return what is added to the base: λ times the disjoint mean.
+    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
+        """Merge the tensors of one name in slices.
+
+        Args:
+            name: Canonical name.
+            models: One tensor of each; they are read for their thresholds, one by one, before they are merged.
+            base: That of the common ancestor.
+
+        Yields:
+            Merged slices in the dtype of the first.
+
+        Raises:
+            UserError: As ``tensor``.
+        """
+        found = task_vectors(name, models, base)
+        yield from added(base, map(self.rule(name, found), together(found)), models[0])
+
+    def rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
+        """Find the thresholds of these task vectors, and return how their slices are merged.
 
         Args:
             name: Canonical name.
             deltas: Task vectors τ_t of this name.
 
         Returns:
-            Shape and dtype of a task vector.
+            What is added to a slice of the base: λ times the disjoint mean.
 
         Raises:
             UserError: As ``tensor``.
         """
-        trimmed = self._trimmed(name, deltas)
-        weights = weights_for(self.weights, len(trimmed))
-        sign = elect(trimmed, weights, self.tied)
-        return self.scale * disjoint_mean(trimmed, sign, weights)
+        limits = weights_for(self._limits(name, deltas), len(deltas))
+        weights = weights_for(self.weights, len(deltas))
 
-    def _trimmed(self, name: str, deltas: Sequence[Tensor]) -> list[Tensor]:
+        def merged(parts: Sequence[Tensor]) -> Tensor:
+            trimmed = [_trimmed(part, limit) for part, limit in zip(parts, limits, strict=True)]
+            return self.scale * disjoint_mean(trimmed, elect(trimmed, weights, self.tied), weights)
+
+        return merged
+
+    def _limits(self, name: str, deltas: Sequence[Slices]) -> Sequence[float]:
+        """Return the magnitude from which each task vector is kept."""
         if self.across == "tensor":
-            return [trim(delta, self.keep) for delta in deltas]
+            return [threshold(delta, self.keep) for delta in deltas]
         require(
             self.thresholds is not None,
             f"Ties at {name!r}",
             'across="model"',
             "one tensor does not tell the largest changes of the whole model",
-            'merge in memory, or use across="tensor"',
+            'merge whole models by merge or merge_files, or use across="tensor"',
         )
-        limits = weights_for(self.thresholds, len(deltas))
-        return [torch.where(delta.abs() >= limit, delta, 0.0) for delta, limit in zip(deltas, limits, strict=True)]
+        assert self.thresholds is not None
+        return self.thresholds
 
 
-def threshold(magnitudes: Tensor, keep: float) -> float:
+def threshold(values: Slices, keep: float) -> float:
     """Return the smallest magnitude among the largest ⌊keep · n⌋, of which there is at least one.
 
+    Among several slices it is selected by its bits: a magnitude is larger than another if its bits are, read as an
+    integer. Each reading counts how often every pattern of the next 16 bits occurs under the bits already known, and
+    so finds those 16. That takes two readings for float32 and four for float64, and no memory that grows with n.
+
     Args:
-        magnitudes: Shape (n,), n ≥ 1.
+        values: n numbers of one dtype, float32 or float64.
         keep: Share in (0, 1].
 
     Returns:
-        A magnitude that occurs among them.
+        A magnitude that occurs among them; 0 where all are kept, or there are none.
     """
-    count = len(magnitudes)
-    kept = max(1, math.floor(keep * count + 1e-9))  # 0.29 · 100 is 28.999… in binary
-    return float(torch.kthvalue(magnitudes, count - kept + 1).values)
+    if keep >= 1:
+        return 0.0
+    pieces = values()
+    first, more = next(pieces), next(pieces, None)
+    if more is None:
+        kept = _kept(len(first), keep)
+        return float(torch.kthvalue(first.abs(), len(first) - kept + 1).values) if len(first) else 0.0
+    dtype = first.dtype
+    bits = torch.int32 if dtype == torch.float32 else torch.int64
+    known, left = 0, 0
+    for shift in range(8 * bits.itemsize - _DIGIT, -1, -_DIGIT):
+        counts = _digits(values, bits, shift, known)
+        if not left:
+            left = _kept(int(counts.sum()), keep)
+        larger = counts.sum() - counts.cumsum(0)
+        digit = int((larger >= left).sum())  # the first digit of which fewer than ``left`` are larger
+        known, left = known << _DIGIT | digit, left - int(larger[digit])
+    return float(torch.tensor([known], dtype=bits).view(dtype))
+
+
+def _kept(count: int, keep: float) -> int:
+    return max(1, math.floor(keep * count + 1e-9))  # 0.29 · 100 is 28.999… in binary
+
+
+_DIGIT = 16  # bits that one reading finds
+
+
+def _digits(values: Slices, bits: torch.dtype, shift: int, known: int) -> Tensor:
+    """Count the values of the digit at a shift, among magnitudes whose higher bits are the known ones."""
+    counts = torch.zeros(1 << _DIGIT, dtype=torch.int64)
+    for part in values():
+        pattern = part.abs().view(bits) >> shift
+        if shift + _DIGIT < 8 * bits.itemsize:
+            pattern = pattern[pattern >> _DIGIT == known]
+        found = torch.bincount(pattern & (len(counts) - 1), minlength=len(counts))
+        counts += found.to(counts.device)
+    return counts
+
+
+def _chained(parts: Sequence[Slices]) -> Slices:
+    """Read several tensors one after the other, in the widest of their dtypes."""
+    wide = torch.float32
+    for part in parts:
+        wide = torch.promote_types(wide, next(part()).dtype)
+    empty = torch.zeros(0, dtype=wide)
+    return lambda: (piece.to(wide) for part in [slices_of(empty), *parts] for piece in part())
 
 
 def trim(delta: Tensor, keep: float) -> Tensor:
@@ -151,7 +219,7 @@ def trim(delta: Tensor, keep: float) -> Tensor:
     Elements as large as the smallest that is kept stay too, so that the result does not depend on their order.
 
     Args:
-        delta: Any shape, n elements.
+        delta: Any shape, n elements, float32 or float64.
         keep: Share in (0, 1].
 
     Returns:
@@ -161,9 +229,11 @@ def trim(delta: Tensor, keep: float) -> Tensor:
         >>> trim(torch.tensor([3.0, -4.0, 1.0, 0.5, 2.0]), 0.4)
         tensor([ 3., -4.,  0.,  0.,  0.])
     """
-    if keep >= 1 or delta.numel() == 0:
-        return delta
-    return torch.where(delta.abs() >= threshold(delta.abs().flatten(), keep), delta, 0.0)
+    return _trimmed(delta, threshold(slices_of(delta), keep))
+
+
+def _trimmed(delta: Tensor, limit: float) -> Tensor:
+    return torch.where(delta.abs() >= limit, delta, 0.0)
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["none", "plus"] = "none") -> Tensor:

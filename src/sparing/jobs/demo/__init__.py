@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparing.jobs.demo import condensation, sharding, transfer
+from sparing.jobs.demo import condensation, sharding, transfer, valley
 from sparing.jobs.demo.layers import run_chapter
 from sparing.jobs.demo.materials import Source, gather
 from sparing.jobs.demo.page import show, write_page
@@ -23,14 +23,14 @@ QUESTION = "How little memory does it take to fine-tune a language model, and wh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Four chapters on real data, and a page that shows them.
+    """Five chapters on real data, and a page that shows them.
 
     Fine-tune a pretrained language model four ways: full, LISA, LISA with a frozen embedding, LoRA, each at a learning
     rate from a small sweep; held-out loss against seconds and bytes, on real text of another kind than the model has
     seen. Then condense handwritten digits to one image per class by three hypergradients in equal CPU time.
-    Then learning-rate curves of a net on digits at three densities, under three rules of scaling. Last, a model of 65
+    Then learning-rate curves of a net on digits at three densities, under three rules of scaling. Then a model of 65
     billion parameters planned for a cluster with a slow network, and four processes of this machine that split a small
-    one in four ways.
+    one in four ways. Last, the valley around a small net, and averages of two nets, predicted and measured.
     """
 
     out: Path = Path("runs/demo")
@@ -42,7 +42,8 @@ class Settings:
 
     seed: int = 0
     """Seed of the order of rows, of the layer draws, of the images, nets and directions of the second
-    chapter, of the weights and masks of the third, and of the weights and rows of the fourth."""
+    chapter, of the weights and masks of the third, of the weights and rows of the fourth, and of the nets and noise of
+    the fifth."""
 
     resume: bool = False
     """Go on where an interrupted demo stopped, method by method, instead of starting over."""
@@ -57,7 +58,8 @@ def run(settings: Settings) -> Record:
     Returns:
         The record: tables "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
         "condensed", "condense_curve", "condense_memory", "condense_data" of the second; "transfer_runs",
-        "coordinates", "slopes" of the third; "shards", "shard_runs", "shard_losses" of the fourth.
+        "coordinates", "slopes" of the third; "shards", "shard_runs", "shard_losses" of the fourth; "valley_data",
+        "valley_nets", "valley_model", "valley_curves", "valley_values", "valley_merges", "valley_lines" of the fifth.
     """
     start = time.monotonic()
     path = settings.out / "record.jsonl"
@@ -75,6 +77,7 @@ def run(settings: Settings) -> Record:
     condensation.run_chapter(record, seed=settings.seed, path=path)
     transfer.run_chapter(record, seed=settings.seed, path=path)
     sharding.run_chapter(record, seed=settings.seed, path=path)
+    valley.run_chapter(record, seed=settings.seed, path=path)
     page = settings.out / "report.html"
     told = {"licence": materials.licence, "materials": materials.title, "page": str(page)}
     record.add("run", seconds=time.monotonic() - start, **told)

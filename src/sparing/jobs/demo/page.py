@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.condense.methods import ROLES as CONDENSERS
-from sparing.jobs.demo import condensation_page, sharding_page, transfer_page
+from sparing.jobs.demo import condensation_page, sharding_page, transfer_page, valley_page
 from sparing.jobs.transfer.figures import ROLES as RULES
 from sparing.memory import CATEGORIES
 from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots, print_table
@@ -58,6 +58,11 @@ def show(record: Record) -> None:
         print_table(
             sharding_page.rows_of(record), title="Four processes, two groups: bytes and seconds",
             units=sharding_page.UNITS, columns=list(sharding_page.COLUMNS), roles=sharding_page.ROLES,
+        )  # fmt: skip
+    if record.table("valley_merges"):
+        print_table(
+            valley_page.rows_of(record), title="Two averages of two nets: gaps predicted and measured",
+            units=valley_page.UNITS, columns=list(valley_page.COLUMNS), roles=valley_page.ROLES,
         )  # fmt: skip
     sys.stdout.write(f"report: {record.table('run')[0]['page']}\n")
 
@@ -177,6 +182,8 @@ def write_page(record: Record, path: Path) -> None:
         chapters.append(transfer_page.chapter(record))
     if record.table("shards"):
         chapters.append(sharding_page.chapter(record))
+    if record.table("valley_merges"):
+        chapters.append(valley_page.chapter(record))
     page = Page(
         title="sparing: training with little", question=record.question, answer=answer(record), sections=chapters,
         record=record, reproduce={"go deeper": "sparing finetune --help", "licences": run["licence"]}, caveats=caveats,

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -16,6 +16,12 @@ from torch import nn
 from sparing.errors import UserError
 
 INSTALL = "pip install 'sparing[lm]'"
+
+Head = Literal["causal language model", "image classifier"]
+CLASSES: dict[Head, str] = {
+    "causal language model": "AutoModelForCausalLM", "image classifier": "AutoModelForImageClassification",
+}  # fmt: skip
+"""What a model is loaded as, and the class of transformers that does it."""
 
 
 def _transformers() -> Any:
@@ -79,38 +85,45 @@ def config_of(path: Path) -> Any:
     return config
 
 
-def load_model(path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Module:
-    """Load a causal language model from its directory.
+def load_model(
+    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", head: Head = "causal language model"
+) -> nn.Module:
+    """Load a model from its directory.
 
     Args:
         path: The model directory; weights must be safetensors.
         dtype: Number format of the weights.
         device: Where they go.
+        head: What it is to be.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        UserError: If weights are missing, truncated or do not fit the configuration, or it is no causal model.
+        UserError: If weights are missing, truncated or do not fit the configuration, or it is no such model.
     """
     config = config_of(path)
     if not any(path.glob("*.safetensors")):
         why = "it has no *.safetensors weights, and pickled ones are not opened"
         _refuse(path, why)
-    auto = _transformers().AutoModelForCausalLM
+    auto = getattr(_transformers(), CLASSES[head])
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
                 path, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
             )
     except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
-        _refuse(path, f"its weights cannot be loaded as a causal language model ({_words(error)})")
+        _refuse(path, f"its weights cannot be loaded as {_article(head)} ({_words(error)})")
     for kind in ("missing_keys", "mismatched_keys"):
         if report.get(kind):
             names = sorted(str(name) for name in report[kind])
             _refuse(path, f"{kind.split('_')[0]} weights: {', '.join(names[:3])} ({len(names)} in all)")
     model.to(device)
     return model  # type: ignore[no-any-return]
+
+
+def _article(head: Head) -> str:
+    return f"{'an' if head[0] in 'aeiou' else 'a'} {head}"
 
 
 def load_tokenizer(path: Path) -> Any:

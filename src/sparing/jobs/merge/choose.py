@@ -1,0 +1,170 @@
+"""Which way to merge: the method values a setting means, and what ``auto`` chooses among them, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from sparing.jobs.merge.scores import means
+from sparing.jobs.merge.settings import How, Settings, letter
+from sparing.report import format_number
+from sparing.valley.dare import Dare
+from sparing.valley.linear import Linear, TaskArithmetic
+from sparing.valley.merge import Method
+from sparing.valley.sign_aware import SignAware
+from sparing.valley.ties import Ties
+
+SCALES: Final[Mapping[str, tuple[float, ...]]] = {
+    "task": (0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+    "dare": (0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+    "ties": (0.5, 0.7, 1.0, 1.5),
+    "sign-aware": (0.5, 0.7, 1.0),
+}
+"""Factors λ that validation rows choose from."""
+
+BLIND: Final = {"task": 0.4, "dare": 0.4, "ties": 1.0, "sign-aware": 1.0}
+"""Factors without validation rows: task and ties as in Yadav et al. 2023 (arXiv:2306.01708), the others like them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to merge, ready to do it."""
+
+    how: How
+    """Its name on the command line."""
+    method: Method
+    """What does it."""
+    scale: float | None = None
+    """Its factor on the changes, where it has one."""
+    members: tuple[int, ...] = ()
+    """Places of the models in it; () for all."""
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        if self.members:
+            return f"{self.how} of {' '.join(letter(at) for at in self.members)}"
+        return self.how if self.scale is None else f"{self.how}, λ = {self.scale:g}"
+
+
+def method_of(how: How, settings: Settings, scale: float) -> Method:
+    """The method that a name means.
+
+    Args:
+        how: Any but auto and greedy.
+        settings: Shares to keep, drop and weigh by.
+        scale: λ.
+
+    Returns:
+        A value of sparing.valley.
+    """
+    makers: dict[str, Callable[[], Method]] = {
+        "soup": Linear,
+        "linear": lambda: Linear(settings.weights),
+        "task": lambda: TaskArithmetic(scale),
+        "ties": lambda: Ties(settings.keep, scale=scale),
+        "dare": lambda: Dare(settings.drop, then=TaskArithmetic(scale), seed=settings.seed),
+        "sign-aware": lambda: SignAware(settings.keep, scale=scale),
+    }
+    return makers[how]()
+
+
+def subset(members: Sequence[int], count: int) -> Candidate:
+    """The mean of some of the models.
+
+    Args:
+        members: Their places.
+        count: Of all models.
+
+    Returns:
+        The candidate, of the kind greedy.
+    """
+    shares = tuple(float(at in members) for at in range(count))
+    return Candidate("greedy", Linear(shares), members=tuple(sorted(members)))
+
+
+def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
+    """The ways that are tried.
+
+    Args:
+        settings: ``how``, ``base`` and ``scale``.
+        measured: Whether validation rows can choose.
+
+    Returns:
+        One where nothing is open. For ``auto`` the mean, and with a base and rows task arithmetic, TIES and the
+        sign-aware merge at each factor. DARE is left out: its draws are noise on top of task arithmetic.
+    """
+    names: list[How] = ["soup"] if settings.how in {"auto", "greedy"} else [settings.how]
+    if settings.how == "auto" and settings.base is not None and measured:
+        names += ["task", "ties", "sign-aware"]
+    found = []
+    for how in names:
+        if how not in SCALES:
+            found.append(Candidate(how, method_of(how, settings, 1.0)))
+            continue
+        fixed = settings.scale or BLIND[how]
+        scales = SCALES[how] if measured and settings.scale is None else (fixed,)
+        found += [Candidate(how, method_of(how, settings, scale), scale) for scale in scales]
+    return found
+
+
+def greedy(validation: Sequence[Tensor], score: Callable[[Candidate], Tensor]) -> Candidate:
+    """Add models to the mean, best first, as long as the validation loss does not rise.
+
+    Args:
+        validation: Scores of each model on the validation rows.
+        score: Scores of a candidate on the same rows.
+
+    Returns:
+        The mean of the members; one model alone where no other helps.
+
+    Source: Wortsman et al. 2022, Recipe 1 (arXiv:2203.05482).
+    """
+    losses = [means(scores)["loss"] for scores in validation]
+    order = sorted(range(len(losses)), key=losses.__getitem__)
+    members, best = [order[0]], losses[order[0]]
+    for at in order[1:]:
+        found = means(score(subset([*members, at], len(losses))))["loss"]
+        if found <= best:
+            members, best = [*members, at], found
+    return subset(members, len(losses))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is done, and why."""
+
+    candidate: Candidate | None
+    """The way; None where no merge is made."""
+    reason: str
+    """In a sentence."""
+
+
+def by_rows(tried: Mapping[str, float], parents: Sequence[float], ways: Sequence[Candidate], low: float) -> Decision:
+    """Choose among what was measured on the validation rows.
+
+    Measurement outranks prediction: a merge that does not lose against the mean of its parents is made, whatever was
+    predicted, and one that loses is not.
+
+    Args:
+        tried: Validation loss (nats) by name of the way.
+        parents: Validation loss of each model.
+        ways: What was tried.
+        low: Lower end of the interval of the gap of the best of them (nats).
+
+    Returns:
+        The decision.
+    """
+    best = min(ways, key=lambda way: tried[way.name])
+    loss, mean = tried[best.name], sum(parents) / len(parents)
+    said = f"{format_number(loss)} nats on the validation rows, the models' own mean is {format_number(mean)}"
+    if len(best.members) == 1:
+        return Decision(None, f"no mean is better than {letter(best.members[0])} alone: {said}")
+    if low > 0:
+        return Decision(None, f"the best way, {best.name}, has {said}: the merge would be worse than its parts")
+    if len(ways) == 1:
+        return Decision(best, f"{best.name} has {said}")
+    return Decision(best, f"of {len(ways)} ways tried, {best.name} is best: {said}")

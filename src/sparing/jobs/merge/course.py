@@ -1,0 +1,196 @@
+"""A merge step by step: choose a way, make it on the disk, measure it and the way between the models.
+
+Every number that takes time goes through the ledger, so that an interrupted run goes on where it was. Each returns what
+a record or a page needs; nothing here draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
+from sparing.jobs.merge.evidence import Evidence
+from sparing.jobs.merge.forecast import Outlook
+from sparing.jobs.merge.ledger import Ledger
+from sparing.jobs.merge.scores import gaps, means
+from sparing.jobs.merge.settings import Settings, letter
+from sparing.jobs.merge.sources import Source
+from sparing.valley.linear import Linear
+from sparing.valley.statistics import batch_norms
+
+ADVICE = (
+    "no model was written; name a way such as --how soup to make it all the same, or fine-tune both from one common "
+    "model, which keeps their signs alike"
+)
+"""What to do when auto makes no merge."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """Everything that the steps share."""
+
+    settings: Settings
+    """Of the run."""
+    sources: Sequence[Source]
+    """The models."""
+    base: Source | None
+    """Their ancestor."""
+    evidence: Evidence | None
+    """What to measure on."""
+    ledger: Ledger
+    """What is done already."""
+
+    def units(self) -> int:
+        """Pieces of work of the whole run, greedy's own left out (count)."""
+        measured = len(self.sources) * 2 + 1 + self.settings.points + len(self._ways())
+        return 2 + (measured if self.evidence else 0)
+
+    def _ways(self) -> list[Candidate]:
+        return candidates(self.settings, measured=self.evidence is not None)
+
+    def choose(self, outlook: Outlook) -> Decision:
+        """Decide how to merge, and whether to.
+
+        A way that the user names is made whatever is predicted. ``auto`` was asked to decide, so "do not merge" is one
+        of its answers: no failure, and exit status 0. It needs no ``--force``: naming the way is one.
+
+        Args:
+            outlook: The prediction.
+
+        Returns:
+            The way, or none, and why.
+        """
+        auto, ways = self.settings.how == "auto", self._ways()
+        if self.evidence is not None and (auto or len(ways) > 1 or self.settings.how == "greedy"):
+            return self._measured(self.evidence, ways)
+        if not auto:
+            return Decision(ways[0], f"--how {self.settings.how} asks for it")
+        if outlook.fails:
+            return Decision(None, outlook.sentence.rstrip("."))
+        return Decision(
+            ways[0], f"without rows to choose by, the plainest merge is taken. {outlook.sentence.rstrip('.')}"
+        )
+
+    def _measured(self, evidence: Evidence, ways: list[Candidate]) -> Decision:
+        """Choose on the validation rows; only auto may come to no merge, and greedy to a single model."""
+        validation = [self._parent(at, "validation") for at in range(len(self.sources))]
+
+        def score(way: Candidate) -> Tensor:
+            return self._tried(evidence, way)
+
+        how = self.settings.how
+        if how == "greedy":
+            ways = [greedy(validation, score)]
+        elif how == "auto" and len(self.sources) > 2:
+            ways.append(greedy(validation, score))
+        scores = {way.name: score(way) for way in ways}
+        tried = {name: means(found)["loss"] for name, found in scores.items()}
+        best = min(tried, key=tried.__getitem__)
+        low = gaps(scores[best], validation, seed=self.settings.seed)["loss"].low
+        decision = by_rows(tried, [means(found)["loss"] for found in validation], ways, low)
+        if decision.candidate is None and how not in {"auto", "greedy"}:
+            return Decision(min(ways, key=lambda way: tried[way.name]), f"--how {how} asks for it; {decision.reason}")
+        return decision
+
+    def _tried(self, evidence: Evidence, way: Candidate) -> Tensor:
+        def work() -> Tensor:
+            return evidence.validation.scores(evidence.merged_(way.method, self.sources, self.base))
+
+        found: Tensor = self.ledger.once(f"validation: {way.name}", work)
+        return found
+
+    def _parent(self, at: int, part: str) -> Tensor:
+        """Scores of a model as it lies on the disk, its own batch-norm statistics included."""
+        evidence = self.evidence
+        assert evidence is not None
+
+        def work() -> Tensor:
+            rows = evidence.validation if part == "validation" else evidence.test
+            return rows.scores(evidence.put_on_(self.sources[at].items()))
+
+        found: Tensor = self.ledger.once(f"{part}: {letter(at)}", work)
+        return found
+
+    def tried(self) -> list[dict[str, Any]]:
+        """What was measured to choose by.
+
+        Returns:
+            A row for each model and way: ``way``, ``loss`` and ``error`` on validation rows.
+        """
+        start = "validation: "
+        return [
+            {"way": name.removeprefix(start), **means(scores)}
+            for name, scores in self.ledger.done.items()
+            if name.startswith(start)
+        ]
+
+    def statistics(self, way: Candidate) -> dict[str, Tensor]:
+        """Batch-norm statistics of the merged weights.
+
+        Args:
+            way: How they are merged.
+
+        Returns:
+            Buffers by name; none where the model has no batch norm, or there is no data to take them from.
+        """
+        if self.evidence is None or not self.evidence.refreshes:
+            return {}
+        body = self.evidence.merged_(way.method, self.sources, self.base)
+        layers = {id(layer) for layer in batch_norms(body)}
+        names = [name for name, module in body.named_modules() if id(module) in layers]
+        state = body.state_dict()
+        parts = ("running_mean", "running_var", "num_batches_tracked")
+        return {f"{name}.{part}": state[f"{name}.{part}"].clone() for name in names for part in parts}
+
+    def test(self, merged: Source | None) -> dict[str, Any]:
+        """Measure every model and the merge on the test rows.
+
+        Args:
+            merged: What was written, read again from the disk; None where nothing was.
+
+        Returns:
+            ``models``: a row for each, and ``gap``: a row for each metric, none without a merge.
+        """
+        evidence = self.evidence
+        if evidence is None:
+            return {"models": [], "gap": []}
+        parents = [self._parent(at, "test") for at in range(len(self.sources))]
+        rows = [
+            {"model": source.label, "kind": "parent", **means(scores), "rows": len(scores)}
+            for source, scores in zip(self.sources, parents, strict=True)
+        ]
+        if merged is None:
+            return {"models": rows, "gap": []}
+        scores = self.ledger.once("test: the merge", lambda: evidence.test.scores(evidence.put_on_(merged.items())))
+        rows.append({"model": "the merge", "kind": "merge", **means(scores), "rows": len(scores)})
+        found = gaps(scores, parents, seed=self.settings.seed)
+        each = [
+            {"metric": name, "gap": gap.value, "gap_low": gap.low, "gap_high": gap.high, "n": len(scores)}
+            for name, gap in found.items()
+        ]
+        return {"models": rows, "gap": each}
+
+    def between(self) -> list[dict[str, float]]:
+        """Measure the way from the first model to the second on the test rows.
+
+        Returns:
+            A row for each place: ``t`` (0 the first, 1 the second model), ``loss`` and ``error``; batch-norm
+            statistics are taken anew at every place, the ends included.
+        """
+        evidence = self.evidence
+        if evidence is None:
+            return []
+        rows = []
+        for t in np.linspace(0, 1, self.settings.points).tolist():
+
+            def work(t: float = t) -> Tensor:
+                body = evidence.merged_(Linear((1 - t, t)), self.sources[:2], None)
+                return evidence.test.scores(body)
+
+            rows.append({"t": t, **means(self.ledger.once(f"between: {t:.4f}", work))})
+        return rows

@@ -1,0 +1,177 @@
+"""What models are measured on: rows to choose by, other rows to report on, and a live model that takes any weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.jobs.finetune.models import load_tokenizer, most_positions, vocabulary
+from sparing.jobs.merge.nets import classes_of, net_of
+from sparing.jobs.merge.scores import Rows
+from sparing.jobs.merge.settings import Settings
+from sparing.jobs.merge.sources import Source
+from sparing.jobs.scan.checkpoints import kind_of, open_folder
+from sparing.jobs.scan.material import IMAGES, Look, image_rows, look_of, prepared, token_rows
+from sparing.valley.merge import Method, merged_tensor
+from sparing.valley.statistics import batch_norms, refresh_
+
+CALIBRATION_BATCH = 256
+"""Training images in a batch (count)."""
+
+LENGTH = 128
+"""Tokens in a row, where the model has as many positions (count)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """Rows, and the one live model that everything is measured with."""
+
+    body: nn.Module
+    """The architecture, in float32 and evaluation mode; its weights are those measured last."""
+
+    validation: Rows
+    """What a way, a scale or a member is chosen by."""
+
+    test: Rows
+    """What is reported, and nothing is chosen by."""
+
+    metric: Literal["loss", "error"]
+    """The one that the page leads with."""
+
+    source: str
+    """The data in words."""
+
+    calibrate: Sequence[Tensor] = ()
+    """Batches of training inputs that batch-norm statistics are taken from."""
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the model has batch norms whose statistics must follow merged weights."""
+        return bool(batch_norms(self.body))
+
+    @torch.no_grad()
+    def put_on_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
+        """Give the live model other weights.
+
+        Args:
+            tensors: Name and tensor, as in a checkpoint.
+            refresh: Whether to take batch-norm statistics anew.
+
+        Returns:
+            The live model.
+
+        Raises:
+            UserError: If a name is none of the model's, or one of the model's is missing.
+        """
+        state = self.body.state_dict()
+        missing = {value.data_ptr() for value in state.values() if value.numel()}
+        for name, tensor in tensors:
+            target = state.get(_known(name, state, self.body))
+            if target is None or target.shape != tensor.shape:
+                why = "the model has no such weight: another net, or one that renames its weights on loading"
+                got = f"{name!r} of shape {tuple(tensor.shape)}"
+                raise UserError("data", got=got, why=why, do="leave --data away to merge without measuring")
+            target.copy_(tensor)
+            missing.discard(target.data_ptr())
+        require(not missing, "checkpoint", "too few tensors", "the model has more weights", "save it again")
+        if refresh and self.refreshes:
+            refresh_(self.body, self.calibrate)
+        return self.body
+
+    def merged_(self, method: Method, sources: Sequence[Source], base: Source | None) -> nn.Module:
+        """Give the live model merged weights, in the number format that the merge will have on the disk.
+
+        Args:
+            method: How to merge.
+            sources: The models.
+            base: Their ancestor.
+
+        Returns:
+            The live model, batch-norm statistics taken anew.
+        """
+        return self.put_on_(
+            ((n, merged_tensor(method, n, [s[n] for s in sources], base[n] if base else None)) for n in sources[0]),
+            refresh=True,
+        )
+
+
+def _known(name: str, state: dict[str, Tensor], body: nn.Module) -> str:
+    """The name of a weight in the model: checkpoints may lack, or have, the prefix of the model's inner part."""
+    prefix = f"{getattr(body, 'base_model_prefix', '')}."
+    return next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in state), "")
+
+
+def _half(count: int, what: str, settings: Settings) -> int:
+    """How many rows are for choosing; as many at least are for reporting."""
+    enough = count >= 4
+    do = "pass more of it, or a smaller --length"
+    require(enough, "data", f"{count} {what}", "half are to choose by and half to report on", do)
+    return min(settings.rows, count // 2)
+
+
+def _of_text(settings: Settings, folder: Path, data: str) -> Evidence:
+    body, _ = open_folder(folder)
+    limit = most_positions(body)
+    length = settings.length or min(LENGTH, limit or LENGTH)
+    fits = limit is None or length <= limit
+    require(fits, "length", length, f"the model has {limit} positions", f"pass --length {limit} or less")
+    tokens = token_rows(data, load_tokenizer(folder), rows=2 * settings.rows, length=length)
+    known, highest = vocabulary(body), int(tokens.max())
+    why = f"the model knows {known} tokens, its tokenizer gives token {highest}"
+    require(highest < known, "models", folder, why, "use the tokenizer that belongs to the model")
+    half = _half(len(tokens), f"rows of {length} tokens", settings)
+    source = f"{len(tokens) - half} rows of {length} tokens of {Path(data).name}"
+    return Evidence(body.eval(), Rows(tokens[:half]), Rows(tokens[half:]), "loss", source)
+
+
+def _of_images(settings: Settings, body: nn.Module, look: Look | None, data: str) -> Evidence:
+    train, test = image_rows(data, rows=2 * settings.rows, calibration=settings.calibration)
+    if look is None:
+        colour = train[0].ndim == 4
+        pixels = train[0].float() / 255
+        dims = (0, 1, 2) if colour else None
+        mean, deviation = (value.flatten().tolist() for value in (pixels.mean(dims), pixels.std(dims)))
+        look = Look(None, 3 if colour else 1, tuple(mean), tuple(deviation))
+    half, labels = _half(len(test[1]), "test images", settings), test[1]
+    images, calibrate = prepared(test[0], look), torch.split(prepared(train[0], look), CALIBRATION_BATCH)
+    classes, most = classes_of(body, images[:1]), int(labels.max()) + 1
+    why = f"the model tells {classes} classes apart"
+    require(most <= classes, "data", f"{data} with {most} classes", why, "pass the data it was trained for")
+    return Evidence(
+        body.eval(), Rows(images[:half], labels[:half]), Rows(images[half:], labels[half:]), "error",
+        f"{len(labels) - half} test images of {data}", calibrate if batch_norms(body) else (),
+    )  # fmt: skip
+
+
+def gather(settings: Settings, sources: Sequence[Source]) -> Evidence | None:
+    """Open the live model and its rows.
+
+    Args:
+        settings: Of the run.
+        sources: The models.
+
+    Returns:
+        What to measure with; None where no data is given.
+
+    Raises:
+        UserError: If the data is missing, too little, or does not fit the models.
+    """
+    first = sources[0].path
+    if settings.data is None:
+        return None
+    if settings.net is not None:
+        return _of_images(settings, net_of(settings.net), None, settings.data)
+    kind = kind_of(first)
+    fits = (settings.data in IMAGES) == (kind == "images")
+    do = "pass a text" if kind == "language" else f"pass one of {', '.join(IMAGES)}"
+    require(fits, "data", settings.data, f"the models are of the kind {kind}", do)
+    if kind == "language":
+        return _of_text(settings, first, settings.data)
+    body, _ = open_folder(first)
+    return _of_images(settings, body, look_of(first, body.config), settings.data)

@@ -1,0 +1,246 @@
+"""What the weights say about a merge before it is made, read from the disk tensor by tensor.
+
+The numbers are those of ``sparing.valley.predict_merge``, which wants whole models in memory; a test holds the two
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError, require
+from sparing.jobs.merge.settings import letter
+from sparing.jobs.merge.sources import Derived, Source, changes, is_floating
+from sparing.report import format_number
+from sparing.valley.agreement import Agreement, compare
+from sparing.valley.calibration import METRICS, TASK_SCORE, WEIGHT_SCORE, Fit, shipped_fit
+from sparing.valley.compatible import is_statistic, require_sound
+from sparing.valley.features import disagreement
+from sparing.valley.predict import STRANGERS, Verdict
+
+TOLERANCE: Final = 0.02
+"""Largest gap in error (share of answers) that still passes for a working merge, as in ``predict_merge``."""
+
+PIECE: Final = 1 << 16
+"""Elements of a tensor that are summed in float64 at once (count)."""
+
+SENTENCES: Final[Mapping[Verdict, str]] = {
+    "will merge": "The weights say that they will merge.",
+    "uncertain": "The weights alone cannot tell whether they will merge.",
+    "will not": "The weights say that they will not merge.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The prediction for all pairs of models; of more than two the worst pair speaks."""
+
+    pairs: list[dict[str, Any]]
+    """A row for each pair: features, gaps with their intervals, verdict."""
+    signs: list[dict[str, Any]]
+    """A row for each block: how far the first two models agree."""
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Outlook:
+        """The outlook of a checkpoint."""
+        return cls(list(plain["pairs"]), list(plain["signs"]))
+
+    def plain(self) -> dict[str, Any]:
+        """What a checkpoint can hold."""
+        return {"pairs": self.pairs, "signs": self.signs}
+
+    @property
+    def worst(self) -> dict[str, Any]:
+        """The pair of the largest predicted gap; strangers before all others."""
+        order = list(SENTENCES)
+        return max(self.pairs, key=lambda row: (order.index(row["verdict"]), row["gap_error"]))
+
+    @property
+    def fails(self) -> bool:
+        """Whether a pair of them is predicted not to merge."""
+        return self.worst["verdict"] == "will not"  # type: ignore[no-any-return]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict and its reason in two sentences."""
+        row = self.worst
+        signs = f"signs agree in {100 * row['agreement']:.1f} %, strangers' in {100 * row['chance']:.1f} %"
+        gap = format_number(row["gap_loss"], low=row["gap_loss_low"], high=row["gap_loss_high"])
+        of = f" Of all pairs {row['pair']} is the worst." if len(self.pairs) > 1 else ""
+        return f"{SENTENCES[row['verdict']]} Their {signs}; the expected gap of their mean is {gap} nats.{of}"
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows by table of a record."""
+        row = self.worst
+        told = {"verdict": row["verdict"], "sentence": self.sentence, "pair": row["pair"]}
+        return {"outlook": [told], "forecast": self.pairs, "signs": self.signs}
+
+    def predicted(self, metric: str) -> dict[str, float]:
+        """The predicted gap of a metric, as columns beside the measured one."""
+        return {f"predicted{end}": self.worst[f"gap_{metric}{end}"] for end in ("", "_low", "_high")}
+
+
+def look_ahead(sources: Sequence[Source], base: Source | None) -> Outlook:
+    """Predict the gap of the mean of every pair of models.
+
+    Args:
+        sources: The models.
+        base: Their common ancestor.
+
+    Returns:
+        The prediction.
+
+    Raises:
+        UserError: If a tensor is not finite or cannot be averaged, or two models are equal to the bit.
+    """
+    _require_sound([*sources, *([base] if base else [])])
+    pairs: list[dict[str, Any]] = []
+    signs: list[dict[str, Any]] = []
+    for (i, one), (j, other) in combinations(enumerate(sources), 2):
+        features, agreement = measured(one, other, base)
+        require(
+            features["distance"] > 0, "models", f"{one.label} and {other.label}", "their weights are the same, bit by "
+            "bit: there is nothing to merge", "name each model once",
+        )  # fmt: skip
+        pairs.append({"pair": f"{letter(i)}–{letter(j)}", **_row(features, agreement)})
+        if not signs:
+            signs = [
+                {"block": block, "agreement": part.element, "chance": part.chance, "corrected": part.corrected}
+                for block, part in sorted(agreement.groups.items(), key=lambda item: _natural(item[0]))
+            ]
+    return Outlook(pairs, signs)
+
+
+def verdict_of(agreement: Agreement, high: float, low: float) -> Verdict:
+    """The verdict of ``predict_merge``.
+
+    Args:
+        agreement: Of the signs of matrices.
+        high: Upper end of the interval of the gap in error (share).
+        low: Lower end.
+
+    Returns:
+        Whether they will merge.
+    """
+    if agreement.corrected < max(STRANGERS, 3 * agreement.error) or low > TOLERANCE:
+        return "will not"
+    return "will merge" if high <= TOLERANCE else "uncertain"
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """A key that puts layer 2 before layer 10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
+
+
+def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
+    """One pair of the table "forecast"."""
+    fit = _fit(features)
+    score = fit.score(features)
+    found: dict[str, Any] = {}
+    for metric in METRICS:
+        low, high = fit.interval(metric, score)
+        found |= {f"gap_{metric}": fit.gap(metric, score), f"gap_{metric}_low": low, f"gap_{metric}_high": high}
+    return {
+        "verdict": verdict_of(agreement, found["gap_error_high"], found["gap_error_low"]),
+        **found,
+        "agreement": agreement.element,
+        "chance": agreement.chance,
+        "corrected": agreement.corrected,
+        **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
+    }
+
+
+def _fit(features: Mapping[str, float]) -> Fit:
+    """The calibration that knows most of these features."""
+    for names in (TASK_SCORE, WEIGHT_SCORE):
+        known = all(math.isfinite(features.get(name, math.nan)) for name in names)
+        if known and (found := shipped_fit(names)) is not None:
+            return found
+    why, do = "it has too few pairs", "install sparing again"
+    raise UserError("calibration", got="the shipped file", why=why, do=do)
+
+
+def parameters(source: Source) -> list[str]:
+    """Names of the matrices of a checkpoint: floating, no running statistics; all parameters if none is a matrix."""
+    names = [name for name, place in source.entries.items() if is_floating(place) and not is_statistic(name)]
+    return [name for name in names if len(source.entries[name].shape) > 1] or names
+
+
+def measured(a: Source, b: Source, base: Source | None) -> tuple[dict[str, float], Agreement]:
+    """Features of a pair, as ``sparing.valley.features.features_of``, and the agreement of signs by block.
+
+    Args:
+        a: A model.
+        b: Another.
+        base: Their ancestor.
+
+    Returns:
+        Features by name, with the ``cosine`` of the changes where there is a base; the agreement.
+    """
+    names = parameters(a)
+    signs = compare(Derived(tuple(names), a.__getitem__), b, by="tensor")
+    layers = [disagreement(one) for one in signs.groups.values() if not math.isnan(one.corrected)]
+    sums = {name: _moments(a[name], b[name], base[name] if base else None) for name in names}
+    total = {key: math.fsum(one[key] for one in sums.values()) for key in _KEYS}
+    sizes = math.sqrt(math.sqrt(total["a"] * total["b"]))
+    features = {
+        "disagreement": disagreement(signs),
+        "layers": sum(layers) / len(layers) if layers else math.nan,
+        "worst": max(layers, default=math.nan),
+        "flips": 1 - signs.weighted,
+        "distance": math.sqrt(total["difference"]) / sizes if sizes else math.nan,
+        "shrinkage": _shrinkage(list(sums.values())),
+    }
+    if base is not None:
+        lengths, size = [math.sqrt(total[key]) for key in ("change_a", "change_b")], math.sqrt(total["base"])
+        product = lengths[0] * lengths[1]
+        tasks = compare(changes(a, base, names), changes(b, base, names))
+        features |= {
+            "update": sum(lengths) / (2 * size) if size else math.nan,
+            "task_disagreement": disagreement(tasks),
+            "cosine": total["product"] / product if product else math.nan,
+        }
+        features["task_angle"] = 1 - features["cosine"]
+    return features, compare(Derived(tuple(names), a.__getitem__), b, by="block")
+
+
+_KEYS: Final = ("a", "b", "difference", "base", "change_a", "change_b", "product")
+
+
+def _moments(a: Tensor, b: Tensor, base: Tensor | None) -> dict[str, float]:
+    """Sums of squares and products of one tensor, in float64, a piece at a time."""
+    total = torch.zeros(len(_KEYS), dtype=torch.float64)
+    for x, y, z in _pieces(a, b, a if base is None else base):
+        pairs = ((x, x), (y, y), (x - y, x - y), (z, z), (x - z, x - z), (y - z, y - z), (x - z, y - z))
+        total += torch.stack([left @ right for left, right in pairs])
+    return dict(zip(_KEYS, total.tolist(), strict=True))
+
+
+def _shrinkage(sums: Sequence[Mapping[str, float]]) -> float:
+    """Mean over tensors of 1 − ‖a + b‖ / (‖a‖ + ‖b‖), by ‖a + b‖² = 2‖a‖² + 2‖b‖² − ‖a − b‖²."""
+    parts = [
+        1 - math.sqrt(max(0.0, 2 * one["a"] + 2 * one["b"] - one["difference"]))
+        / (math.sqrt(one["a"]) + math.sqrt(one["b"]))
+        for one in sums
+        if one["a"]
+    ]  # fmt: skip
+    return sum(parts) / len(parts) if parts else math.nan
+
+
+def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
+    parts = [torch.split(tensor.flatten(), PIECE) for tensor in tensors]
+    for several in zip(*parts, strict=True):
+        yield [part.double() for part in several]
+
+
+def _require_sound(sources: Sequence[Source]) -> None:
+    """Read everything once: what is not finite, packed or an index that differs has no average."""
+    for name in sources[0]:
+        require_sound(name, [source[name] for source in sources], [source.label for source in sources])

@@ -1,0 +1,173 @@
+"""The whole job: open, predict, choose, merge on the disk, measure, report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sparing.jobs.disk import digest
+from sparing.jobs.finetune.models import fingerprint
+from sparing.jobs.folder import Folder, identity, tell_page
+from sparing.jobs.interrupts import patient
+from sparing.jobs.merge.choose import Candidate, Decision
+from sparing.jobs.merge.course import ADVICE, Course
+from sparing.jobs.merge.evidence import gather
+from sparing.jobs.merge.forecast import Outlook, look_ahead
+from sparing.jobs.merge.ledger import Ledger
+from sparing.jobs.merge.output import MODEL, WEIGHTS, place_of, write_merge
+from sparing.jobs.merge.page import columns_of, write_page
+from sparing.jobs.merge.settings import Settings
+from sparing.jobs.merge.sources import Source, open_all, open_source
+from sparing.report import Progress, Record, print_table
+
+UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
+SHOWN: Final = {
+    "forecast": "What the weights say",
+    "tried": "On validation rows",
+    "models": "On test rows",
+    "gap": "Gap: the merge less the mean of its parents",
+}
+"""Tables that the terminal shows, with their titles."""
+
+
+def folder_of(settings: Settings) -> Folder:
+    """The directory of a run.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        Where it writes.
+    """
+    named = (*settings.models, *([settings.base] if settings.base else []))
+    reads = tuple(path for one in named for path in (one, one / MODEL))  # a run's folder stands for the model in it
+    return Folder(
+        settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(MODEL, WEIGHTS), reads=reads
+    )
+
+
+def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
+    """Hashes of what is read, so that a resumed run goes on with the same."""
+    everyone = [*sources, *([base] if base else [])]
+    found = {one.label: fingerprint(one.path) if one.is_folder else digest(one.path) for one in everyone}
+    if settings.data is not None and Path(settings.data).is_file():
+        found["data"] = digest(Path(settings.data))
+    return found
+
+
+def run(settings: Settings) -> Record:
+    """Merge as the command line does.
+
+    Args:
+        settings: All of them; nothing is written before the models are read once and found sound.
+
+    Returns:
+        The record, also in OUT/record.jsonl: tables "outlook" and "forecast" (the prediction), "signs" (by block),
+        "decision", "tried" (on validation rows), "written", and with data "models", "gap" and "between" (on test
+        rows). Beside it the page and the merge: model/ for folders, model.safetensors for files.
+
+    Raises:
+        UserError: If a setting or file is at fault, or the disk is full.
+        StoppedError: After SIGINT or SIGTERM, once the piece of work is finished and saved.
+    """
+    folder = folder_of(settings)
+    folder.check()
+    sources, base = open_all(settings.models, settings.labels, settings.base)
+    evidence = gather(settings, sources)
+    marks = _marks(settings, sources, base)
+    now = identity(settings) | marks
+    tree = folder.latest(now, files=marks)
+    outlook = look_ahead(sources, base) if tree is None else Outlook.of(tree["done"]["prediction"])
+    sys.stderr.write(f"prediction: {outlook.sentence}\n")
+    folder.claim_(now)
+    question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
+    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+    with patient() as signals:
+        ledger = Ledger(folder, tree, signals)
+        course = Course(settings, sources, base, evidence, ledger)
+        with Progress("merge", total=course.units(), resume_at=ledger.counted) as bar:
+            ledger.bar = bar
+            ledger.once("prediction", outlook.plain)
+            _work(course, outlook, record)
+    folder.finish_(record, write_page)
+    return record
+
+
+def _work(course: Course, outlook: Outlook, record: Record) -> None:
+    """Choose, merge, measure; everything is noted in the record."""
+    for table, rows in outlook.tables().items():
+        for row in rows:
+            record.add(table, **row)
+    decision = course.choose(outlook)
+    merged = _make(course, decision.candidate) if decision.candidate else None
+    _note(course, decision, record)
+    found = course.test(merged)
+    for row in found["models"]:
+        record.add("models", **row)
+    for row in found["gap"]:
+        record.add("gap", **row, **outlook.predicted(row["metric"]))
+    for row in course.between():
+        record.add("between", **row)
+    for file in _written(course.settings, merged):
+        record.add("written", **file)
+
+
+def _make(course: Course, way: Candidate) -> Source:
+    """Write the merge, unless an interrupted run did so."""
+    place = place_of(course.settings.out, course.sources[0])
+
+    def work() -> bool:
+        statistics, size = course.statistics(way), sum(entry.size for entry in course.sources[0].entries.values())
+        with Progress("write", total=size, unit="B") as bar:
+            write_merge(
+                place, way.method, course.sources, course.base, statistics, lambda name, size: bar.advance(size)
+            )
+        return True
+
+    if not place.exists():  # a checkpoint may outlive what its user deleted
+        course.ledger.forget("the merge")
+    course.ledger.once("the merge", work)
+    return open_source(place, "the merge")
+
+
+def _note(course: Course, decision: Decision, record: Record) -> None:
+    way, evidence = decision.candidate, course.evidence
+    stale = any(name.endswith("running_var") for name in course.sources[0]) and not (evidence and evidence.refreshes)
+    record.add(
+        "decision", merged=way is not None, way=way.name if way else "none", reason=decision.reason,
+        advice="" if way else ADVICE, metric=evidence.metric if evidence else "loss",
+        source=evidence.source if evidence else "", stale=stale and way is not None,
+    )  # fmt: skip
+    for row in course.tried():
+        record.add("tried", **row)
+
+
+def _written(settings: Settings, merged: Source | None) -> list[Mapping[str, Any]]:
+    if merged is None:
+        return []
+    files = sorted(merged.path.iterdir()) if merged.is_folder else [merged.path]
+    return [{"file": str(file.relative_to(settings.out)), "size": file.stat().st_size} for file in files]
+
+
+def _listed(labels: tuple[str, ...]) -> str:
+    return f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def show(record: Record) -> None:
+    """Print prediction, choice and measurement; the last line says where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    for name, title in SHOWN.items():
+        if rows := record.table(name):
+            print_table(rows, title=title, units=record.units, columns=columns_of(rows))
+    (decision,) = record.table("decision")
+    if decision["merged"]:
+        place = MODEL if any(row["file"].startswith(f"{MODEL}/") for row in record.table("written")) else WEIGHTS
+        sys.stdout.write(f"{decision['way']}: {decision['reason']}\nmodel: {Path(record.settings['out']) / place}\n")
+    else:
+        sys.stdout.write(f"no merge: {decision['reason']}; {decision['advice']}\n")
+    tell_page(record)

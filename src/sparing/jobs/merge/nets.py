@@ -1,0 +1,67 @@
+"""The user's own net, for files of weights, which do not say what their model is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from sparing.errors import UserError, require
+from sparing.jobs.finetune.evaluate import measuring
+
+ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def net_of(spec: str) -> nn.Module:
+    """Build the net of an entry point; modules of the working directory are found first.
+
+    Args:
+        spec: ``module:function``; the function takes nothing and returns a module.
+
+    Returns:
+        The net in float32 and evaluation mode.
+
+    Raises:
+        UserError: If it cannot be imported, raises, or returns something else.
+    """
+    require(ENTRY.fullmatch(spec) is not None, "net", spec, "it is module:function", "pass such as my_nets:make")
+    module, name = spec.split(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)()
+    except Exception as error:  # the user's code raises what it likes; one line says what and where
+        why = f"it raised {type(error).__name__} ({(str(error).splitlines() or [''])[0][:120]})"
+        do = f'try: python -c "import {module}; {module}.{name}()"'
+        raise UserError("net", got=spec, why=why, do=do) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    fits = isinstance(found, nn.Module)
+    require(fits, "net", f"{spec} returning a {type(found).__name__}", "it builds a model", "return a torch.nn.Module")
+    net: nn.Module = found.float().eval()
+    return net
+
+
+def classes_of(net: nn.Module, image: Tensor) -> int:
+    """How many classes a net tells apart.
+
+    Args:
+        net: Images -> logits, or an output that has ``logits``.
+        image: One image, shape (1, channels, side, side).
+
+    Returns:
+        Classes (count).
+
+    Raises:
+        UserError: If the net does not take the image.
+    """
+    try:
+        with measuring(net):
+            found = net(image)
+        return int(getattr(found, "logits", found).shape[-1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        why = f"the model does not take it ({(str(error).splitlines() or [''])[0][:80]})"
+        got = f"images of shape {tuple(image.shape[1:])}"
+        raise UserError("data", got=got, why=why, do="pass the data it was trained for") from None

@@ -1,0 +1,95 @@
+"""The merge on the disk: merged by ``sparing.valley.stream``, with batch-norm statistics of its own put in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparing.jobs.disk import refusing_to_write, write_folder
+from sparing.jobs.merge.sources import Source
+from sparing.valley.merge import Method
+from sparing.valley.stream import checkpoint, merge_files
+
+MODEL, WEIGHTS = "model", "model.safetensors"
+"""Names of the merge in OUT: a folder for folders, a file for files."""
+
+
+def place_of(out: Path, first: Source) -> Path:
+    """Where the merge of such models is written.
+
+    Args:
+        out: Directory of the run.
+        first: The first model.
+
+    Returns:
+        A folder for a folder, a file for a file.
+    """
+    return out / (MODEL if first.is_folder else WEIGHTS)
+
+
+def write_merge(
+    place: Path,
+    method: Method,
+    sources: Sequence[Source],
+    base: Source | None,
+    statistics: Mapping[str, Tensor],
+    tell: Callable[[str, int], None] | None = None,
+) -> None:
+    """Merge models tensor by tensor, whole or not at all.
+
+    Args:
+        place: Folder or file that is to be; one that is there is replaced.
+        method: How to merge.
+        sources: The models.
+        base: Their ancestor.
+        statistics: Batch-norm statistics that were taken anew, by name.
+        tell: Called after each tensor with its name and size (bytes).
+
+    Raises:
+        UserError: If the disk is full or cannot be written, or a model changed while it was read.
+    """
+    paths, ancestor = [source.path for source in sources], None if base is None else base.path
+
+    def fill(draft: Path) -> None:
+        merge_files(paths, draft, base=ancestor, method=method, tell=tell)
+        _replace(draft, statistics)
+
+    if sources[0].is_folder:
+        write_folder(place, fill)
+        return
+    draft = place.with_name(f".{place.name}.draft")
+    with refusing_to_write("saving", place):
+        try:
+            write_folder(draft, fill)
+            (draft / WEIGHTS).replace(place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _replace(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors in the files that hold them; shapes and number formats stay.
+
+    A safetensors file is the length of its header in 8 bytes, little-endian, the header in JSON, the tensors' bytes.
+    """
+    places = checkpoint(folder)
+    for name, tensor in tensors.items():
+        with places[name].file.open("r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entry = json.loads(file.read(length))[name]
+            first, last = entry["data_offsets"]
+            data = tensor.to(_KINDS[entry["dtype"]]).contiguous().flatten().view(torch.uint8).numpy()
+            assert data.nbytes == last - first
+            file.seek(8 + length + first)
+            file.write(data.data)
+
+
+_KINDS: Final = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+}  # fmt: skip
+"""Number formats of statistics and of their counters."""

@@ -1,0 +1,13 @@
+"""``sparing scan``: walk away from a finished model in chosen directions, and say which side of its valley is flat.
+
+Seven noises as they are drawn and with the signs of the weights, the dose-response of that agreement, groups of
+parameters, special directions. Source: Li et al. 2024 (arXiv:2405.12489).
+
+    record = run(Settings(checkpoint="my_module:make", noises=("gaussian",), parts=("noises",)))
+    record.table("curves")
+"""
+
+from sparing.jobs.scan.job import run, show
+from sparing.jobs.scan.settings import Settings
+
+__all__ = ["Settings", "run", "show"]

@@ -1,0 +1,234 @@
+"""A finished model of the user's: a folder, a file of weights, or a Python entry point; never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sparing.blocks import named_parameters
+from sparing.errors import UserError, require
+from sparing.jobs.finetune.models import Head, config_of, load_model
+from sparing.jobs.scan.settings import FORMS
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+Kind = Literal["language", "images"]
+
+ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is scanned."""
+
+    name: str
+    """In words."""
+    model: nn.Module
+    """In evaluation mode."""
+    evaluate: Evaluate
+    """Model -> metrics by name, lower is better."""
+    calibrate: Iterable[Any] | None = None
+    """Batches of inputs that batch-norm statistics are taken from."""
+    metric: str = ""
+    """The one that the page draws; "" for error, else loss, else the first."""
+    source: str = ""
+    """What it is measured on, in words."""
+
+
+def kind_of(folder: Path) -> Kind:
+    """Whether a folder holds a language model or an image classifier.
+
+    Args:
+        folder: What save_pretrained wrote.
+
+    Returns:
+        Its kind.
+
+    Raises:
+        UserError: If it is neither.
+    """
+    import transformers
+
+    config = config_of(folder)
+    named = " ".join(getattr(config, "architectures", None) or ())
+    if "ForImageClassification" in named:
+        return "images"
+    if "ForCausalLM" in named or "LMHead" in named:
+        return "language"
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "language"
+    if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return "images"
+    why = f"a {type(config).__name__} is neither a causal language model nor an image classifier"
+    raise UserError("checkpoint", got=folder, why=why, do="pass an entry point module:function that measures it")
+
+
+def folder_at(path: Path) -> Path:
+    """The folder of the model: the path itself, or ``model`` in the directory of one of our runs.
+
+    Args:
+        path: As the user gave it.
+
+    Returns:
+        Where config.json is looked for.
+
+    Raises:
+        UserError: If nothing of the kind is there.
+    """
+    if path.suffix in PICKLED:
+        do = "save it with safetensors.torch.save_file, and pass --entry"
+        raise UserError("checkpoint", got=path, why="pickled files are not opened: they can run code", do=do)
+    require(path.exists(), "checkpoint", path, "there is no such file or folder", f"pass {FORMS}")
+    require(path.is_dir(), "checkpoint", path, "it is no folder of a model", f"pass {FORMS}")
+    inner = path / "model"
+    return inner if (inner / "config.json").is_file() and not (path / "config.json").is_file() else path
+
+
+def open_folder(path: Path) -> tuple[nn.Module, Kind]:
+    """Load the model of a folder in float32.
+
+    Args:
+        path: A folder that ``folder_at`` gave.
+
+    Returns:
+        The model, and its kind.
+
+    Raises:
+        UserError: If it is torn, foreign, or of no known kind.
+    """
+    kind = kind_of(path)
+    head: Head = "image classifier" if kind == "images" else "causal language model"
+    return load_model(path, dtype=torch.float32, head=head), kind
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file of weights.
+
+    Args:
+        path: A .safetensors file.
+
+    Returns:
+        Tensors by name.
+
+    Raises:
+        UserError: If it is missing, torn or foreign.
+    """
+    require(path.is_file(), "weights", path, "there is no such file", "pass a .safetensors file")
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, OSError) as error:
+        why = f"it is torn, or no safetensors file ({str(error).splitlines()[0][:80]})"
+        raise UserError("weights", got=path, why=why, do="save it again with safetensors.torch.save_file") from None
+
+
+def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Put weights into a model.
+
+    Args:
+        model: Changed.
+        weights: By the names of its state.
+        path: Where they come from, for the error.
+
+    Raises:
+        UserError: If a name or a shape differs; the first one is named.
+    """
+    do = "pass weights of the model that --entry builds"
+    state, twice = model.state_dict(), {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    needed = [name for name in state if name not in twice or name in named_parameters(model)]  # a tied one once
+    if lacks := next((name for name in needed if name not in weights), None):
+        raise UserError("weights", got=path, why=f"the file lacks {lacks!r}", do=do)
+    if extra := next((name for name in weights if name not in state), None):
+        raise UserError("weights", got=path, why=f"the model lacks {extra!r}", do=do)
+    for name, tensor in weights.items():
+        if tensor.shape != state[name].shape:
+            why = f"{name!r} is {tuple(tensor.shape)}, in the model {tuple(state[name].shape)}"
+            raise UserError("weights", got=path, why=why, do=do)
+    model.load_state_dict(weights, strict=False)
+
+
+def _call(spec: str) -> Any:
+    """Import the module, with the working directory first, and call the function."""
+    require(ENTRY.fullmatch(spec) is not None, "entry", spec, "it is module:function", "pass such as my_nets:make")
+    module, name = spec.split(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except Exception as error:  # the user's code raises what it likes; one line says what and where
+        why = f"it raised {type(error).__name__} ({(str(error).splitlines() or [''])[0][:120]})"
+        do = f'try: python -c "import {module}; {module}.{name}()"'
+        raise UserError("entry", got=spec, why=why, do=do) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def open_entry(spec: str) -> Subject:
+    """Call an entry point.
+
+    Args:
+        spec: ``module:function``; the function takes nothing and returns (model, evaluate) or (model, evaluate,
+            calibrate).
+
+    Returns:
+        What it gave.
+
+    Raises:
+        UserError: If it cannot be imported, raises, or returns something else.
+    """
+    found = _call(spec)
+    parts = tuple(found) if isinstance(found, tuple | list) else ()
+    right = len(parts) in {2, 3} and isinstance(parts[0], nn.Module) and callable(parts[1])
+    got = f"{spec} returning {' and '.join(type(part).__name__ for part in parts) or type(found).__name__}"
+    do = "return a torch.nn.Module, a function of it that gives metrics by name, and batches if it has batch norm"
+    require(right, "entry", got, "it returns (model, evaluate) or (model, evaluate, calibrate)", do)
+    return Subject(spec, parts[0].eval(), parts[1], parts[2] if len(parts) == 3 else None)
+
+
+def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The weights that a model began with.
+
+    Args:
+        path: A folder of the same architecture, or a .safetensors file.
+        model: The finished model.
+
+    Returns:
+        Its parameters by canonical name.
+
+    Raises:
+        UserError: If a parameter is missing or has another shape; the first one is named.
+    """
+    if path.suffix == ".safetensors":
+        found: Mapping[str, Tensor] = read_weights(path)
+    else:
+        found = {name: tensor.detach() for name, tensor in named_parameters(open_folder(folder_at(path))[0]).items()}
+    for name, parameter in named_parameters(model).items():
+        there = name in found and found[name].shape == parameter.shape
+        why = f"it lacks {name!r} of shape {tuple(parameter.shape)}"
+        require(there, "initial", path, why, "pass the same architecture before training")
+    return {name: found[name] for name in named_parameters(model)}
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of named tensors: names, shapes, formats and every bit.
+
+    Args:
+        tensors: Such as the state of a model.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

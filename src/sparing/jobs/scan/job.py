@@ -1,0 +1,124 @@
+"""The whole job: open, walk curve by curve, report."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sparing.jobs import folder
+from sparing.jobs.disk import digest
+from sparing.jobs.folder import Folder, tell_page
+from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.scan.asks import TITLES, Ask, asks, present
+from sparing.jobs.scan.checkpoints import Subject, fingerprint, open_initial
+from sparing.jobs.scan.material import gather
+from sparing.jobs.scan.measure import describe_, histogram_, measure_, try_
+from sparing.jobs.scan.page import curve_rows, write_page
+from sparing.jobs.scan.settings import Settings
+from sparing.report import Progress, Record, print_table
+from sparing.vectors import Vector
+
+UNITS: Final = {"seconds": "s", "loss": "nat", "plus_loss": "nat", "minus_loss": "nat"}
+FILES: Final = frozenset({"weights", "data_file", "initial_weights"})
+"""Names in the mark of a run under which hashes stand."""
+
+QUESTION: Final = (
+    "Is one side of this model's valley flatter than the other, and do the signs of its weights say which?"
+)
+
+
+def folder_of(settings: Settings) -> Folder:
+    """The directory of a run.
+
+    Args:
+        settings: Of the run.
+
+    Returns:
+        Where it writes; what it reads is never deleted.
+    """
+    named = (settings.checkpoint, settings.data, settings.initial)
+    reads = tuple(Path(path) for path in named if path is not None and Path(path).exists())
+    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, reads=reads)
+
+
+def identity(settings: Settings, subject: Subject, initial: Vector | None) -> dict[str, Any]:
+    """What makes two scans the same.
+
+    Args:
+        settings: Of the scan.
+        subject: The model, known by the hash of its weights.
+        initial: Weights before training.
+
+    Returns:
+        Plain values by name.
+    """
+    mark = folder.identity(settings, harmless=("workers", "checkpoint", "initial"))
+    mark["weights"] = fingerprint(subject.model.state_dict())
+    mark["data_file"] = digest(Path(settings.data)) if settings.data and Path(settings.data).is_file() else None
+    mark["initial_weights"] = None if initial is None else fingerprint(initial)
+    return mark
+
+
+def _walk_(record: Record, settings: Settings, subject: Subject, initial: Vector | None, wanted: list[Ask]) -> None:
+    """Every curve that the record does not hold yet; saved after each."""
+    done = {(row["kind"], row["ratio"], row["group"]) for row in record.table("curves")}
+    left = [ask for ask in wanted if (ask.kind, ask.ratio, ask.group) not in done]
+    total = len(wanted)
+    with (
+        Progress("scan", total=total, unit="curve", resume_at=total - len(left)) as bar,
+        patient() as signals,
+    ):
+        for at, ask in enumerate(left, start=total - len(left) + 1):
+            measure_(record, ask, subject, settings, initial)
+            bar.advance(along=f"{TITLES[ask.kind]}, {ask.sign}, {ask.group}")
+            save = partial(folder_of(settings).save, at, {"rows": record.rows})
+            save_when_due(save, signals, step=at, every=1, done=f"curve {at} of {total}")
+
+
+def run(settings: Settings) -> Record:
+    """Scan as the command line does.
+
+    Args:
+        settings: All of them; nothing is written before everything is known to open.
+
+    Returns:
+        The record, also in OUT/record.jsonl: tables "model", "curves" (a row a curve), "values" (a row a draw and λ),
+        "layers" and "scales" of the norm layers, "left_out".
+
+    Raises:
+        UserError: If a setting, file or model is at fault, or the directory holds another run.
+        StoppedError: After SIGINT or SIGTERM, once the curve is finished and saved.
+    """
+    place = folder_of(settings)
+    place.check()
+    subject = gather(settings)
+    initial = None if settings.initial is None else open_initial(settings.initial, subject.model)
+    mark = identity(settings, subject, initial)
+    tree = place.latest(mark, files=FILES)
+    record = Record(question=QUESTION, settings=settings, seed=settings.seed, units=dict(UNITS))
+    there = present(subject.model, settings.groups)
+    if tree is None:
+        try_(subject, settings)
+        describe_(record, subject)
+        if "norms" in settings.parts:
+            histogram_(record, subject.model)
+        for group in (group for group in settings.groups if group not in there):
+            record.add("left_out", group=group)
+    else:
+        record.rows = tree["rows"]
+    place.claim_(mark)
+    _walk_(record, settings, subject, initial, asks(settings, groups=there, started=initial is not None))
+    place.finish_(record, write_page)
+    return record
+
+
+def show(record: Record) -> None:
+    """Print the indices; the last line says where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    if record.table("curves"):
+        print_table(curve_rows(record), title=record.question, units=record.units)
+    tell_page(record)

@@ -1,0 +1,81 @@
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparing.jobs.merge.choose import Candidate, by_rows, candidates, greedy, subset
+from sparing.jobs.merge.settings import Settings
+from sparing.valley.dare import Dare
+from sparing.valley.linear import Linear, TaskArithmetic
+from sparing.valley.sign_aware import SignAware
+from sparing.valley.ties import Ties
+
+
+def settings(how="auto", **changes):
+    return Settings(models=(Path("a"), Path("b"), Path("c")), how=how, **changes)
+
+
+BASED = {"base": Path("base")}
+
+
+@pytest.mark.parametrize(
+    ("how", "changes", "method"),
+    [
+        ("soup", {}, Linear()),
+        ("linear", {"weights": (1.0, 2.0, 3.0)}, Linear((1.0, 2.0, 3.0))),
+        ("task", BASED, TaskArithmetic(0.4)),
+        ("task", BASED | {"scale": 0.7}, TaskArithmetic(0.7)),
+        ("ties", BASED | {"keep": 0.5}, Ties(0.5, scale=1.0)),
+        ("dare", BASED | {"drop": 0.3, "seed": 4}, Dare(0.3, then=TaskArithmetic(0.4), seed=4)),
+        ("sign-aware", BASED, SignAware(0.2, scale=1.0)),
+        ("auto", BASED, Linear()),
+    ],
+)
+def test_a_name_means_one_method_where_nothing_can_choose(how, changes, method):
+    (only,) = candidates(settings(how, **changes), measured=False)
+    assert only.method == method
+
+
+def test_validation_rows_choose_the_scale_and_auto_the_way():
+    tried = candidates(settings("ties", **BASED), measured=True)
+    assert [way.method.scale for way in tried] == [0.5, 0.7, 1.0, 1.5]
+    (given,) = candidates(settings("ties", scale=3.0, **BASED), measured=True)
+    assert given.name == "ties, λ = 3"
+    assert {way.how for way in candidates(settings(**BASED), measured=True)} == {"soup", "task", "ties", "sign-aware"}
+    assert [way.name for way in candidates(settings(), measured=True)] == ["soup"]
+
+
+def _scores(loss):
+    return torch.tensor([[loss, 0.0, 1.0]], dtype=torch.float64)
+
+
+def test_greedy_adds_models_best_first_while_the_loss_does_not_rise():
+    """Against the rule spelt out over a table of losses of every subset."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        table = {
+            members: float(torch.rand((), generator=generator))
+            for size in (1, 2, 3, 4)
+            for members in itertools.combinations(range(4), size)
+        }
+        found = greedy([_scores(table[at,]) for at in range(4)], lambda way, table=table: _scores(table[way.members]))
+        kept = []
+        for at in sorted(range(4), key=lambda at, table=table: table[at,]):
+            if not kept or table[tuple(sorted([*kept, at]))] <= table[tuple(sorted(kept))]:
+                kept.append(at)
+        assert found.members == tuple(sorted(kept))
+        assert found.method.weights == tuple(float(at in kept) for at in range(4))
+
+
+def test_rows_decide_for_the_best_way_unless_it_loses():
+    soup, ties = Candidate("soup", Linear()), Candidate("ties", Ties(), 1.0)
+    made = by_rows({"soup": 3.0, "ties, λ = 1": 2.0}, [2.5, 2.5], [soup, ties], low=-0.6)
+    assert made.candidate == ties
+    assert "of 2 ways tried, ties, λ = 1 is best: 2.00 nats" in made.reason
+    lost = by_rows({"soup": 3.0}, [2.0, 2.0], [soup], low=0.1)
+    assert lost.candidate is None
+    assert "worse than its parts" in lost.reason
+    alone = by_rows({"greedy of B": 1.0}, [2.0, 1.0], [subset([1], 2)], low=-0.5)
+    assert alone.candidate is None
+    assert "no mean is better than B alone" in alone.reason

@@ -1,0 +1,288 @@
+"""``sparing merge`` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sparing.cli import main
+from sparing.errors import UserError
+from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.merge import Settings, job, run, show
+from sparing.jobs.merge.scores import Rows, means
+from sparing.report import Record
+from sparing.valley.linear import Linear, TaskArithmetic
+from sparing.valley.merge import merge
+from sparing.valley.ties import Ties
+
+ROWS = {"length": 16, "rows": 4, "points": 3}
+
+
+@pytest.fixture
+def pageless(monkeypatch):
+    """Drawing takes seconds, and most of these tests are about other files."""
+    monkeypatch.setattr(job, "write_page", lambda record, path: path)
+
+
+def of(family, names, out, **changes):
+    return Settings(models=tuple(family[name] for name in names), out=out, **changes)
+
+
+def states_of(family, names):
+    return [load_file(family[name] / "model.safetensors") for name in names]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], value) for name, value in other.items())
+
+
+def test_two_models_with_data_give_model_page_and_record(family, text, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    out = tmp_path / "out"
+    status = main(
+        ["merge", str(family["a"]), str(family["b"]), "--base", str(family["base"]), "--data", str(text),
+         "--length", "16", "--rows", "4", "--points", "3", "--out", str(out)]
+    )  # fmt: skip
+    streams = capsys.readouterr()
+    assert status == 0, streams.err
+    assert streams.out.splitlines()[-1] == f"report: {out / 'report.html'}"
+    assert "prediction: " in streams.err
+    record = Record.read(out / "record.jsonl")
+    (decision,) = record.table("decision")
+    assert decision["merged"]
+    assert len(record.table("tried")) == 2 + 1 + 6 + 4 + 3
+    assert [row["t"] for row in record.table("between")] == [0, 0.5, 1]
+    assert [row["kind"] for row in record.table("models")] == ["parent", "parent", "merge"]
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "gap" in page
+    model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=torch.float32)
+    (loss,) = [row["loss"] for row in record.table("models") if row["kind"] == "merge"]
+    tokens = _test_tokens(family["a"], text)
+    assert means(Rows(tokens).scores(model.eval()))["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def _test_tokens(folder, text):
+    from sparing.jobs.finetune.models import load_tokenizer
+    from sparing.jobs.scan.material import token_rows
+
+    return token_rows(str(text), load_tokenizer(folder), rows=8, length=16)[4:]
+
+
+@pytest.mark.usefixtures("pageless")
+@pytest.mark.parametrize(
+    ("names", "changes", "method"),
+    [
+        ("ab", {}, Linear()),
+        ("abc", {"how": "soup"}, Linear()),
+        ("abc", {"how": "linear", "weights": (1.0, 0.0, 2.0)}, Linear((1.0, 0.0, 2.0))),
+        ("abc", {"how": "task", "based": True}, TaskArithmetic(0.4)),
+        ("ab", {"how": "ties", "based": True, "keep": 0.5, "scale": 0.8}, Ties(0.5, scale=0.8)),
+    ],
+)
+def test_the_saved_merge_is_that_of_states_in_memory(names, changes, method, family, tmp_path):
+    changes = dict(changes)
+    based = changes.pop("based", False)
+    record = run(of(family, names, tmp_path, base=family["base"] if based else None, **changes))
+    base = states_of(family, ["base"])[0] if based else None
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert same(found, merge(states_of(family, names), base=base, method=method))
+    assert record.table("gap") == []
+    assert record.table("written")[0]["file"].startswith("model/")
+
+
+def test_auto_makes_no_merge_of_strangers_and_says_what_to_do(family, tmp_path, capsys):
+    show(run(of(family, ("a", "stranger"), tmp_path / "auto")))
+    out = capsys.readouterr().out
+    assert "no merge: The weights say that they will not merge." in out
+    assert "--how soup" in out
+    assert not (tmp_path / "auto" / "model").exists()
+    assert "No merge was made" in (tmp_path / "auto" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_way_that_is_named_is_made_all_the_same(family, tmp_path):
+    run(of(family, ("a", "stranger"), tmp_path, how="soup"))
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert same(found, merge(states_of(family, ("a", "stranger"))))
+
+
+@pytest.mark.usefixtures("pageless")
+def test_greedy_is_the_soup_of_the_library(family, text, tmp_path):
+    from sparing.jobs.finetune.models import load_model, load_tokenizer
+    from sparing.jobs.scan.material import token_rows
+    from sparing.valley.soup import soup
+
+    names = ("stranger", "a", "b", "c")
+    record = run(of(family, names, tmp_path, how="greedy", data=str(text), **ROWS))
+    rows = Rows(token_rows(str(text), load_tokenizer(family["a"]), rows=8, length=16)[:4])
+    models = [load_model(family[name], dtype=torch.float32) for name in names]
+    expected = soup(models, how="greedy", evaluate=lambda model: means(rows.scores(model)), metric="loss")
+    (decision,) = record.table("decision")
+    if decision["merged"]:
+        shown = {name: at for at, name in enumerate("ABCD")}
+        assert {shown[letter] for letter in decision["way"].split()[2:]} == set(expected.members)
+    else:
+        assert len(expected.members) == 1
+
+
+@pytest.mark.usefixtures("pageless")
+def test_nets_with_batch_norm_get_statistics_of_their_own(tmp_path, monkeypatch):
+    from sparing.jobs.merge.nets import net_of
+    from sparing.jobs.scan.nets import begin
+
+    (tmp_path / "own_nets.py").write_text(
+        "from sparing.jobs.scan.nets import Vgg\n\n\ndef make():\n    return Vgg(1, widths=(4, 4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("one", "two")):
+        save_file(begin(lambda: net_of("own_nets:make"), seed=seed).state_dict(), tmp_path / f"{name}.safetensors")
+    paths = tuple(tmp_path / f"{name}.safetensors" for name in ("one", "two"))
+    rows = {"data": "digits", "net": "own_nets:make", "rows": 20, "calibration": 30, "points": 3}
+    record = run(Settings(models=paths, how="soup", out=tmp_path / "out", **rows))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    plain = merge([load_file(path) for path in paths])
+    changed = {name for name, value in found.items() if not torch.equal(value, plain[name])}
+    assert {name.rpartition(".")[2] for name in changed} >= {"running_mean", "running_var"}
+    assert not any(name.endswith(("weight", "bias")) for name in changed)
+    assert record.table("decision")[0]["metric"] == "error"
+    assert not record.table("decision")[0]["stale"]
+    middle = record.table("between")[1]
+    (merged,) = [row for row in record.table("models") if row["kind"] == "merge"]
+    assert middle["loss"] == pytest.approx(merged["loss"], rel=1e-6)  # the soup of two is half-way
+    blind = run(Settings(models=paths, how="soup", out=tmp_path / "blind"))
+    assert blind.table("decision")[0]["stale"]
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """Run a command that must be refused; gives its one line."""
+
+    def go(*arguments: object) -> str:
+        out = tmp_path / "out"
+        status = main(["merge", *map(str, arguments), "--out", str(out)])
+        streams = capsys.readouterr()
+        lines = [line for line in streams.err.splitlines() if line.startswith("sparing: ")]
+        assert (status, streams.out, len(lines)) == (2, "", 1), streams.err
+        assert not out.exists()
+        return lines[0]
+
+    return go
+
+
+def test_mistakes_are_one_line_and_leave_nothing(refused, family, tmp_path):
+    a, b = family["a"], family["b"]
+    assert "same file" in refused(a, a)
+    assert "two or more" in refused(a)
+    assert "base: got none" in refused(a, b, "--how", "ties")
+    assert "no such file or folder" in refused(a, b, "--base", tmp_path / "nowhere")
+    broken = Path(shutil.copytree(b, tmp_path / "broken"))
+    file = broken / "model.safetensors"
+    tensors = load_file(file)
+    file.write_bytes(file.read_bytes()[:-9])
+    assert "broken/model.safetensors; it is torn" in refused(a, broken)
+    name = "transformer.h.1.mlp.c_fc.weight"
+    save_file(tensors | {name: torch.full_like(tensors[name], float("nan"))}, file)
+    assert f"B (broken) at '{name}': got 1024 values that are NaN or infinite" in refused(a, broken)
+    save_file(tensors | {name: torch.ones(16, 65)}, file)
+    said = refused(a, broken)
+    assert f"'{name}'" in said
+    assert "shape (16, 64) in A (a) and shape (16, 65) in B (broken)" in said
+    assert "bit by bit" in refused(a, shutil.copytree(a, tmp_path / "copy"))
+    assert "none.txt" in refused(a, b, "--data", tmp_path / "none.txt")
+
+
+def test_json_is_one_document(family, tmp_path, capsys):
+    assert main(["merge", str(family["a"]), str(family["b"]), "--json", "--out", str(tmp_path / "out")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["tables"]["decision"][0]["merged"] is True
+    assert document["tables"]["forecast"][0]["verdict"] == "will merge"
+
+
+@pytest.mark.usefixtures("pageless")
+@pytest.mark.parametrize("after", [2, 12, 21])
+def test_an_interrupted_run_goes_on_to_the_same_bits(after, family, text, tmp_path, monkeypatch):
+    changes = {"base": family["base"], "data": str(text), **ROWS}
+    whole = run(of(family, "ab", tmp_path / "whole", **changes))
+    done = []
+    with monkeypatch.context() as patch:
+        inner = Rows.scores
+
+        def scores(self, model):
+            done.append(None)
+            if len(done) == after:
+                signal.raise_signal(signal.SIGTERM)
+            return inner(self, model)
+
+        patch.setattr(Rows, "scores", scores)
+        with pytest.raises(StoppedError, match="--resume"):
+            run(of(family, "ab", tmp_path / "cut", **changes))
+        resumed = run(of(family, "ab", tmp_path / "cut", resume=True, **changes))
+    # each was measured once, but for a merge's statistics that no row is measured with
+    assert len(done) == len(whole.table("tried")) + len(whole.table("models")) + len(whole.table("between"))
+    assert resumed.rows == whole.rows
+    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "cut"))
+    assert same(one, other)
+
+
+@pytest.mark.usefixtures("pageless")
+def test_another_run_is_neither_continued_nor_overwritten(family, tmp_path):
+    run(of(family, "ab", tmp_path / "done"))
+    with pytest.raises(UserError, match="--overwrite"):
+        run(of(family, "ab", tmp_path / "done"))
+    with pytest.raises(UserError, match=r"models \("):
+        run(of(family, "abc", tmp_path / "done", resume=True))
+    with pytest.raises(UserError, match="reads from what it would delete"):
+        run(Settings(models=(tmp_path / "done", family["b"]), out=tmp_path / "done", overwrite=True))
+    run(of(family, "abc", tmp_path / "done", overwrite=True))
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+
+import conftest
+from sparing.jobs.merge import Settings, job, run
+from sparing.valley import calibration
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+
+def merge(name):
+    models = Path(name + "a.safetensors"), Path(name + "b.safetensors")
+    run(Settings(models=models, how="soup", out=Path(name + "out")))
+    return peak()
+
+job.write_page = lambda record, path: path
+calibration.read = lambda path=None: conftest.measured_pairs()
+before = merge("small_")
+print(merge("large_") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_peak_memory_is_below_the_shard_and_two_tensors(tmp_path):
+    """Two checkpoints of 100 MiB in 50 tensors; the process may grow by some tensors, not by a file."""
+    shared = torch.randn(512, 1024, generator=torch.Generator().manual_seed(9))
+    for seed, name in enumerate("ab"):
+        noise = 0.01 * torch.randn(512, 1024, generator=torch.Generator().manual_seed(seed))
+        large = {f"layers.{at}.w": shared + noise.roll(at) for at in range(50)}
+        save_file(large, tmp_path / f"large_{name}.safetensors")
+        save_file({key: value[:1].clone() for key, value in large.items()}, tmp_path / f"small_{name}.safetensors")
+    tests = Path(__file__).parent
+    paths = f"import sys\nsys.path[:0] = [{str(tests)!r}, {str(tests.parents[1])!r}]\n"
+    done = subprocess.run([sys.executable, "-c", paths + MEMORY], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    grown, tensor = int(done.stdout.splitlines()[-1]), shared.nbytes
+    assert grown < 25 * tensor  # promised are a file (50 tensors) and two; measured were 16, of which most are buffers

@@ -1,0 +1,67 @@
+import pytest
+
+from sparing.jobs.merge.figures import MOST_BARS, between_figure, sign_figure
+from sparing.jobs.merge.page import answer, caveats, write_page
+from sparing.report import Record
+
+
+def record_of(*, merged=True, measured=True, gap=0.02, way="soup", stale=False, blocks=3, models=("a", "b")):
+    record = Record(question="Can they?", settings={"models": list(models)}, seed=0, environment={})
+    record.add("outlook", verdict="will merge", sentence="The weights say that they will merge.", pair="A–B")
+    record.add("forecast", pair="A–B", verdict="will merge", gap_loss=0.1, gap_loss_low=0.0, gap_loss_high=0.2,
+               gap_error=0.1, gap_error_low=0.0, gap_error_high=0.2, corrected=0.9)  # fmt: skip
+    for at in range(blocks):
+        record.add("signs", block=f"h.{at}", agreement=0.9 + at / 1000, chance=0.5, corrected=0.8)
+    record.add("decision", merged=merged, way=way, reason="so it is", advice="do this", metric="loss",
+               source="64 rows", stale=stale)  # fmt: skip
+    if measured:
+        for name, loss, kind in (("A (a)", 2.0, "parent"), ("B (b)", 2.4, "parent"), ("the merge", 2.2 + gap, "merge")):
+            record.add("models", model=name, kind=kind, loss=loss, error=loss / 10, rows=64)
+        for metric in ("loss", "error"):
+            record.add("gap", metric=metric, gap=gap, gap_low=gap - 0.01, gap_high=gap + 0.01, n=64, predicted=0.1,
+                       predicted_low=0.0, predicted_high=0.2)  # fmt: skip
+        for t in (0.0, 0.5, 1.0):
+            record.add("between", t=t, loss=2 + 0.4 * t + (0.05 if t == 0.5 else 0), error=0.2)
+    return record
+
+
+def test_the_answer_leads_with_the_gap_beside_its_prediction():
+    text = answer(record_of())
+    assert "**costs something**" in text
+    assert "+0.020 [0.010, 0.030] nats; predicted was +0.10 [0.00, 0.20] nats" in text
+    assert "does not beat the best parent, A (a): 2.22 nats, 2.00 nats" in text
+    assert "costs nothing" in answer(record_of(gap=-0.3))
+    assert "the **prediction was wrong**" in answer(record_of(gap=-0.3))
+    assert "is better than the best parent" in answer(record_of(gap=-0.3))
+    assert "without `--data`" in answer(record_of(measured=False))
+    assert answer(record_of(merged=False, measured=False)) == "**No merge was made.** So it is. Do this."
+
+
+def test_pictures_name_what_they_find():
+    assert sign_figure(record_of()).title == "Signs agree least in h.0: 90.0 %"
+    many = sign_figure(record_of(blocks=MOST_BARS + 1))
+    assert "Line plot" in many.alt
+    assert sign_figure(record_of(blocks=0)) is None
+    assert between_figure(record_of(), "loss").title == "Half-way, the loss is 0.0500 nats above the straight line"
+    assert "mean of both ends" in between_figure(record_of(), "error").title
+    assert between_figure(record_of(measured=False), "loss") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"measured": False}, "Nothing was measured"),
+        ({"stale": True}, "Batch-norm statistics were averaged"),
+        ({"models": ("a", "b", "c")}, "worst pair"),
+        ({"way": "ties, λ = 1"}, "of the plain mean"),
+        ({}, "64 rows"),
+    ],
+)
+def test_caveats_fit_the_run(changes, said):
+    assert any(said in note for note in caveats(record_of(**changes)))
+
+
+def test_the_page_is_written_from_the_record_alone(tmp_path):
+    page = write_page(record_of(), tmp_path / "report.html").read_text()
+    assert page.index("Prediction and measurement") < page.index("Do the signs agree?") < page.index("The way from A")
+    assert page.count("<svg") >= 8  # four pictures, light and dark

@@ -1,0 +1,109 @@
+"""Pictures and sentences of a scan, from records made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sparing.jobs.scan.figures import group_rows, hundredths, noise_figure, ratio_figures, scale_figure
+from sparing.jobs.scan.page import answer, caveats, ranged, too_far, verdict
+from sparing.jobs.scan.panels import Mark, forest
+from sparing.jobs.scan.settings import Settings
+from sparing.report import Record
+
+
+def made(curves, **changes) -> Record:
+    """A record of curves given as (kind, ratio, index, low, high, losses)."""
+    settings = Settings(checkpoint="m:f", noises=("gaussian",), points=5, **changes)
+    record = Record(question="Q?", settings=settings, seed=0, environment={})
+    model = {"name": "m:f", "metrics": "loss", "metric": "loss", "source": "", "refreshed": True, "parameters": 3}
+    record.add("model", **model, at_loss=0.1)
+    signs = {0.0: "raw", 1.0: "consistent"}
+    for number, (ratio, index, low, high, losses) in enumerate(curves):
+        told = {"asymmetry_loss": index, "asymmetry_loss_low": low, "asymmetry_loss_high": high}
+        record.add(
+            "curves", curve=number, kind="gaussian", sign=signs.get(ratio, str(ratio)), ratio=ratio, group="all",
+            width=1.0, n=2, consistency=0.5 + ratio / 2, plus_loss=1.0, minus_loss=1.0, **told,
+        )  # fmt: skip
+        for draw in range(2):
+            for step, loss in zip((-1.0, -0.5, 0.0, 0.5, 1.0), losses, strict=True):
+                record.add("values", curve=number, draw=draw, step=step, loss=loss)
+    return record
+
+
+VALLEY = (2.0, 0.5, 0.1, 0.5, 2.0)
+SLOPE = (2.0, 0.5, 0.1, 0.15, 0.2)
+
+
+def test_the_sentence_says_what_the_intervals_say():
+    record = made([(0.0, 0.01, -0.1, 0.1, VALLEY), (1.0, 0.8, 0.7, 0.9, SLOPE)])
+    assert "**0.01**" in answer(record)
+    assert "**0.80**" in answer(record)
+    assert "flatter on the side where weights grow" in answer(record)
+    raw, consistent = ([row] for row in record.table("curves"))
+    assert "other way round" in verdict(raw, [raw[0] | {"asymmetry_loss_high": -0.2}], "loss")
+    assert "do not show a flat side" in verdict(consistent, raw, "loss")
+    assert ranged([raw[0] | {"asymmetry_loss": None}], "loss") == "below the noise"
+
+
+def test_hundredths_have_a_true_minus_and_no_negative_zero():
+    assert [hundredths(x) for x in (0.014, -0.204, -0.001, math.nan)] == ["0.01", "−0.20", "0.00", "–"]
+
+
+def test_infinite_and_steep_values_are_drawn_by_their_logarithm():
+    wild = (math.inf, 900.0, 0.1, 900.0, 3000.0)
+    record = made([(0.0, None, None, None, wild), (1.0, 0.8, 0.7, 0.9, wild)])
+    drawn = noise_figure(record, "loss").svg()
+    assert "10³" in drawn or "1000" in drawn
+    assert "asymmetry – · SCR 0.50" in drawn
+
+
+def test_a_walk_to_a_plateau_is_told():
+    plateau = (2.0, 1.9, 0.1, 1.9, 2.0)
+    assert too_far(made([(0.0, 0.0, -0.1, 0.1, plateau), (1.0, 0.0, -0.1, 0.1, plateau)]))
+    near = made([(0.0, 0.0, -0.1, 0.1, VALLEY), (1.0, 0.8, 0.7, 0.9, SLOPE)])
+    assert not too_far(near)
+    assert not any("plateau" in note for note in caveats(near))
+
+
+def test_the_dose_response_names_its_correlation():
+    curves = [(ratio, ratio, ratio - 0.1, ratio + 0.1, SLOPE) for ratio in (0.0, 0.5, 1.0)]
+    dose, branches = ratio_figures(made(curves, ratios=(0.0, 0.5, 1.0)))
+    assert "from 0.00 to 1.00" in dose.title
+    assert "Pearson correlation of index and r: 1.000" in dose.caption
+    assert "0.175 where weights grow, 1.25 where they shrink" in branches.title  # means of 0.15, 0.2 and of 2, 0.5
+    assert ratio_figures(made(curves[:1], ratios=(0.0,))) == []
+
+
+@pytest.mark.parametrize(("low", "losses", "pictures"), [(None, SLOPE, 2), (None, (math.inf, 1, 0.1, 1, 1), 1)])
+def test_one_draw_or_an_infinite_loss_leaves_a_page(low, losses, pictures):
+    curves = [(ratio, ratio, low, low, losses) for ratio in (0.0, 1.0)]
+    drawn = ratio_figures(made(curves, ratios=(0.0, 1.0)))
+    assert len(drawn) == pictures
+    assert all("<svg" in figure.svg() for figure in drawn)
+    assert len(ratio_figures(made([(ratio, None, None, None, SLOPE) for ratio in (0.0, 1.0)], ratios=(0.0, 1.0)))) == 1
+
+
+def test_groups_pair_raw_with_consistent():
+    record = made([(0.0, 0.01, -0.1, 0.1, VALLEY), (1.0, 0.8, 0.7, 0.9, SLOPE)])
+    (row,) = group_rows(record)
+    assert (row["group"], row["raw"], row["consistent_high"], row["SCR"]) == ("all", 0.01, 0.9, 0.5)
+
+
+def test_a_histogram_counts_what_is_below_zero():
+    record = made([])
+    record.add("layers", layer="bn", kind="BatchNorm1d", mean=0.1, positive=0.75, count=4)
+    for left, right, count in ((-1.0, 0.0, 1), (0.0, 1.0, 3)):
+        record.add("scales", left=left, right=right, count=count)
+    figure = scale_figure(record)
+    assert figure.title == "75 % of the scales are positive"
+    assert "1 lie below zero" in figure.alt
+    assert "<svg" in figure.svg("dark", narrow=True)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_marks_without_a_value_or_an_interval_are_left_out(narrow):
+    marks = [Mark(0.5, math.nan, math.nan), Mark(math.nan, math.nan, math.nan)]
+    figure = forest([("all", marks)], names=("a", "b"), roles=("baseline", "ours"), title="T", x="index")
+    assert "all" in figure.svg(narrow=narrow)
