@@ -14,8 +14,7 @@ from sparing.errors import UserError
 from sparing.valley import calibration
 from sparing.valley.calibration import (
     METRICS,
-    TASK_SCORE,
-    WEIGHT_SCORE,
+    SCORE,
     Pair,
     fit,
     ranks,
@@ -179,8 +178,7 @@ def test_shipped_pairs_can_be_fitted():
     """Whatever was measured last: names are unique, features known, and strangers score above the closest pairs."""
     measured = read()
     assert len({pair.name for pair in measured}) == len(measured) >= 40
-    for names in (WEIGHT_SCORE, TASK_SCORE):
-        found = calibration.shipped_fit(names)
-        assert found is not None
-        assert max(found.weights) > 0
-        assert found.scores[-1] > found.scores[0]
+    found = calibration.shipped_fit(SCORE)
+    assert found is not None
+    assert max(found.weights) > 0
+    assert found.scores[-1] > found.scores[0]

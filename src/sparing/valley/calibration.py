@@ -33,11 +33,9 @@ from sparing.errors import UserError, require
 METRICS = ("loss", "error")
 """Of what a gap is predicted: cross-entropy (nat) and share of wrong answers."""
 
-WEIGHT_SCORE = ("disagreement", "layers", "distance")
-"""Features of the score where the base is not known."""
-
-TASK_SCORE = (*WEIGHT_SCORE, "update", "task_disagreement")
-"""Features of the score where it is."""
+SCORE = ("disagreement", "layers", "distance")
+"""Features of the score. Those of task vectors rank pairs of another network worse, so they are told and not weighed
+(``docs/results/valley.md``)."""
 
 LEVEL = 0.9
 """Share of pairs whose gap should lie in the interval."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sparing.errors import require
 from sparing.valley.agreement import Agreement, sign_agreement
-from sparing.valley.calibration import METRICS, TASK_SCORE, WEIGHT_SCORE, Fit, shipped_fit
+from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
 from sparing.valley.compatible import Model, lora_pairs, vectors_of
 from sparing.valley.features import features_of, matrices
 from sparing.vectors import Vector
@@ -44,8 +44,7 @@ class MergeForecast:
     """Sign agreement of all matrices, with that of every block."""
 
     score: float
-    """The sum of features that ranks pairs, larger is worse; comparable between forecasts of one kind (with or without
-    base)."""
+    """The sum of features that ranks pairs, larger is worse."""
 
     pairs: int
     """Measured pairs behind the forecast (count)."""
@@ -63,7 +62,7 @@ def predict_merge(
     Args:
         a: A model or its state.
         b: Another of the same architecture.
-        base: Their common ancestor, if known; then the task vectors count too, where the calibration has such pairs.
+        base: Their common ancestor, if known; then the features of the task vectors are told too.
         tolerance: Largest gap in error (share) that still passes for a working merge.
         fit: Another calibration, from ``calibration.fit``; by default the shipped one.
 
@@ -78,7 +77,7 @@ def predict_merge(
     )
     first, second = vectors_of(a, b)
     features = features_of(a, b, base)
-    chosen, notes = _calibration(features, fit)
+    chosen = _calibration(features, fit)
     score = chosen.score(features)
     agreement = sign_agreement(matrices(first), matrices(second), by="block")
     gap = {metric: chosen.gap(metric, score) for metric in METRICS}
@@ -88,7 +87,7 @@ def predict_merge(
         gap=gap,
         interval=interval,
         verdict=verdict,
-        reasons=(*reasons, *notes, *_beyond(chosen, score)),
+        reasons=(*reasons, *_beyond(chosen, score)),
         features=features,
         agreement=agreement,
         score=score,
@@ -96,23 +95,17 @@ def predict_merge(
     )
 
 
-def _calibration(features: Mapping[str, float], fit: Fit | None) -> tuple[Fit, list[str]]:
-    """Choose the fit that knows most of these features."""
+def _calibration(features: Mapping[str, float], fit: Fit | None) -> Fit:
+    """Take the fit that was given, if these features are enough for it, or the shipped one."""
     if fit is not None:
         lacking = [name for name in fit.names if name not in features]
         require(not lacking, "fit", ", ".join(lacking), "it needs features that only a base gives", "pass base=...")
-        return fit, []
-    notes = []
-    if all(math.isfinite(features.get(name, math.nan)) for name in TASK_SCORE):
-        found = shipped_fit(TASK_SCORE)
-        if found is not None:
-            return found, []
-        notes = ["The calibration has too few pairs with a base: task vectors did not count."]
-    found = shipped_fit(WEIGHT_SCORE)
+        return fit
+    found = shipped_fit(SCORE)
     why, do = "it has too few pairs", "measure them: python -m benchmarks.valley.soups"
     require(found is not None, "calibration", "the shipped file", why, do)
     assert found is not None
-    return found, notes
+    return found
 
 
 def _judged(

@@ -20,7 +20,7 @@ from sparing.jobs.merge.settings import letter
 from sparing.jobs.merge.sources import Derived, Source, changes, is_floating
 from sparing.report import format_number
 from sparing.valley.agreement import Agreement, compare
-from sparing.valley.calibration import METRICS, TASK_SCORE, WEIGHT_SCORE, Fit, shipped_fit
+from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
 from sparing.valley.compatible import is_statistic, require_sound
 from sparing.valley.features import disagreement
 from sparing.valley.predict import STRANGERS, Verdict
@@ -158,11 +158,10 @@ def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
 
 
 def _fit(features: Mapping[str, float]) -> Fit:
-    """The calibration that knows most of these features."""
-    for names in (TASK_SCORE, WEIGHT_SCORE):
-        known = all(math.isfinite(features.get(name, math.nan)) for name in names)
-        if known and (found := shipped_fit(names)) is not None:
-            return found
+    """The shipped calibration, if it knows these features."""
+    known = all(math.isfinite(features.get(name, math.nan)) for name in SCORE)
+    if known and (found := shipped_fit(SCORE)) is not None:
+        return found
     why, do = "it has too few pairs", "install sparing again"
     raise UserError("calibration", got="the shipped file", why=why, do=do)
 

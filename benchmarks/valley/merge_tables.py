@@ -1,0 +1,122 @@
+"""Tables of merges, predictions and speed for ``docs/results/valley.md``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks.memory_tables import table
+from benchmarks.valley.numbers import MINUS, Row, mean, spearman
+
+RESULTS = Path(__file__).parents[1] / "results"
+NETS = {
+    "vgg-batch-fashion-mnist": "VGG, BN, Fashion", "resnet-batch-cifar10": "ResNet, BN, CIFAR",
+    "vgg-group-fashion-mnist": "VGG, GroupNorm, Fashion",
+}  # fmt: skip
+
+
+def rows_of(part: str) -> dict[str, Row]:
+    """Rows of a part by key, empty where it was not measured."""
+    path = RESULTS / f"valley_{part}.json"
+    return dict(json.loads(path.read_text())["rows"]) if path.exists() else {}
+
+
+def soups() -> str:
+    """Gap of the average of two halves, by net, start and epoch."""
+    rows, found = list(rows_of("soups").values()), []
+    for case in dict.fromkeys(r["case"] for r in rows):
+        for start in dict.fromkeys(r["start"] for r in rows):
+            for epoch in sorted({r["epoch"] for r in rows}):
+                of = [r for r in rows if (r["case"], r["start"], r["epoch"]) == (case, start, epoch)]
+                if of:
+                    ends = mean((50 * sum(r["ends"]) for r in of), 1, sign=False)
+                    gaps = [mean((100 * r["gap"] for r in of), 1), mean((r["gap_loss"] for r in of), 3)]
+                    signs = mean((r["ssr_ab"] for r in of), 3, sign=False).split(" ")[0]
+                    found.append([f"{NETS[case]}: {start}, {epoch}", ends, *gaps, signs, len(of)])
+    return table(["start, epoch", "error of a half, %", "gap in error, points", "gap in loss, nat", "SSR", "n"], found)
+
+
+def predictions() -> str:
+    """Rank correlation of predicted and measured gaps, on pairs that the calibration has not seen."""
+    found = []
+    for label, row in rows_of("predictions").items():
+        for start in ("all", *dict.fromkeys(p["start"] for p in row["pairs"])):
+            of = [p for p in row["pairs"] if start in ("all", p["start"])]
+            cells = []
+            for metric in ("error", "loss"):
+                known = [p for p in of if p[f"{metric} measured"] is not None]
+                two = [[p[f"{metric} {what}"] for p in known] for what in ("predicted", "measured")]
+                inside = sum(p[f"{metric} low"] <= p[f"{metric} measured"] <= p[f"{metric} high"] for p in known)
+                cells += [f"{spearman(*two):.2f}".replace("-", MINUS), f"{inside} of {len(known)}"]
+            found.append([f"{label}: {start}", *cells, row["calibrated"], len(of)])
+    head = ["", "Spearman, error", "inside the interval", "Spearman, loss", "inside the interval", "calibrated on", "n"]
+    return table(head, found)
+
+
+def line() -> str:
+    """Mean, deviation and sign agreement of every kind of parameter, small against large batches."""
+    rows, found = list(rows_of("line").values()), []
+    for kind in rows[0]["kinds"] if rows else ():
+        of = [r["kinds"][kind] for r in rows]
+        names = ("mean_small", "mean_large", "std_small", "std_large", "agree_small", "agree_large")
+        found.append([kind, *(mean((r[name] for r in of), 3, sign=name[0] == "m") for name in names), len(of)])
+    head = ["", "mean, 16", "mean, 512", "deviation, 16", "deviation, 512", "sign as the step, 16", "512", "n"]
+    return table(head, found)
+
+
+def line_ends() -> str:
+    """Errors along the line, and the asymmetry around either end."""
+    rows = list(rows_of("line").values())
+    found = []
+    for middle, title in ((0.0, "batch 16 (λ = 0)"), (1.0, "batch 512 (λ = 1)")):
+        cells = [mean(_around(r, metric, middle) for r in rows) for metric in ("error", "loss")]
+        at = mean((100 * r["error"][r["lambdas"].index(middle)] for r in rows), 1, sign=False)
+        found.append([title, at, *cells, len(rows)])
+    return table(["", "test error, %", "AI error", "AI loss", "n"], found)
+
+
+def _around(row: Row, metric: str, middle: float) -> float:
+    """Asymmetry index of the line within 1 of an end, > 0 where it is flat towards large batches."""
+    curve = dict(zip(row["lambdas"], row[metric], strict=True))
+    minus = fmean(curve[at] - curve[middle] for at in curve if middle - 1 <= at < middle)
+    plus = fmean(curve[at] - curve[middle] for at in curve if middle < at <= middle + 1)
+    return (minus - plus) / (abs(minus) + abs(plus))
+
+
+def merges() -> str:
+    """Merged language models, and how much lower they are than the uniform average, seed by seed."""
+    rows, found = list(rows_of("merges").values()), []
+    uniform = {r["seed"]: fmean(r["losses"]) for r in rows if r["name"] == "uniform"}
+    titles = {"base": "stories15m", "members": "each expert on its own book"}
+    for name in dict.fromkeys(r["name"] for r in rows):
+        of = [r for r in rows if r["name"] == name]
+        cells = [mean((r["losses"][k] for r in of), 3, sign=False).split(" ")[0] for k in (0, 1)]
+        cells.append(mean((fmean(r["losses"]) for r in of), 3, sign=False))
+        apart = (fmean(r["losses"]) - uniform[r["seed"]] for r in of if r["seed"] in uniform)
+        cells.append("–" if name == "uniform" else mean(apart, 3))
+        scales = ", ".join(f"{r['scale']:g}" for r in of if "scale" in r and name != "uniform")
+        found.append([titles.get(name, name), scales or "–", *cells, len(of)])
+    head = ["nat per token", "scales chosen", "Alice", "Buster Bear", "mean", "mean less uniform", "n"]
+    return table(head, found)
+
+
+def speed() -> str:
+    """Points per second of one run in turns."""
+    found = []
+    for row in rows_of("speed").values():
+        for name, rates in row["per_second"].items():
+            ratios = [a / b for a, b in zip(row["per_second"]["ours"], rates, strict=True)]
+            times = f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+            alone = "–" if "processes" in name else f"{median(row['per_cpu_second'][name]):.1f}"
+            per = f"{median(rates):.1f}"
+            found.append([name, per, alone, times, f"{row['apart'][name]:.0e}", f"{row['load']:.1f}", len(rates)])
+    head = ["", "points per second", "per CPU second", "ours against it, ×", "loss differs by", "load", "rounds"]
+    return table(head, found)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "valley-soups": soups, "valley-predictions": predictions, "valley-line": line, "valley-line-ends": line_ends,
+    "valley-merges": merges, "valley-speed": speed,
+}  # fmt: skip
