@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from oracles.scripts import ran
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,8 +36,9 @@ CONSOLE = [
 @pytest.mark.parametrize(("page", "code"), PYTHON)
 def test_python_blocks_run_in_order(page: Path, code: str, tmp_path: Path):
     """The blocks of one page are one script, run in an empty folder with warnings as errors."""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    assert (failed := ran(script, tmp_path, strict=True)) is None, failed[-2000:]
 
 
 @pytest.mark.parametrize("verb", CONSOLE)

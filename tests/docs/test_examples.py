@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from oracles.scripts import ran
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
@@ -14,5 +14,4 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 @pytest.mark.processes
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(path: Path, tmp_path: Path):
-    done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert (failed := ran(path, tmp_path)) is None, failed[-2000:]

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-PRELOAD = ["torch", "torch._dynamo", "torch.distributed.tensor", "sparing.sharding.checkpoint", "oracles.sharded"]
+PRELOAD = [
+    "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama", "sparing.sharding.checkpoint", "oracles.sharded",
+]  # fmt: skip
 
 
 def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:

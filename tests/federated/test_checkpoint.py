@@ -1,0 +1,142 @@
+"""A run that was paused, interrupted or killed goes on to the same bits; other runs' files are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from federated import worlds
+from sparing.errors import UserError
+from sparing.federated.checkpoint import Standing, fingerprint, read, write
+from sparing.federated.embedded import simulate
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.feddyn import FedDyn
+from sparing.federated.moon import MOON
+from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.servers import FedAdam
+from sparing.federated.settings import Schedule
+
+SCHEDULE = Schedule(rounds=6, participation=0.5, local_epochs=1, batch_size=4, lr=0.2, momentum=0.0)
+LOCAL = dataclasses.replace(SCHEDULE, batch_norm="local")
+BLOCKS = dataclasses.replace(SCHEDULE, blocks=2, lr=0.02)
+TIMES = {"seconds", "clients_per_second"}
+
+
+def go(method, schedule, make, path=None, **options):
+    return simulate(make, worlds.crowd(), method, schedule, seed=2, checkpoint=path, engine="loop", **options)
+
+
+def rows_of(run):
+    return [{name: repr(value) for name, value in row.items() if name not in TIMES} for row in run.record]
+
+
+@pytest.mark.parametrize(
+    ("method", "schedule", "make"),
+    [
+        (FedAvg(server=FedAdam(lr=0.1)), SCHEDULE, worlds.perceptron),
+        (FedDyn(alpha=0.1), SCHEDULE, worlds.normed),
+        (SCAFFOLD(), SCHEDULE, worlds.perceptron),
+        (MOON(mu=1.0), SCHEDULE, worlds.normed),
+        (FedAvg(), LOCAL, worlds.normed),
+        (FedAvg(), BLOCKS, worlds.deep),
+    ],
+    ids=lambda value: getattr(value, "name", getattr(value, "__name__", "")),
+)
+def test_resumed_to_the_same_bits(tmp_path, method, schedule, make):
+    whole = go(method, schedule, make)
+    path = tmp_path / "run.safetensors"
+    first = go(method, dataclasses.replace(schedule, rounds=2), make, path)
+    assert first.state.rounds == 2
+    second = go(method, schedule, make, path, resume=True)
+    assert worlds.same(whole.params, second.params)
+    assert worlds.same(whole.buffers, second.buffers)
+    assert rows_of(whole) == rows_of(second)
+    assert whole.state.clients.keys() == second.state.clients.keys()
+
+
+class Stop:
+    """Interrupts the evaluation of the n-th round."""
+
+    def __init__(self, at, error):
+        self.left, self.error = at, error
+
+    def __call__(self, model):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return {"zero": 0.0}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
+def test_interrupted_runs_keep_the_last_whole_round(tmp_path, error):
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(type(error)):
+        go(FedAvg(), SCHEDULE, worlds.perceptron, path, evaluate=Stop(4, error), members=False)
+    run = go(FedAvg(), SCHEDULE, worlds.perceptron, path, resume=True)
+    assert [("zero" in row) for row in run.record] == [True] * 3 + [False] * 3
+    assert worlds.same(run.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
+
+
+def test_killed_runs_keep_the_last_written_round(tmp_path, monkeypatch):
+    """What a kill leaves is what was written before it: here after two rounds of five."""
+    path, kept = tmp_path / "run.safetensors", []
+    real = write
+
+    def spy(standing, *rest):
+        real(standing, *rest)
+        kept.append((standing.rounds, path.read_bytes()))
+
+    monkeypatch.setattr("sparing.federated.embedded.write", spy)
+    go(FedAvg(), dataclasses.replace(SCHEDULE, rounds=5), worlds.perceptron, path, checkpoint_every=2)
+    assert [rounds for rounds, _ in kept] == [2, 4, 5]
+    path.write_bytes(kept[0][1])
+    resumed = go(FedAvg(), SCHEDULE, worlds.perceptron, path, resume=True)
+    assert worlds.same(resumed.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
+
+
+def test_without_resume_a_run_begins_anew(tmp_path):
+    path = tmp_path / "run.safetensors"
+    go(FedAvg(), SCHEDULE, worlds.perceptron, path)
+    again = go(FedAvg(), dataclasses.replace(SCHEDULE, lr=0.1), worlds.perceptron, path)
+    assert len(again.record) == 6
+
+
+def run_of(**changes):
+    given = {"schedule": SCHEDULE, "method": FedAvg(), "seed": 1, "sizes": [3, 4], "params": {"w": torch.ones(2)}}
+    return fingerprint(**given | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"schedule": dataclasses.replace(SCHEDULE, lr=0.1)}, "schedule"),
+        ({"method": FedDyn(alpha=0.1)}, "method"),
+        ({"seed": 2}, "seed"),
+        ({"sizes": [4, 3]}, "clients"),
+        ({"params": {"w": torch.zeros(2)}}, "initial model"),
+    ],
+)
+def test_files_of_other_runs_are_refused(tmp_path, changes, what):
+    path = write(Standing(params={}, buffers={}), tmp_path / "run", run_of())
+    assert read(path, run_of()).rounds == 0
+    with pytest.raises(UserError, match=f"it differs in {what}; pass the same settings"):
+        read(path, run_of(**changes))
+
+
+def test_a_run_is_prolonged_only_where_its_rates_stay():
+    longer = dataclasses.replace(SCHEDULE, rounds=99)
+    assert run_of(schedule=longer) == run_of()
+    assert run_of(schedule=dataclasses.replace(longer, decay="cosine")) != run_of(
+        schedule=dataclasses.replace(SCHEDULE, decay="cosine")
+    )
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = write(Standing(params={"w": torch.ones(9)}, buffers={}), tmp_path / "run", run_of())
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        read(path, run_of())
+    with pytest.raises(UserError, match="cannot be read"):
+        read(tmp_path / "none", run_of())

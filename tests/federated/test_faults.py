@@ -1,0 +1,100 @@
+"""Each fault is found, named and left out; the others count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparing.errors import RunError, UserError
+from sparing.federated.faults import Fault, Guard, Sabotage, require_enough, sift
+from sparing.federated.loop import Visit
+from sparing.federated.methods import Update
+
+G = {"w": torch.zeros(2), "b": torch.zeros(1)}
+BUFFERS = {"mean": torch.zeros(1)}
+
+
+def visit(client, step=1.0, **changes):
+    update = Update(client, {name: value + step for name, value in G.items()}, 1.0, {}, {"mean": torch.ones(1)})
+    return Visit(replace(update, **changes), {})
+
+
+def sieve(*visits, guard=Guard(), partial=False):  # noqa: B008  # it is frozen
+    kept, faults = sift(visits, G, BUFFERS, guard, partial=partial)
+    return [one.update.client for one in kept], [str(fault) for fault in faults]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"params": {"w": torch.tensor([1.0, float("nan")]), "b": torch.zeros(1)}}, "not finite (w)"),
+        ({"params": {"w": torch.ones(2), "b": torch.tensor([float("inf")])}}, "not finite (b)"),
+        ({"buffers": {"mean": torch.tensor([float("nan")])}}, "not finite (mean)"),
+        ({"extras": {"c": {"w": torch.tensor([float("nan")])}}}, "not finite (w)"),
+        ({"weight": float("nan")}, "not finite (weight nan)"),
+        ({"weight": 0.0}, "not finite (weight 0.0)"),
+        ({"params": {"w": torch.ones(3), "b": torch.zeros(1)}},
+         "wrong shape (w is (3,) float32, the model's (2,) float32)"),
+        ({"params": {"w": torch.ones(2).double(), "b": torch.zeros(1)}},
+         "wrong shape (w is (2,) float64, the model's (2,) float32)"),
+        ({"params": {"w": torch.ones(2)}}, "wrong shape (b is only on one side)"),
+        ({"params": {**G, "x": torch.ones(2)}}, "wrong shape (x is only on one side)"),
+        ({"buffers": {}}, "wrong shape (mean is only on one side)"),
+    ],
+)  # fmt: skip
+def test_each_is_named_and_left_out(changes, text):
+    assert sieve(visit(3), visit(7, **changes), visit(1)) == ([3, 1], [f"client 7: {text}"])
+
+
+def test_clients_that_draw_blocks_may_leave_parameters_out():
+    assert sieve(visit(0, params={"w": torch.ones(2)}), partial=True) == ([0], [])
+    assert sieve(visit(0, params={"x": torch.ones(2)}), partial=True)[0] == []
+
+
+def test_huge_updates_in_medians():
+    """Lengths √3·(1, 1, 1, 120): the last is 120 medians long."""
+    four = [visit(0), visit(1), visit(2), visit(3, step=120.0)]
+    assert sieve(*four) == ([0, 1, 2], ["client 3: huge (120 times the median update)"])
+    assert sieve(*four, guard=Guard(huge=121.0)) == ([0, 1, 2, 3], [])
+    assert sieve(*four, guard=Guard(huge=None)) == ([0, 1, 2, 3], [])
+    assert sieve(visit(0), visit(3, step=1e9))[1] == []  # of two, nobody knows which is odd
+
+
+def test_clients_that_do_not_move_make_nobody_huge():
+    assert sieve(visit(0, step=0.0), visit(1, step=0.0), visit(2))[1] == []
+
+
+def test_too_few_left():
+    faults = [Fault(at, "crash", "x") for at in range(5)]
+    require_enough(2, 0, faults, Guard(least=2))
+    with pytest.raises(RunError, match=r"round 4: 1 clients left of the 2 .* client 0: crash \(x\);.*; …"):
+        require_enough(1, 3, faults, Guard(least=2))
+
+
+def test_sabotage():
+    update = visit(5, step=2.0).update
+    params = {name: value + 1 for name, value in G.items()}  # so the update moved by 1
+    assert Sabotage(kind="flip", share=1.0)(update, params).params["w"].tolist() == [0.0, 0.0]
+    assert Sabotage(kind="huge", share=1.0)(update, params).params["b"].tolist() == [1e6 + 1]
+    assert Sabotage(kind="not finite", share=1.0)(update, params).params["b"].isnan().all()
+    assert Sabotage(kind="wrong shape", share=1.0)(update, params).params["b"].shape == (1, 1)
+    assert Sabotage(kind="flip", share=0.0)(update, params) is update
+    with pytest.raises(RunError, match="sabotage"):
+        Sabotage(kind="crash", share=1.0)(update, params)
+    struck = sum(Sabotage(kind="flip", share=0.3).strikes(client) for client in range(500))
+    assert abs(struck - 150) < 4 * (500 * 0.3 * 0.7) ** 0.5  # four standard deviations
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Guard(huge=1.0), "above the median"),
+        (lambda: Guard(least=0), "a mean needs"),
+        (lambda: Sabotage(kind="flip", share=1.5), "share of clients"),
+    ],
+)
+def test_bad_input(make, why):
+    with pytest.raises(UserError, match=why):
+        make()

@@ -1,0 +1,302 @@
+"""Flower's engine against the plain loop, bit for bit, and against clients that fail, leave and come back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sparing.errors import RunError, UserError
+from sparing.federated import flower
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.feddyn import FedDyn
+from sparing.federated.fedsign import FedSign
+from sparing.federated.loop import Client, buffers_of, local_round
+from sparing.federated.methods import Sent
+from sparing.federated.moon import MOON
+from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.settings import Schedule, drawn
+from sparing.seeds import stream
+
+SCHEDULE = Schedule(rounds=3, participation=0.5, local_epochs=1, batch_size=8, momentum=0.0)
+CLIENTS = 4
+
+
+def make_model():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def rows(client):
+    draw = stream(1, "rows", client)
+    count = 16 + 4 * client
+    return Client(torch.randn(count, 4, generator=draw), torch.randint(3, (count,), generator=draw))
+
+
+ROWS = [rows(client) for client in range(CLIENTS)]
+
+
+def plain(method, schedule, seed=0):
+    """The rounds of the contract, with nothing but the client step and the method's own server step."""
+    model = method.adapt(make_model())
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    buffers = {name: value.clone() for name, value in buffers_of(model).items()}
+    initial, server, extras = params, method.server_state(params), {}
+    states, own = {}, {}
+    for number in range(schedule.rounds):
+        sent, updates = Sent(params, extras, buffers), []
+        for k in drawn(schedule, CLIENTS, number, seed):
+            state = states.get(k, method.client_state(initial))
+            visit = local_round(model, ROWS[k], method, sent, state, schedule, number, seed, k, own=own.get(k))
+            states[k], own[k] = visit.state, visit.own
+            updates.append(visit.update)
+        params, server, extras = method.aggregate(params, updates, server, CLIENTS)
+        if schedule.batch_norm == "average":
+            buffers = method.buffers(buffers, updates)
+    return params, buffers, server
+
+
+def require_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        (FedAvg(), {}),
+        (FedSign(gamma=0.1), {}),
+        (FedSign(gamma=0.1), {"batch_norm": "local", "rounds": 5}),
+        (FedAvg(), {"weights": "size"}),
+        # Methods with a memory: five rounds at one half, so that clients come again, and new ones come late.
+        (FedDyn(alpha=0.1), {"rounds": 5}),
+        (SCAFFOLD(), {"rounds": 5}),
+        (MOON(), {"rounds": 5}),
+    ],
+)
+def test_flower_gives_the_bits_of_the_plain_loop(method, changes):
+    schedule = Schedule(**{name: getattr(SCHEDULE, name) for name in SCHEDULE.__dataclass_fields__} | changes)
+    found = flower.run_in_process(make_model, ROWS, method, schedule)
+    params, buffers, server = plain(method, schedule)
+    require_same(found.params, params)
+    require_same(found.buffers, buffers)
+    assert found.state.keys() == server.keys()
+    for name, vector in server.items():
+        require_same(found.state[name], vector)
+
+
+def test_counters_of_batch_norm_stay_integers():
+    found = flower.run_in_process(make_model, ROWS, FedAvg(), SCHEDULE)
+    assert found.buffers["1.num_batches_tracked"].dtype == torch.int64
+
+
+def host(method=None, schedule=SCHEDULE, clients=CLIENTS, data_of=lambda number: ROWS[number], mods=()):
+    method = method or FedAvg()
+    app = flower.client_app(method, make_model, data_of, schedule, mods=mods)
+    server = flower.strategy(method, schedule, make_model, clients, patience=0.0)
+    return flower.InProcessGrid(app, clients), server
+
+
+def one_round(grid, server, number):
+    from flwr.app import ConfigRecord
+
+    messages = server.configure_train(number, server.initial_arrays(), ConfigRecord(), grid)
+    return server.aggregate_train(number, grid.send_and_receive(messages))
+
+
+EVERYBODY = Schedule(rounds=3, participation=1.0, local_epochs=1, batch_size=8, momentum=0.0)
+
+
+def test_state_lives_in_the_context_of_its_node():
+    grid, server = host(FedDyn(alpha=0.1), EVERYBODY)
+    one_round(grid, server, 1)
+    pending = [key for key in grid.contexts[1].state if key.startswith("sparing/pending/state/")]
+    assert pending
+    kept = grid.contexts[1].state.array_records[pending[0]].to_torch_state_dict()
+    params = {name: p.detach() for name, p in make_model().named_parameters()}
+    visit = local_round(
+        make_model(), ROWS[0], FedDyn(alpha=0.1), Sent(params, {}, buffers_of(make_model())),
+        FedDyn(alpha=0.1).client_state(params), EVERYBODY, 0, 0, 0,
+    )  # fmt: skip
+    require_same(dict(kept), visit.state[pending[0].rsplit("/", 1)[1]])
+
+
+def test_state_of_an_update_that_never_arrived_is_not_used():
+    """The reply of round 2 is lost: in round 3 the client goes on from round 1, as if it had not been drawn."""
+    from flwr.app import ConfigRecord
+
+    grid, server = host(FedDyn(alpha=0.1), EVERYBODY)
+    one_round(grid, server, 1)
+    before = {key: value for key, value in grid.contexts[1].state.array_records.items() if "pending" in key}
+    replies = grid.send_and_receive(server.configure_train(2, server.initial_arrays(), ConfigRecord(), grid))
+    server.aggregate_train(2, [reply for reply in replies if reply.metadata.src_node_id != 1])
+    assert [str(fault) for fault in server.rounds[-1].faults] == ["client 0: absent (no answer)"]
+    grid.send_and_receive(server.configure_train(3, server.initial_arrays(), ConfigRecord(), grid))
+    for key, record in before.items():
+        kept = grid.contexts[1].state.array_records[key.replace("pending", "kept")]
+        require_same(dict(kept.to_torch_state_dict()), dict(record.to_torch_state_dict()))
+
+
+def test_a_node_that_lost_its_state_is_named_and_left_out():
+    grid, server = host(FedDyn(alpha=0.1), EVERYBODY)
+    one_round(grid, server, 1)
+    grid.leave(1)
+    grid.join(0)
+    one_round(grid, server, 2)
+    assert server.rounds[-1].received == (1, 2, 3)
+    fault = server.rounds[-1].faults[0]
+    assert fault.client == 0
+    assert "client state of round 1: not at this node" in fault.detail
+
+
+def test_a_client_that_leaves_and_returns_is_counted_once():
+    grid, server = host(schedule=EVERYBODY)
+    one_round(grid, server, 1)
+    grid.leave(1)
+    one_round(grid, server, 2)
+    assert server.rounds[-1].received == (1, 2, 3)
+    assert str(server.rounds[-1].faults[0]) == "client 0: absent (no answer)"
+    # It returns under its old name and under a new one at once, and answers for both.
+    grid.come_back(1)
+    new = grid.join(0)
+    one_round(grid, server, 3)
+    assert server.rounds[-1].received == (0, 1, 2, 3)
+    assert server.rounds[-1].faults == ()
+    assert server._people.client_of[new] == 0
+
+
+def test_a_reply_that_comes_twice_counts_once():
+    from flwr.app import ConfigRecord
+
+    grid, server = host(schedule=EVERYBODY)
+    replies = list(grid.send_and_receive(server.configure_train(1, server.initial_arrays(), ConfigRecord(), grid)))
+    server.aggregate_train(1, [*replies, replies[0], replies[0]])
+    once = server.params
+    grid, server = host(schedule=EVERYBODY)
+    one_round(grid, server, 1)
+    require_same(once, server.params)
+
+
+def test_clients_that_fail_are_named_and_the_round_survives():
+    def data_of(number):
+        if number == 2:
+            raise RuntimeError("disk on fire")
+        return ROWS[number]
+
+    grid, server = host(schedule=EVERYBODY, data_of=data_of)
+    one_round(grid, server, 1)
+    assert server.rounds[-1].received == (0, 1, 3)
+    assert str(server.rounds[-1].faults[0]) == "client 2: crash (RuntimeError: disk on fire)"
+
+
+def broken(change):
+    """A mod that spoils what client 1 sends."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 1 and reply.content.array_records:
+            change(reply.content)
+        return reply
+
+    return mod
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda content: content.array_records["arrays"].pop("0.weight"), "wrong shape"),
+        (lambda content: content.array_records["arrays"].update(more=content["arrays"]["0.bias"]), "wrong shape"),
+        (lambda content: content["arrays"].update({"0.bias": content["arrays"]["3.bias"]}), "wrong shape"),
+        (lambda content: content["metrics"].update({"one": math.nan}), "not finite"),
+        (lambda content: content.pop("arrays"), "wrong shape"),
+        (lambda content: content.update({"extra/more": content["arrays"]}), "wrong shape"),
+    ],
+)
+def test_replies_that_do_not_fit_are_named_and_left_out(change, kind):
+    grid, server = host(schedule=EVERYBODY, mods=[broken(change)])
+    one_round(grid, server, 1)
+    assert server.rounds[-1].received == (0, 2, 3)
+    assert [(fault.client, fault.kind) for fault in server.rounds[-1].faults] == [(1, kind)]
+
+
+def test_nobody_there_is_an_error():
+    grid, server = host(schedule=EVERYBODY)
+    for node in range(1, CLIENTS + 1):
+        grid.leave(node)
+    with pytest.raises(RunError, match=r"round 1: 0 clients left of the 1 that it needs; client 0: absent"):
+        one_round(grid, server, 1)
+
+
+def test_a_node_that_is_no_client_is_refused():
+    grid, server = host(schedule=EVERYBODY)
+    grid.join(7)
+    with pytest.raises(RunError, match="node 5: says it is client 7 of 4; check its partition-id"):
+        one_round(grid, server, 1)
+
+
+def test_what_the_server_and_the_clients_measured_is_kept_by_round():
+    found = flower.run_in_process(
+        make_model, ROWS, FedAvg(), SCHEDULE, evaluate=lambda model: {"bias": float(model[3].bias.detach()[0])},
+        mods=[flower.sign_telemetry],
+    )  # fmt: skip
+    assert found.metrics[3]["bias"] == float(found.params["3.bias"][0])
+    assert 0.5 < found.metrics[1]["ssr"] <= 1
+    assert found.rounds[0].drawn == found.rounds[0].received == drawn(SCHEDULE, CLIENTS, 0, 0)
+
+
+def test_bytes_are_those_of_the_arrays():
+    found = flower.run_in_process(make_model, ROWS, FedAvg(), EVERYBODY).rounds[0]
+    model = make_model()
+    payload = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    header = 128 * len(model.state_dict())  # of NumPy's format, one for each array
+    assert found.bytes_down == found.bytes_up == CLIENTS * (payload + header)
+
+
+def test_only_drawn_blocks_travel_up():
+    def deep():
+        layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)])
+        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(*layers), nn.Linear(4, 3))
+
+    schedule = Schedule(rounds=1, participation=1.0, local_epochs=1, batch_size=8, momentum=0.0, blocks=1)
+    found = flower.run_in_process(deep, ROWS, FedAvg(), schedule).rounds[0]
+    assert found.faults == ()
+    assert found.bytes_up < found.bytes_down
+
+
+def test_recalibration_needs_rows_of_the_server():
+    schedule = Schedule(rounds=1, participation=1.0, batch_norm="recalibrate")
+    with pytest.raises(UserError, match="calibration=inputs"):
+        flower.run_in_process(make_model, ROWS, FedAvg(), schedule)
+    with pytest.raises(UserError, match="calibration"):
+        flower.strategy(FedAvg(), schedule, make_model, CLIENTS)
+    inputs = torch.cat([client.inputs for client in ROWS])
+    server = flower.strategy(FedAvg(), schedule, make_model, CLIENTS, calibration=inputs, patience=0.0)
+    app = flower.client_app(FedAvg(), make_model, lambda number: ROWS[number], schedule)
+    one_round(flower.InProcessGrid(app, CLIENTS), server, 1)
+    hidden = nn.functional.linear(inputs, server.params["0.weight"], server.params["0.bias"])
+    # float32 means of 88 rows
+    torch.testing.assert_close(server.buffers["1.running_mean"], hidden.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
+    with pytest.raises(UserError, match=r"pip install 'sparing\[flower\]'"):
+        _ = flower.strategy
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = flower.nothing
+
+
+def test_another_version_of_flower_is_refused(monkeypatch):
+    import flwr
+
+    app = flower.client_app(FedAvg(), make_model, lambda number: ROWS[number], SCHEDULE)
+    monkeypatch.setattr(flwr, "__version__", "2.0.0")
+    with pytest.raises(UserError, match=r"Flower: got 2\.0\.0"):
+        flower.InProcessGrid(app, 1)

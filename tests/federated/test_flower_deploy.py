@@ -1,0 +1,123 @@
+"""A real federation on loopback: processes, TLS, registered keys; what is wrong with them is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparing.errors import RunError, UserError
+from sparing.federated import flower
+
+APP = Path(__file__).parents[2] / "examples" / "flower_app"
+
+
+def text(path):
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monkeypatch):
+    with flower.Deployment(tmp_path / "federation", nodes=2) as federation:
+        refuse_a_stranger(federation)
+        refuse_another_authority(federation, tmp_path)
+        assert federation.online() == 2
+        federation.run(APP, {"rounds": 2, "gamma": 0.1, "output": str(tmp_path / "out")})
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert [one["received"] for one in record["rounds"]] == [[0, 1], [0, 1]]
+    assert 0.5 < record["metrics"]["2"]["ssr"] <= 1
+    monkeypatch.syspath_prepend(str(APP))
+    from flower_app.task import make_model, rows_of, settings_of
+
+    method, schedule = settings_of({"gamma": 0.1, "rounds": 2, "participation": 1.0})
+    same = flower.run_in_process(make_model, [rows_of(0), rows_of(1)], method, schedule)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, value in {**same.params, **same.buffers}.items():
+        assert torch.equal(found[name], value), name
+
+
+def refuse_a_stranger(federation):
+    """A node whose key nobody registered does not come in."""
+    key = flower.node_key(federation.folder / "strangers", "stranger")
+    said = refused(federation, federation.node_command(0, key))
+    assert (
+        "403" in text(federation.folder / "superlink.log") or "not authorized" in said.lower() or "auth" in said.lower()
+    )
+
+
+def refuse_another_authority(federation, folder):
+    """A node that trusts another authority does not talk to the SuperLink."""
+    other = flower.certificates(folder / "other", ["127.0.0.1"])
+    command = federation.node_command(0)
+    command[command.index("--root-certificates") + 1] = str(other.authority)
+    assert "certificate" in refused(federation, [*command, "--max-retries", "1"]).lower()
+
+
+def refused(federation, command):
+    """Run a node until it ends by itself, or has had time to come in; return what it said."""
+    log = federation.folder / "refused.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env=federation.environment, start_new_session=True
+        )
+    try:
+        end = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+    finally:
+        flower.end_process(process)
+    return text(log)
+
+
+def test_certificates_are_of_the_authority_and_of_the_hosts(tmp_path):
+    from cryptography import x509
+
+    made = flower.certificates(tmp_path, ["127.0.0.1", "localhost"])
+    authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
+    server = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert made.key.stat().st_mode & 0o077 == 0
+    assert not list(tmp_path.glob("ca.key"))
+
+
+def test_certificates_and_keys_are_kept(tmp_path):
+    first = flower.certificates(tmp_path, ["localhost"]).certificate.read_bytes()
+    assert flower.certificates(tmp_path, ["localhost"]).certificate.read_bytes() == first
+    key = flower.node_key(tmp_path, "node").private.read_bytes()
+    assert flower.node_key(tmp_path, "node").private.read_bytes() == key
+    assert (tmp_path / "node").stat().st_mode & 0o077 == 0
+
+
+def test_certificates_that_are_over_are_made_anew(tmp_path):
+    first = flower.certificates(tmp_path, ["localhost"], days=1).certificate.read_bytes()
+    assert flower.certificates(tmp_path, ["localhost"]).certificate.read_bytes() != first
+
+
+def test_a_file_that_is_no_certificate_is_refused(tmp_path):
+    flower.certificates(tmp_path, ["localhost"])
+    (tmp_path / "server.pem").write_text("hello")
+    with pytest.raises(UserError, match="it is no certificate"):
+        flower.certificates(tmp_path, ["localhost"])
+
+
+def test_a_superlink_that_ends_at_once_is_told_with_its_last_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower.Deployment, "superlink_command", lambda self: ["sh", "-c", "echo no luck; exit 3"])
+    with pytest.raises(RunError, match="superlink: ended with status 3; no luck"), flower.Deployment(tmp_path):
+        pass
+
+
+def test_there_is_no_plaintext(tmp_path):
+    with pytest.raises(UserError, match="there is no plaintext mode"):
+        flower.Deployment(tmp_path).superlink_command()
+    with pytest.raises(UserError, match="nodes: got 0"):
+        flower.Deployment(tmp_path, 0)

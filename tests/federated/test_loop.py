@@ -1,0 +1,161 @@
+"""A client's round against plain SGD written out, its order of rows, and what it leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from federated import worlds
+from sparing.errors import UserError
+from sparing.federated.fedprox import FedProx
+from sparing.federated.loop import Client, batches, buffers_of, load_, local_round, norm_names, order_of, workbench
+from sparing.federated.methods import Sent
+from sparing.federated.settings import Schedule
+from sparing.seeds import stream
+
+
+def bench_of(make, schedule, method=worlds.AVERAGE, **options):
+    torch.manual_seed(0)
+    return workbench(make(), method, schedule, seed=4, **options)
+
+
+def start_of(bench):
+    params = {name: value.detach().clone() for name, value in bench.params.items()}
+    return Sent(params, {}, {name: value.clone() for name, value in buffers_of(bench.model).items()})
+
+
+def visit_of(bench, client, number=0, client_id=2, sent=None, **options):
+    sent = sent or start_of(bench)
+    method, schedule, seed = bench.method, bench.schedule, bench.seed
+    return local_round(bench.model, client, method, sent, {}, schedule, number, seed, client_id, loss=bench.loss,
+                       **options)  # fmt: skip
+
+
+def plain_sgd(make, client, schedule, start, lr, seed=4, number=0, client_id=2):
+    """torch's own optimizer over the same orders; nothing of the library but the stream."""
+    model = make()
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=0.01)
+    source = stream(seed, "federated", "order", number, client_id)
+    for _ in range(schedule.local_epochs):
+        order = torch.randperm(len(client.targets), generator=source)
+        for at in range(0, len(order), schedule.batch_size):
+            rows = order[at : at + schedule.batch_size]
+            optimizer.zero_grad()
+            F.cross_entropy(model(client.inputs[rows]), client.targets[rows]).backward()
+            optimizer.step()
+    return dict(model.named_parameters())
+
+
+def test_is_plain_sgd():
+    schedule = Schedule(local_epochs=3, batch_size=4, lr=0.2, weight_decay=0.01, warmup_rounds=4)
+    bench, client = bench_of(worlds.perceptron, schedule), worlds.client(10)
+    start = {name: value.clone() for name, value in bench.model.state_dict().items()}
+    visit = visit_of(bench, client, number=1)
+    expected = plain_sgd(worlds.perceptron, client, schedule, start, lr=0.1, number=1)  # half way up the warm-up
+    for name, value in visit.update.params.items():
+        torch.testing.assert_close(value, expected[name].detach(), rtol=1e-13, atol=1e-14)  # roundings of 9 steps
+    assert (visit.steps, visit.update.client, visit.update.weight) == (9, 2, 1.0)
+
+
+def test_the_term_comes_before_clipping():
+    """With a huge penalty the clipped step has the length of the clip, whatever the penalty."""
+    schedule = Schedule(local_epochs=1, batch_size=99, lr=1.0, momentum=0.0, clip=0.01)
+    bench = bench_of(worlds.perceptron, schedule, FedProx(mu=1e6))
+    sent = start_of(bench)
+    visit = visit_of(bench, worlds.client(10), sent=sent)
+    moved = torch.cat([(visit.update.params[name] - value).flatten() for name, value in sent.params.items()])
+    assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_parameters_with_one_gradient_tensor_are_stepped_each_for_itself():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return (self.a + self.b).expand(len(x), 3)
+
+    schedule = Schedule(local_epochs=1, batch_size=9, lr=1.0, momentum=0.0, weight_decay=0.5)
+    bench = bench_of(Sum, schedule)
+    sent = Sent({"a": torch.zeros(3), "b": torch.ones(3)})
+    client = Client(torch.zeros(3, 1), torch.tensor([0, 0, 0]))
+    visit = visit_of(bench, client, sent=sent)
+    grad = torch.tensor([1 / 3 - 1, 1 / 3, 1 / 3])
+    torch.testing.assert_close(visit.update.params["a"], -grad)
+    torch.testing.assert_close(visit.update.params["b"], 1 - grad - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "sizes"),
+    [
+        (7, {"local_epochs": 2, "batch_size": 3}, [3, 3, 1, 3, 3, 1]),
+        (2, {"local_epochs": 1, "batch_size": 3, "least_steps": 3}, [2, 2, 2]),
+        (4, {"local_epochs": 1, "batch_size": 3, "least_steps": 3}, [3, 1, 3]),
+        (4, {"local_epochs": 1, "batch_size": 3, "least_steps": 1}, [3, 1]),
+    ],
+)
+def test_sizes_of_batches(rows, options, sizes):
+    found = list(batches(rows, Schedule(**options), stream(0), normed=False))
+    assert [len(one) for one in found] == sizes
+    assert sorted(torch.cat(found[: -(-rows // 3)]).tolist()) == list(range(rows))
+
+
+def test_a_last_single_row_is_dropped_for_batch_norm_alone():
+    schedule = Schedule(local_epochs=2, batch_size=3)
+    assert [len(one) for one in batches(7, schedule, stream(0), normed=True)] == [3, 3, 3, 3]
+    kept = Schedule(local_epochs=1, batch_size=3, drop_last_single=False)
+    assert [len(one) for one in batches(7, kept, stream(0), normed=True)] == [3, 3, 1]
+    assert [len(one) for one in batches(1, Schedule(local_epochs=1), stream(0), normed=True)] == [1]
+    with pytest.raises(UserError, match="no rows"):
+        next(batches(0, schedule, stream(0), normed=False))
+
+
+def test_orders_belong_to_client_and_round():
+    orders = {
+        tuple(torch.randperm(50, generator=order_of(1, number, client)).tolist())
+        for number in (0, 1)
+        for client in (0, 1)
+    }
+    assert len(orders) == 4
+
+
+def test_dropout_is_the_clients_own_and_the_global_generator_is_left_alone():
+    bench, client = bench_of(worlds.dropping, Schedule(local_epochs=1, batch_size=4)), worlds.client(10)
+    sent = start_of(bench)
+    before = torch.random.get_rng_state()
+    first = visit_of(bench, client, sent=sent)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(3)
+    assert worlds.same(first.update.params, visit_of(bench, client, sent=sent).update.params)
+    assert not worlds.same(first.update.params, visit_of(bench, client, sent=sent, number=1).update.params)
+
+
+def test_buffers_and_what_a_client_keeps_to_itself():
+    local = Schedule(local_epochs=1, batch_size=4, batch_norm="local")
+    bench, client = bench_of(worlds.normed, local), worlds.client(9)
+    sent = start_of(bench)
+    visit = visit_of(bench, client, sent=sent)
+    assert norm_names(bench.model) == {f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var",
+                                                         "num_batches_tracked")}  # fmt: skip
+    assert visit.own.keys() == norm_names(bench.model)
+    assert int(visit.update.buffers["1.num_batches_tracked"]) == 2  # nine rows: the last single one is left out
+    own = {name: value + 1 for name, value in visit.own.items()}
+    again = visit_of(bench, client, sent=sent, own=own)
+    assert int(again.update.buffers["1.num_batches_tracked"]) == 5
+    average = bench_of(worlds.normed, Schedule(local_epochs=1, batch_size=4))
+    assert visit_of(average, client, sent=sent).own == {}
+
+
+def test_weight_by_size_and_frozen_parameters():
+    bench = bench_of(worlds.residual, Schedule(local_epochs=1, weights="size"))
+    visit = visit_of(bench, worlds.client(9))
+    assert visit.update.weight == 9.0
+    assert "shift" not in visit.update.params
+    with pytest.raises(UserError, match="no parameter that trains"):
+        bench_of(lambda: nn.ReLU(), Schedule())
+    with pytest.raises(UserError, match="no such tensor"):
+        load_(bench.model, {"nobody": torch.ones(1)}, {})

@@ -1,0 +1,91 @@
+"""Small models, clients and wishes for tests of federated training; at the top of a module, so that workers find them."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.loop import Client
+from sparing.seeds import stream
+
+
+def perceptron():
+    """3 inputs, 3 classes, float64."""
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+class Residual(nn.Module):
+    """No perceptron: stacked by vmap only. One parameter does not train."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.shift = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x):
+        return self.out(torch.relu(x + self.inside(x)) + self.shift)
+
+
+def residual():
+    return Residual().double()
+
+
+def normed():
+    """With batch norm."""
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+def dropping():
+    return nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
+
+
+def deep():
+    """Four body blocks between embed and head."""
+    layers = [nn.Linear(3, 3) for _ in range(6)]
+    return nn.Sequential(*layers).double()
+
+
+def convolutional():
+    return nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)).double()
+
+
+def client(rows, at=0, shape=(3,)):
+    """Normal inputs and classes that depend on them."""
+    source = stream(5, "rows", at)
+    inputs = torch.randn(rows, *shape, generator=source, dtype=torch.float64)
+    return Client(inputs, inputs.flatten(1)[:, :3].argmax(1))
+
+
+def crowd(sizes=(7, 12, 5, 9), shape=(3,)):
+    return [client(rows, at, shape) for at, rows in enumerate(sizes)]
+
+
+def same(a, b):
+    """Equal names and bits."""
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def far(a, b):
+    """Largest difference of two vectors relative to the largest element."""
+    gap = max(float((value - b[name]).abs().max()) for name, value in a.items())
+    return gap / max(float(value.abs().max()) for value in a.values())
+
+
+def killing_loss(outputs, targets):
+    """Cross-entropy that ends the process of the client whose rows carry class 2 only."""
+    if bool((targets == 2).all()):
+        os._exit(3)
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def failing_loss(outputs, targets):
+    """Cross-entropy that raises for class 2 only."""
+    if bool((targets == 2).all()):
+        raise ArithmeticError("no such\nclass")
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+AVERAGE = FedAvg()
