@@ -57,7 +57,7 @@ MLP = Transfer(
     coordinates=False,
 )
 TEXT = Transfer(
-    model="gpt2", layers=2, base_width=128, widths=(128,), steps=100, batch=16, length=64, rates=steps(-9, -3),
+    model="gpt2", layers=2, base_width=128, widths=(128,), steps=100, batch=16, length=64, rates=steps(-12, -3),
     densities=(1.0, 0.5, 0.25, 0.125, 0.0625), rules=("sp", "supar"), coordinates=False,
 )  # fmt: skip
 
@@ -86,7 +86,7 @@ def variants(base: Transfer, named: Mapping[str, Mapping[str, Any]]) -> dict[str
 def dynamic() -> dict[str, Transfer]:
     """RigL, SET and GMP under every rule and scale."""
     base = dataclasses.replace(
-        MLP, widths=(256,), base_width=256, densities=(1.0, 0.0625), every=10, rates=steps(-11, -4), seeds=(0, 1)
+        MLP, widths=(256,), base_width=256, densities=(1.0, 0.0625), every=10, rates=steps(-11, -4), seeds=(0, 1, 2)
     )
     named = {}
     for method in ("rigl", "set", "gmp"):
@@ -131,7 +131,7 @@ CASES: Mapping[str, Case] = {
                 TEXT, rules=("init-only", "rate-only"), densities=(1.0, 0.25, 0.0625)
             ),
             "d = 256": dataclasses.replace(
-                TEXT, widths=(256,), rules=FIVE[:3], densities=(1.0, 0.0625, 0.03125), rates=steps(-9, -4)
+                TEXT, widths=(256,), rules=FIVE[:3], densities=(1.0, 0.0625), rates=steps(-12, -5)
             ),
         },
         budget=1.7,
