@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -32,6 +34,18 @@ BOUND = 1e-13
 METHODS = [FedAvg(), FedProx(mu=0.5), FedDyn(alpha=0.1), FedSign(gamma=0.5), OwnSign(gamma=0.5), Hinge(gamma=0.5)]
 
 
+@pytest.fixture(autouse=True)
+def no_loop_instead(monkeypatch, request):
+    """A stacked round that raises would be done by the loop, and equal it."""
+
+    class Refuses:
+        def __init__(self, bench, clients):
+            self.visits = None
+
+    if "raises" not in request.node.name:
+        monkeypatch.setattr("sparing.federated.batched.Loop", Refuses)
+
+
 def both(make, method, schedule, clients=CLIENTS, **options):
     return [simulate(make, clients, method, schedule, seed=3, engine=kind, **options) for kind in ("loop", "batched")]
 
@@ -54,7 +68,7 @@ def test_equals_the_loop(method, schedule):
 
 
 def test_scaffold_equals_the_loop():
-    loop, batched = both(worlds.perceptron, SCAFFOLD(), FLAT)
+    loop, batched = both(worlds.perceptron, SCAFFOLD(), replace(FLAT, clip=None))
     assert worlds.far(loop.params, batched.params) <= BOUND
 
 
@@ -93,9 +107,10 @@ def test_perceptron_forward_is_the_models_own():
 
 
 def test_a_client_that_diverges_harms_no_other():
-    wild = Client(CLIENTS[0].inputs * 1e200, CLIENTS[0].targets)
+    wild = Client(CLIENTS[0].inputs * 1e308 * 10, CLIENTS[0].targets)
     run = simulate(worlds.perceptron, [*CLIENTS, wild], FedAvg(), FLAT, seed=3, engine="batched")
     loop = simulate(worlds.perceptron, [*CLIENTS, wild], FedAvg(), FLAT, seed=3, engine="loop")
+    assert "client 5: not finite" in run.record[0]["left_out"]
     assert run.record[0]["left_out"] == loop.record[0]["left_out"]
     assert all(bool(value.isfinite().all()) for value in run.params.values())
     assert worlds.far(loop.params, run.params) <= BOUND

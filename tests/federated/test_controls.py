@@ -71,9 +71,9 @@ def test_hinge_golden_gradient(reduction: str, scale: float | None):
 
 
 def test_hinge_acts_on_flips_alone():
-    g, x = {"w": torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])}, {"w": torch.tensor([2.0, -2.0, -0.1, 0.1, 3.0])}
+    g, x = {"w": torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0, 1.0])}, {"w": torch.tensor([2.0, -2.0, -0.1, 0.1, 3.0, 0.0])}
     method = Hinge(gamma=0.5, reduction="sum")
-    assert added(method, g, x)["w"].tolist() == [0, 0, -0.5, 0.5, 0]
+    assert added(method, g, x)["w"].tolist() == [0, 0, -0.5, 0.5, 0, 0]
     assert method.force(g) == 0.5
     two = {"w": torch.ones(4), "b": torch.ones(4)}
     assert Hinge(gamma=0.5, only=("b",)).force(two) == 0.25

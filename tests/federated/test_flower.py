@@ -10,8 +10,10 @@ from torch import nn
 
 from sparing.errors import RunError, UserError
 from sparing.federated import flower
+from sparing.federated.embedded import simulate
 from sparing.federated.fedavg import FedAvg
 from sparing.federated.feddyn import FedDyn
+from sparing.federated.fedpan import FedPAN
 from sparing.federated.fedsign import FedSign
 from sparing.federated.loop import Client, buffers_of, local_round
 from sparing.federated.methods import Sent
@@ -20,14 +22,14 @@ from sparing.federated.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule, drawn
 from sparing.seeds import stream
 
+pytest.importorskip("flwr", reason="needs the extra [flower]")
+
 SCHEDULE = Schedule(rounds=3, participation=0.5, local_epochs=1, batch_size=8, momentum=0.0)
 CLIENTS = 4
 
 
 def make_model():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def rows(client):
@@ -37,26 +39,6 @@ def rows(client):
 
 
 ROWS = [rows(client) for client in range(CLIENTS)]
-
-
-def plain(method, schedule, seed=0):
-    """The rounds of the contract, with nothing but the client step and the method's own server step."""
-    model = method.adapt(make_model())
-    params = {name: p.detach().clone() for name, p in model.named_parameters()}
-    buffers = {name: value.clone() for name, value in buffers_of(model).items()}
-    initial, server, extras = params, method.server_state(params), {}
-    states, own = {}, {}
-    for number in range(schedule.rounds):
-        sent, updates = Sent(params, extras, buffers), []
-        for k in drawn(schedule, CLIENTS, number, seed):
-            state = states.get(k, method.client_state(initial))
-            visit = local_round(model, ROWS[k], method, sent, state, schedule, number, seed, k, own=own.get(k))
-            states[k], own[k] = visit.state, visit.own
-            updates.append(visit.update)
-        params, server, extras = method.aggregate(params, updates, server, CLIENTS)
-        if schedule.batch_norm == "average":
-            buffers = method.buffers(buffers, updates)
-    return params, buffers, server
 
 
 def require_same(found, expected):
@@ -73,6 +55,8 @@ def require_same(found, expected):
         (FedSign(gamma=0.1), {}),
         (FedSign(gamma=0.1), {"batch_norm": "local", "rounds": 5}),
         (FedAvg(), {"weights": "size"}),
+        (FedAvg(), {"batch_norm": "recalibrate"}),
+        (FedPAN(), {}),
         # Methods with a memory: five rounds at one half, so that clients come again, and new ones come late.
         (FedDyn(alpha=0.1), {"rounds": 5}),
         (SCAFFOLD(), {"rounds": 5}),
@@ -81,12 +65,13 @@ def require_same(found, expected):
 )
 def test_flower_gives_the_bits_of_the_plain_loop(method, changes):
     schedule = Schedule(**{name: getattr(SCHEDULE, name) for name in SCHEDULE.__dataclass_fields__} | changes)
-    found = flower.run_in_process(make_model, ROWS, method, schedule)
-    params, buffers, server = plain(method, schedule)
-    require_same(found.params, params)
-    require_same(found.buffers, buffers)
-    assert found.state.keys() == server.keys()
-    for name, vector in server.items():
+    inputs = torch.cat([client.inputs for client in ROWS])
+    found = flower.run_in_process(make_model, ROWS, method, schedule, seed=5, proxy=inputs)
+    same = simulate(make_model, ROWS, method, schedule, seed=5, engine="loop", proxy=inputs)
+    require_same(found.params, same.params)
+    require_same(found.buffers, same.buffers)
+    assert found.state.keys() == same.state.server.keys()
+    for name, vector in same.state.server.items():
         require_same(found.state[name], vector)
 
 
@@ -118,11 +103,9 @@ def test_state_lives_in_the_context_of_its_node():
     pending = [key for key in grid.contexts[1].state if key.startswith("sparing/pending/state/")]
     assert pending
     kept = grid.contexts[1].state.array_records[pending[0]].to_torch_state_dict()
-    params = {name: p.detach() for name, p in make_model().named_parameters()}
-    visit = local_round(
-        make_model(), ROWS[0], FedDyn(alpha=0.1), Sent(params, {}, buffers_of(make_model())),
-        FedDyn(alpha=0.1).client_state(params), EVERYBODY, 0, 0, 0,
-    )  # fmt: skip
+    params, method, model = dict(server.initial), FedDyn(alpha=0.1), make_model()
+    sent, state = Sent(params, {}, buffers_of(model)), method.client_state(params)
+    visit = local_round(model, ROWS[0], method, sent, state, EVERYBODY, 0, 0, 0)
     require_same(dict(kept), visit.state[pending[0].rsplit("/", 1)[1]])
 
 
@@ -270,17 +253,8 @@ def test_only_drawn_blocks_travel_up():
 
 def test_recalibration_needs_rows_of_the_server():
     schedule = Schedule(rounds=1, participation=1.0, batch_norm="recalibrate")
-    with pytest.raises(UserError, match="calibration=inputs"):
+    with pytest.raises(UserError, match="pass proxy=inputs"):
         flower.run_in_process(make_model, ROWS, FedAvg(), schedule)
-    with pytest.raises(UserError, match="calibration"):
-        flower.strategy(FedAvg(), schedule, make_model, CLIENTS)
-    inputs = torch.cat([client.inputs for client in ROWS])
-    server = flower.strategy(FedAvg(), schedule, make_model, CLIENTS, calibration=inputs, patience=0.0)
-    app = flower.client_app(FedAvg(), make_model, lambda number: ROWS[number], schedule)
-    one_round(flower.InProcessGrid(app, CLIENTS), server, 1)
-    hidden = nn.functional.linear(inputs, server.params["0.weight"], server.params["0.bias"])
-    # float32 means of 88 rows
-    torch.testing.assert_close(server.buffers["1.running_mean"], hidden.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):

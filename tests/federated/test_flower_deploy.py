@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from sparing.errors import RunError, UserError
 from sparing.federated import flower
 
+pytest.importorskip("flwr", reason="needs the extra [flower]")
+
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 
 
@@ -46,10 +48,8 @@ def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monke
 def refuse_a_stranger(federation):
     """A node whose key nobody registered does not come in."""
     key = flower.node_key(federation.folder / "strangers", "stranger")
-    said = refused(federation, federation.node_command(0, key))
-    assert (
-        "403" in text(federation.folder / "superlink.log") or "not authorized" in said.lower() or "auth" in said.lower()
-    )
+    assert "Failed to activate SuperNode" in refused(federation, federation.node_command(0, key))
+    assert "public key" in text(federation.folder / "superlink.log")
 
 
 def refuse_another_authority(federation, folder):

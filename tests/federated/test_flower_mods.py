@@ -9,6 +9,8 @@ import pytest
 
 from sparing.federated import flower
 
+pytest.importorskip("flwr", reason="needs the extra [flower]")
+
 
 def app_of(change, mods):
     """Flower's own app: takes arrays, changes them, replies."""

@@ -81,11 +81,11 @@ def test_parameters_with_one_gradient_tensor_are_stepped_each_for_itself():
 
     schedule = Schedule(local_epochs=1, batch_size=9, lr=1.0, momentum=0.0, weight_decay=0.5)
     bench = bench_of(Sum, schedule)
-    sent = Sent({"a": torch.zeros(3), "b": torch.ones(3)})
+    sent = Sent({"a": torch.full((3,), 2.0), "b": torch.ones(3)})
     client = Client(torch.zeros(3, 1), torch.tensor([0, 0, 0]))
     visit = visit_of(bench, client, sent=sent)
     grad = torch.tensor([1 / 3 - 1, 1 / 3, 1 / 3])
-    torch.testing.assert_close(visit.update.params["a"], -grad)
+    torch.testing.assert_close(visit.update.params["a"], 2 - grad - 1)
     torch.testing.assert_close(visit.update.params["b"], 1 - grad - 0.5)
 
 

@@ -34,8 +34,8 @@ def test_trimmed_mean_by_hand():
     assert combined(TrimmedMean(0.4), sent) == [4]
     assert combined(TrimmedMean(0.0), sent) == pytest.approx([22.6])
     assert combined(TrimmedMean(0.45), updates([1], [3])) == [2]  # never all
-    fifteen = updates(*[[float(k**3)] for k in range(15)])  # 0.2 · 15 leaves out three at each end, not four
-    assert combined(TrimmedMean(0.2), fifteen) == pytest.approx([sum(k**3 for k in range(3, 12)) / 9])
+    many = updates(*[[float(k**2)] for k in range(25)])  # 0.28 · 25 leaves out seven at each end, not eight
+    assert combined(TrimmedMean(0.28), many) == pytest.approx([sum(k**2 for k in range(7, 18)) / 11])
 
 
 def test_krum_by_hand():

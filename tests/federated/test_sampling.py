@@ -13,7 +13,7 @@ BODY = body_of(worlds.deep(), Schedule(blocks=1))
 
 
 def test_body():
-    assert BODY == tuple((f"{at}.weight", f"{at}.bias") for at in (1, 2, 3, 4))
+    assert tuple((f"{at}.weight", f"{at}.bias") for at in (1, 2, 3, 4)) == BODY
     assert body_of(worlds.deep(), Schedule()) == ()
     assert resting((), Schedule(), 0, 0, 0) == frozenset()
 

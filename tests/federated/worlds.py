@@ -1,4 +1,4 @@
-"""Small models, clients and wishes for tests of federated training; at the top of a module, so that workers find them."""
+"""Small models, clients and losses for tests of federated training; importable, so that workers find them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def public_names() -> dict[str, list[str]]:
 
 
 def test_public_names_stay_few():
-    """At most 12 a room; the five techniques and the top level together at most 60."""
+    """At most 12 a room; the techniques and the top level together at most 60."""
     rooms = public_names()
     assert {room: len(names) for room, names in rooms.items() if len(names) > 12} == {}
     techniques = {"sparing", "hypergrad", "scaling", "layersample", "sharding", "valley", "federated"}

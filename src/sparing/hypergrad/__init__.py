@@ -54,7 +54,6 @@ OPTIMIZERS = (SGD, Adam, AdamW)
 """Inner optimizers."""
 
 __all__ = [
-    "LAWS",
     "METHODS",
     "OPTIMIZERS",
     "Bilevel",

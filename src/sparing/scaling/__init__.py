@@ -19,14 +19,14 @@ from sparing.scaling.coordinate import coordinate_check
 from sparing.scaling.density import ER as ER
 from sparing.scaling.density import ERK as ERK
 from sparing.scaling.dynamic import GMP as GMP
-from sparing.scaling.dynamic import METHODS
+from sparing.scaling.dynamic import METHODS as METHODS
 from sparing.scaling.dynamic import SET as SET
 from sparing.scaling.dynamic import RigL as RigL
 from sparing.scaling.entries import Entry as Entry
 from sparing.scaling.evolve import Evolution
 from sparing.scaling.fold import fold_
 from sparing.scaling.live import Masks as Masks
-from sparing.scaling.masks import LAWS
+from sparing.scaling.masks import LAWS as LAWS
 from sparing.scaling.masks import Bernoulli as Bernoulli
 from sparing.scaling.masks import Blocks as Blocks
 from sparing.scaling.masks import ConstantFanIn as ConstantFanIn
@@ -35,7 +35,7 @@ from sparing.scaling.masks import NofM as NofM
 from sparing.scaling.plan import Plan as Plan
 from sparing.scaling.plan import plan
 from sparing.scaling.predict import predict
-from sparing.scaling.rules import RULES
+from sparing.scaling.rules import RULES as RULES
 from sparing.scaling.rules import SP as SP
 from sparing.scaling.rules import CompleteP as CompleteP
 from sparing.scaling.rules import InitOnly as InitOnly
@@ -45,9 +45,6 @@ from sparing.scaling.rules import SuPar as SuPar
 from sparing.scaling.spectral import Spectral
 
 __all__ = [
-    "LAWS",
-    "METHODS",
-    "RULES",
     "Evolution",
     "Spectral",
     "apply_",

@@ -1,0 +1,1 @@
+"""A Flower app whose clients and server are a method of sparing."""

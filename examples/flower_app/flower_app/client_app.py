@@ -1,0 +1,26 @@
+"""The clients."""
+
+from functools import cache
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_app.task import make_model, rows_of, settings_of
+from sparing.federated import flower
+
+app = ClientApp()
+
+
+@cache
+def trainer(gamma: float, rounds: int, participation: float) -> ClientApp:
+    method, schedule = settings_of({"gamma": gamma, "rounds": rounds, "participation": participation})
+    return flower.client_app(method, make_model, rows_of, schedule, mods=[flower.sign_telemetry])
+
+
+def answer(message: Message, context: Context) -> Message:
+    settings = [context.run_config[name] for name in ("gamma", "rounds", "participation")]
+    return trainer(*settings)(message, context)
+
+
+app.train()(answer)
+app.query()(answer)

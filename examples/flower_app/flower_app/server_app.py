@@ -1,0 +1,29 @@
+"""The server."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import save_file
+
+from flower_app.task import make_model, settings_of
+from sparing.federated import flower
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    method, schedule = settings_of(config)
+    server = flower.strategy(method, schedule, make_model, int(config["clients"]), seed=int(config["seed"]))
+    result = server.start(grid, server.initial_arrays(), schedule.rounds, timeout=120)
+    if config["output"]:
+        folder = Path(config["output"])
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({**server.params, **server.buffers}, folder / "model.safetensors")
+        metrics = {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
+        record = {"rounds": [asdict(one) for one in server.rounds], "metrics": metrics}
+        (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -1,0 +1,31 @@
+"""What both sides share: model, method, schedule, and each client's rows."""
+
+import torch
+from torch import nn
+
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.fedsign import FedSign
+from sparing.federated.loop import Client
+from sparing.federated.methods import Method
+from sparing.federated.settings import Schedule
+from sparing.seeds import stream
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def rows_of(client: int) -> Client:
+    """Return a client's own rows; put the reading of your data here."""
+    draw = stream(0, "rows", client)
+    inputs = torch.randn(90, 8, generator=draw) + 0.1 * client
+    return Client(inputs, inputs[:, :3].argmax(1))
+
+
+def settings_of(config: dict) -> tuple[Method, Schedule]:
+    gamma = float(config["gamma"])
+    method = FedSign(gamma=gamma) if gamma else FedAvg()
+    schedule = Schedule(
+        rounds=int(config["rounds"]), participation=float(config["participation"]), local_epochs=1, batch_size=16
+    )
+    return method, schedule

@@ -1,0 +1,211 @@
+"""Clients with stacked parameters: one forward and one backward train all clients of a round at once.
+
+Every parameter has a leading client dimension, the loss is the sum of the clients' batch means, and its gradient with
+respect to one client's slice is that client's own. A multilayer perceptron runs as batched matrix products; other
+models run under ``torch.func.vmap``, which on a CPU is slower than the plain loop for convolutions.
+
+Results equal the plain loop up to the order of sums inside a matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+from sparing.federated.engines import Answers, Loop
+from sparing.federated.faults import Fault
+from sparing.federated.loop import Client, Visit, Workbench, batches, conclude, load_, order_of
+from sparing.federated.methods import Sent, State, Vector
+from sparing.federated.settings import rate_at
+from sparing.federated.steps import clip_, sgd_
+
+Forward = Callable[[Vector, Tensor], Tensor]
+"""Stacked parameters and inputs of shape (clients, rows, ...) -> outputs of shape (clients, rows, ...)."""
+
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+_POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity)
+
+
+def refusal(bench: Workbench, clients: Sequence[Client]) -> str:
+    """Say why clients cannot be stacked.
+
+    Args:
+        bench: Model, method, schedule, loss.
+        clients: All of them.
+
+    Returns:
+        A reason, or nothing if they can.
+    """
+    model = bench.model
+    random = [type(m).__name__ for m in model.modules() if isinstance(m, _RANDOM)]
+    first = clients[0]
+    shapes = {(tuple(c.inputs.shape[1:]), tuple(c.targets.shape[1:]), c.inputs.dtype, c.targets.dtype) for c in clients}
+    reasons = {
+        "the model has batch norm, whose statistics are each client's own": bool(bench.norms),
+        f"the method {bench.method.name!r} needs the model or its features": not bench.method.stackable,
+        "clients draw blocks, so they do not train the same parameters": bench.schedule.blocks is not None,
+        f"{random[0] if random else ''} would draw other numbers than in the loop": bool(random),
+        "only the cross-entropy of class numbers is known row by row": bench.loss is not F.cross_entropy,
+        "targets are not class numbers, one a row": first.targets.ndim != 1 or first.targets.is_floating_point(),
+        "clients differ in the shape or dtype of their rows": len(shapes) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def perceptron(model: nn.Module) -> bool:
+    """Say whether a model is linear layers and pointwise functions in a row, without hooks."""
+    if not isinstance(model, nn.Sequential):
+        return False
+    known = (nn.Linear, nn.Flatten, *_POINTWISE)
+    plain = all(type(layer) in known for layer in model)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    flat = all((layer.start_dim, layer.end_dim) == (1, -1) for layer in model if isinstance(layer, nn.Flatten))
+    own = len(set(map(id, model.parameters()))) == sum(len(list(layer.parameters())) for layer in model)
+    return plain and flat and own and not hooked
+
+
+def stacked_forward(model: nn.Module) -> Forward:
+    """Return the model as a function of stacked parameters.
+
+    Args:
+        model: Without batch norm or dropout; parameters that do not train are those of all clients.
+
+    Returns:
+        Batched matrix products for a ``perceptron``, ``torch.func.vmap`` for other models.
+    """
+    trains = all(p.requires_grad for p in model.parameters())
+    if perceptron(model) and trains:
+        layers = list(model.named_children())
+        return lambda params, inputs: _through(layers, params, inputs)
+
+    def one(params: Vector, inputs: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(model, params, (inputs,))
+        return outputs
+
+    return torch.func.vmap(one)
+
+
+class Batched:
+    """All clients of a round at once."""
+
+    name = "batched"
+
+    def __init__(self, bench: Workbench, clients: Sequence[Client]) -> None:
+        """Lay the rows of all clients out in one tensor.
+
+        Raises:
+            UserError: If they cannot be stacked.
+        """
+        if why := refusal(bench, clients):
+            raise UserError("engine", got="batched", why=why, do='pass engine="workers" or "loop"')
+        self._bench, self._clients = bench, clients
+        self._apart = Loop(bench, clients).visits
+        self._forward = stacked_forward(bench.model)
+        self._inputs = torch.cat([client.inputs for client in clients])
+        self._targets = torch.cat([client.targets for client in clients])
+        self._starts = torch.tensor([0, *map(len, clients)]).cumsum(0).tolist()
+
+    def visits(
+        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], own: Mapping[int, Vector]
+    ) -> Answers:
+        """Train clients; see ``Engine.visits``. If that raises, the loop finds out whose fault it is."""
+        able = [client for client in ids if len(self._clients[client])]
+        faults = [Fault(client, "crash", "no rows") for client in ids if client not in able]
+        try:
+            return (self._together(number, able, sent, states) if able else []), faults
+        except Exception:  # noqa: BLE001  # one client's error is everybody's here
+            return self._apart(number, ids, sent, states, own)
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    def _together(self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State]) -> list[Visit]:
+        """Train clients that have rows; the longest first, so that those who are done fall off the end."""
+        orders = {client: self._order(number, client) for client in ids}
+        ranked = sorted(ids, key=lambda client: -len(orders[client]))
+        counts = [len(orders[client]) for client in ranked]
+        lr = rate_at(self._bench.schedule, number)
+        load_(self._bench.model, {}, sent.buffers)
+        self._bench.model.train()
+        full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
+        losses = torch.zeros(len(ids), dtype=torch.float64)
+        momenta: Vector = {}
+        for start, stop, live in _stretches(counts):
+            values = {name: value[:live] for name, value in full.items()}
+            momenta = {name: value[:live] for name, value in momenta.items()}
+            term = self._bench.method.begin(sent, _stacked([states[client] for client in ranked[:live]]))
+            for step in range(start, stop):
+                rows, share = _padded([orders[client][step] for client in ranked[:live]])
+                found, grads = self._gradient(values, rows, share)
+                losses[:live] += found.double()
+                with torch.no_grad():
+                    term.add_(values, grads, lr)
+                    if self._bench.schedule.clip is not None:
+                        clip_(grads, self._bench.schedule.clip, stacked=True)
+                    sgd_(values, grads, momenta, lr, self._bench.schedule)
+        done = {}
+        for at, client in enumerate(ranked):
+            params = {name: value[at].clone() for name, value in full.items()}
+            kept = {name: value.clone() for name, value in sent.buffers.items()}
+            mean = float(losses[at]) / counts[at]
+            rows_of = self._clients[client]
+            state = states[client]
+            done[client] = conclude(self._bench, rows_of, sent, params, kept, state, client, counts[at], lr, mean)
+        return [done[client] for client in ids]
+
+    def _order(self, number: int, client: int) -> list[Tensor]:
+        """Row numbers of each step of a client, within the rows of all."""
+        source = order_of(self._bench.seed, number, client)
+        rows = len(self._clients[client])
+        return [self._starts[client] + one for one in batches(rows, self._bench.schedule, source, normed=False)]
+
+    def _gradient(self, values: Vector, rows: Tensor, share: Tensor) -> tuple[Tensor, Vector]:
+        """Mean loss of each client's batch, shape (clients,), and the gradient of their sum."""
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        outputs = self._forward(leaves, self._inputs[rows])
+        each = F.cross_entropy(outputs.flatten(0, 1), self._targets[rows].flatten(), reduction="none")
+        losses = (each.view_as(share) * share.to(each.dtype)).sum(1)
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        return losses.detach(), {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
+
+
+def _through(layers: Sequence[tuple[str, nn.Module]], params: Vector, inputs: Tensor) -> Tensor:
+    """A perceptron on stacked parameters."""
+    for name, layer in layers:
+        if isinstance(layer, nn.Linear):
+            weight = params[f"{name}.weight"].transpose(1, 2)
+            deep = inputs.flatten(1, -2)
+            bias = params.get(f"{name}.bias")
+            deep = torch.bmm(deep, weight) if bias is None else torch.baddbmm(bias[:, None], deep, weight)
+            inputs = deep.view(*inputs.shape[:-1], deep.shape[-1])
+        else:
+            inputs = inputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(inputs)
+    return inputs
+
+
+def _stretches(counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Cut falling step counts into stretches of steps in which the same clients are at work: first, end, clients."""
+    ends = [0, *sorted(set(counts))]
+    return [(a, b, sum(count >= b for count in counts)) for a, b in pairwise(ends)]
+
+
+def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Row numbers, shape (clients, most rows), short batches filled up with a row of their own that weighs nothing."""
+    most = max(map(len, rows))
+    if all(len(one) == most for one in rows):
+        return torch.stack(list(rows)), torch.full((len(rows), most), 1 / most, dtype=torch.float64)
+    filled = torch.stack([F.pad(one, (0, most - len(one)), value=int(one[0])) for one in rows])
+    share = torch.stack([F.pad(torch.full((len(one),), 1 / len(one), dtype=torch.float64), (0, most - len(one)))
+                         for one in rows])  # fmt: skip
+    return filled, share
+
+
+def _stacked(states: Sequence[State]) -> State:
+    """The clients' states with a leading client dimension."""
+    first = states[0]
+    return {key: {name: torch.stack([state[key][name] for state in states]) for name in first[key]} for key in first}

@@ -1,0 +1,138 @@
+"""Where a run stands after a round, and its file: one safetensors file, whole or not at all, resumed to the same bits.
+
+Momentum starts anew in each round and all randomness comes from streams of named labels, so between two rounds the
+vectors, the states and the number of the round are all there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from sparing.errors import UserError, require
+from sparing.federated.methods import State, Vector
+from sparing.federated.packing import pack, unpack
+from sparing.federated.settings import Schedule
+from sparing.report.atomic import write_whole
+
+_FORMAT, _VERSION = "sparing.federated", 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Standing:
+    """Everything that the next round depends on, and the record so far."""
+
+    rounds: int = 0
+    """Rounds done (count)."""
+
+    params: Vector
+    """Global model."""
+
+    buffers: Vector
+    """Its buffers."""
+
+    server: State = field(default_factory=dict)
+    """The method's state on the server."""
+
+    extras: State = field(default_factory=dict)
+    """What is sent beside the model in the next round."""
+
+    clients: dict[int, State] = field(default_factory=dict)
+    """The method's state of each client that was visited."""
+
+    own: dict[int, Vector] = field(default_factory=dict)
+    """Batch-norm tensors of each client that keeps its own."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """One row of measurements for each round."""
+
+
+def fingerprint(schedule: Schedule, method: object, seed: int, sizes: list[int], params: Vector) -> dict[str, str]:
+    """Describe a run, so that another one is not mistaken for it.
+
+    Args:
+        schedule: Of the run; where the rate does not depend on the number of rounds, a run may be prolonged.
+        method: Of the run.
+        seed: Of the run.
+        sizes: Rows of each client.
+        params: The initial global model.
+
+    Returns:
+        Text by what it describes.
+    """
+    same = replace(schedule, rounds=1, warmup_rounds=0) if schedule.decay == "none" else schedule
+    return {
+        "schedule": f"{same!r}, warm-up {schedule.warmup_rounds}",
+        "method": repr(method),
+        "seed": str(seed),
+        "clients": hashlib.sha256(repr(sizes).encode()).hexdigest(),
+        "initial model": hashlib.sha256(pack(params)).hexdigest(),
+    }
+
+
+def write(standing: Standing, path: str | PathLike[str], run: dict[str, str]) -> Path:
+    """Write where a run stands.
+
+    Args:
+        standing: After a round.
+        path: Target; the file there is replaced in one step.
+        run: As ``fingerprint`` gives it.
+
+    Returns:
+        The target.
+    """
+    tree = {
+        "params": standing.params,
+        "buffers": standing.buffers,
+        "server": standing.server,
+        "extras": standing.extras,
+        "clients": {str(client): state for client, state in standing.clients.items()},
+        "own": {str(client): vector for client, vector in standing.own.items()},
+    }
+    facts = {"format": _FORMAT, "version": _VERSION, "run": run, "rounds": standing.rounds, "rows": standing.rows}
+    return write_whole(path, pack(tree, facts))
+
+
+def read(path: str | PathLike[str], run: dict[str, str]) -> Standing:
+    """Read where a run stood.
+
+    Args:
+        path: The file.
+        run: That of the run to go on with.
+
+    Returns:
+        The standing that was written.
+
+    Raises:
+        UserError: If the file is missing, damaged or of another run.
+    """
+    name = Path(path).name
+    try:
+        tree, facts = unpack(Path(path).read_bytes())
+        whole = (facts["format"], facts["version"]) == (_FORMAT, _VERSION)
+    except OSError as error:
+        why = f"it cannot be read ({error.strerror})"
+        raise UserError("checkpoint", got=name, why=why, do="pass resume=False to begin anew") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError("checkpoint", got=name, why=str(error), do="pass resume=False to begin anew") from None
+    require(whole, "checkpoint", name, f"no {_FORMAT} of version {_VERSION}", "pass resume=False to begin anew")
+    if odd := [what for what in run if facts["run"].get(what) != run[what]]:
+        raise UserError(
+            "checkpoint",
+            got=f"{name} of another run",
+            why=f"it differs in {', '.join(odd)}",
+            do="pass the same settings, or resume=False to begin anew",
+        )
+    return Standing(
+        rounds=facts["rounds"],
+        params=tree["params"],
+        buffers=tree["buffers"],
+        server=tree["server"],
+        extras=tree["extras"],
+        clients={int(client): state for client, state in tree["clients"].items()},
+        own={int(client): vector for client, vector in tree["own"].items()},
+        rows=facts["rows"],
+    )

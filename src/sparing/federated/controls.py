@@ -1,0 +1,207 @@
+"""Controls for FedSign: a push that ignores the global model, a penalty on flips alone, and norms held alike.
+
+If FedSign's gain is alignment, the first should not have it, the second should, and it should outlast the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import require
+from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.fedsign import FedSign, Reduction, check_push, strengths
+from sparing.federated.methods import Method, Sent, State, Term, Update, Vector
+from sparing.federated.settings import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSign(FedSign):
+    """FedSign with the sign of the client's own weight at each step in place of the global one: a push outwards.
+
+    The force is c/τ · sign(θ) q (1 − q), q = σ(|θ|/τ), the gradient of −c σ(|θ|/τ).
+    """
+
+    @property
+    def name(self) -> str:
+        """Name for tables and files."""
+        return "own-sign"
+
+    def begin(self, sent: Sent, state: State) -> Term:
+        """Return the push outwards; only strengths and temperatures come from what was sent."""
+        return _Outwards(self._pushes(sent.params))
+
+
+@dataclass(frozen=True, slots=True)
+class Hinge(FedAvg):
+    """Clients minimise L(θ) + Σ_j c_j max(0, −s_j θ_j), s = sign(g): a weight feels c only where its sign is flipped.
+
+    Its force on a flipped weight is four times FedSign's at θ = 0 with the same γ and τ = 1.
+    """
+
+    gamma: float = 0.01
+    """Strength γ, ≥ 0."""
+
+    reduction: Reduction = "tensor_mean"
+    """How the sum over elements is weighed, as in FedSign."""
+
+    only: tuple[str, ...] | None = None
+    """Parameters that feel the force, by name or path of a module above them; None is all."""
+
+    def __post_init__(self) -> None:
+        """Refuse strengths and reductions that are none."""
+        check_push("hinge", self.gamma, self.reduction)
+
+    def begin(self, sent: Sent, state: State) -> Term:
+        """Return the penalty on flips of what was sent."""
+        strength = strengths(sent.params, self.gamma, self.reduction, self.only)
+        return _Flips({name: (torch.sign(sent.params[name]), c) for name, c in strength.items()})
+
+    def force(self, params: Vector) -> float:
+        """Return the mean over all elements of the force on an element that is flipped.
+
+        Args:
+            params: The model, whose sizes some reductions need.
+
+        Returns:
+            In units of the gradient; elements of tensors that feel none count as 0.
+        """
+        strength = strengths(params, self.gamma, self.reduction, self.only)
+        total = sum(c * params[name].numel() for name, c in strength.items())
+        return total / sum(value.numel() for value in params.values())
+
+
+@dataclass(frozen=True, slots=True)
+class NormMatched:
+    """Any method, each tensor of whose global model is scaled after every round to a norm measured in another run.
+
+    FedSign at the norms of a FedAvg run has the signs without the growth; FedAvg at those of a FedSign run has the
+    growth without the signs. Running statistics fit the weights before they were scaled: with batch norm pass
+    ``Schedule(batch_norm="recalibrate")``. Drift-correcting methods lose their fixed point.
+    """
+
+    method: Method
+    """What trains."""
+
+    norms: Sequence[Mapping[str, float]] = field(repr=False)
+    """``tensor_norms`` of the global model after each round of the other run; names that are missing stay."""
+
+    _: KW_ONLY
+
+    label: str = "norm-matched"
+    """What goes before the method's name."""
+
+    @property
+    def name(self) -> str:
+        """Name for tables and files."""
+        return f"{self.label}-{self.method.name}"
+
+    @property
+    def stackable(self) -> bool:
+        """As the method."""
+        return self.method.stackable
+
+    def check(self, schedule: Schedule) -> None:
+        """Refuse what the method refuses, and fewer norms than rounds."""
+        self.method.check(schedule)
+        self._require_round(schedule.rounds)
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """As the method."""
+        return self.method.adapt(model)
+
+    def client_state(self, params: Vector) -> State:
+        """As the method."""
+        return self.method.client_state(params)
+
+    def begin(self, sent: Sent, state: State) -> Term:
+        """As the method."""
+        return self.method.begin(sent, state)
+
+    def finish(
+        self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
+    ) -> tuple[State, State]:
+        """As the method."""
+        return self.method.finish(sent, params, state, steps, lr, buffers)
+
+    def server_state(self, params: Vector) -> State:
+        """Return that of the method, and the rounds made."""
+        return {**self.method.server_state(params), "matched": {"rounds": torch.zeros((), dtype=torch.float64)}}
+
+    def aggregate(
+        self, global_params: Vector, updates: Sequence[Update], server_state: State, clients: int
+    ) -> tuple[Vector, State, State]:
+        """Aggregate as the method does, and scale every tensor to its norm of this round."""
+        inner = {name: vector for name, vector in server_state.items() if name != "matched"}
+        params, state, extras = self.method.aggregate(global_params, updates, inner, clients)
+        made = server_state["matched"]["rounds"] + 1
+        self._require_round(int(made))
+        wanted = self.norms[int(made) - 1]
+        scaled = {name: scaled_to(value, wanted[name]) if name in wanted else value for name, value in params.items()}
+        return scaled, {**state, "matched": {"rounds": made}}, extras
+
+    def buffers(self, global_buffers: Vector, updates: Sequence[Update]) -> Vector:
+        """As the method."""
+        return self.method.buffers(global_buffers, updates)
+
+    def _require_round(self, rounds: int) -> None:
+        why, do = f"the run has {rounds} rounds and each needs its norms", "record the other run for as many rounds"
+        require(rounds <= len(self.norms), "NormMatched.norms", f"those of {len(self.norms)} rounds", why, do)
+
+
+def tensor_norms(params: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the Euclidean norm of each tensor, summed in float64.
+
+    Args:
+        params: The global model after a round.
+
+    Returns:
+        By name; one entry of ``NormMatched.norms``.
+    """
+    return {name: float(torch.linalg.vector_norm(value.detach().double())) for name, value in params.items()}
+
+
+def scaled_to(value: Tensor, norm: float) -> Tensor:
+    """Return the tensor at another norm.
+
+    Args:
+        value: Any shape, floating.
+        norm: Wanted Euclidean norm, ≥ 0.
+
+    Returns:
+        The same direction and dtype; zeros stay zeros, for they have no direction.
+    """
+    length = float(torch.linalg.vector_norm(value.double()))
+    return value * (norm / length) if length > 0 else value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outwards(Plain):
+    """−c/τ · sign(θ) q (1 − q), q = σ(|θ|/τ)."""
+
+    pushes: dict[str, tuple[float, float]]
+
+    def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
+        """Add −c/τ · sign(θ) q (1 − q)."""
+        for name, grad in grads.items():
+            if name in self.pushes:
+                c, tau = self.pushes[name]
+                q = torch.sigmoid(params[name].abs() / tau)
+                grad.sub_(torch.sign(params[name]) * q * (1 - q), alpha=c / tau)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flips(Plain):
+    """−c s where s θ < 0."""
+
+    pushes: dict[str, tuple[Tensor, float]]
+
+    def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
+        """Add −c s where s θ < 0."""
+        for name, grad in grads.items():
+            if name in self.pushes:
+                sign, c = self.pushes[name]
+                grad.sub_(sign * (sign * params[name] < 0), alpha=c)

@@ -1,0 +1,222 @@
+"""A federated method as a Flower ClientApp: the client step of every engine, with its memory in ``context.state``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from torch import nn
+
+from sparing.errors import RunError, UserError
+from sparing.federated.flower_records import (
+    ARRAYS,
+    METRICS,
+    config_of,
+    get_state,
+    put_state,
+    record_of,
+    vector_of,
+    whole,
+)
+from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, workbench
+from sparing.federated.loop import train as train_client
+from sparing.federated.methods import Method, Sent, State, Vector
+from sparing.federated.settings import Schedule
+from sparing.seeds import number as seed_number
+
+DataOf = Callable[[int], Client]
+"""Number of a client, its node's ``partition-id`` -> its rows."""
+
+WHO = "who"
+"""Record that says whose reply it is."""
+
+INITIAL = "initial"
+"""Record of the initial model, sent at a later first visit if the method's client state begins with it."""
+
+_KEPT, _PENDING, _OWN = "sparing/kept/", "sparing/pending/", "sparing/own/"
+_ROUNDS = "sparing/rounds"  # record of the rounds whose state is kept and pending
+
+
+def client_app(
+    method: Method,
+    make_model: Callable[[], nn.Module],
+    data_of: DataOf,
+    schedule: Schedule,
+    *,
+    loss: Loss = F.cross_entropy,
+    mods: Sequence[Mod] = (),
+) -> ClientApp:
+    """Return the ClientApp that trains as ``simulate`` does, to the same bits.
+
+    The state of the method lives in ``context.state`` and is as old as the last update that the server says it
+    received. A node that lost it, by a restart, answers with an error instead of starting afresh in silence.
+
+    Args:
+        method: The same value as the strategy has.
+        make_model: Makes the model; called under a seed of its own, the same at every node.
+        data_of: Gives the rows of a client.
+        schedule: The same value as the strategy has.
+        loss: Mean loss of a batch.
+        mods: Flower's, such as ``sign_telemetry``.
+
+    Returns:
+        An app with ``train`` and, for the strategy to learn who is who, ``query``.
+
+    Raises:
+        UserError: If the method refuses the schedule.
+    """
+    method.check(schedule)
+    host = _Host(method, make_model, data_of, schedule, loss)
+    app = ClientApp(mods=list(mods))
+    app.train()(host.train)
+    app.query()(_say_who)
+    return app
+
+
+def seeded_model(method: Method, make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make the model that ``simulate`` begins with; torch's global generator is restored.
+
+    Args:
+        method: Adapts it.
+        make_model: Makes it.
+        seed: The experiment.
+
+    Returns:
+        The model, adapted.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_number(seed, "federated", "model"))
+        return method.adapt(make_model())
+
+
+@dataclass(slots=True)
+class _Host:
+    """What a client process keeps between messages: the model, as room to work in."""
+
+    method: Method
+    make_model: Callable[[], nn.Module]
+    data_of: DataOf
+    schedule: Schedule
+    loss: Loss
+    benches: dict[int, Workbench] = field(default_factory=dict)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train for one round and reply with the update."""
+        config = config_of(message.content)
+        number, client = whole(config, "server-round"), _number_of(context)
+        bench = self._bench(whole(config, "sparing-seed"))
+        sent, initial = _received(message.content, bench)
+        memory = _Memory(context.state, bench)
+        state, own = memory.recall(whole(config, "accepted-round"), initial)
+        rows = self.data_of(client)
+        visit = train_client(bench, rows, sent, state, number=number - 1, client_id=client, own=own)
+        memory.keep(visit, number)
+        return Message(_reply(visit, len(rows)), reply_to=message)
+
+    def _bench(self, seed: int) -> Workbench:
+        if seed not in self.benches:
+            model = seeded_model(self.method, self.make_model, seed)
+            self.benches[seed] = workbench(model, self.method, self.schedule, seed=seed, loss=self.loss)
+        return self.benches[seed]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """A client's state in its context: what the server accepted, and what it may not have received yet."""
+
+    records: RecordDict
+    bench: Workbench
+
+    def recall(self, accepted: int, initial: Vector) -> tuple[State, Vector]:
+        """Return the method's state and the own batch norm after the round that the server accepted last.
+
+        Args:
+            accepted: That round, 0 if there was none.
+            initial: The initial global model.
+
+        Raises:
+            RunError: If the method needs a state and that of the round is not here.
+        """
+        fresh = self.bench.method.client_state(initial)
+        if not fresh and self.bench.schedule.batch_norm != "local":
+            return {}, {}
+        if not accepted:
+            return fresh, {}
+        rounds = config_of(self.records, _ROUNDS)
+        if rounds.get("pending") == accepted:
+            self._promote(accepted)
+        elif rounds.get("kept") != accepted:
+            raise RunError(
+                f"client state of round {accepted}: not at this node, which has {rounds.get('kept', 0)}; "
+                f"{self.bench.method.name} cannot go on without it; was the node restarted?"
+            )
+        template = _template(self.bench)
+        own = get_state(self.records, template, f"{_KEPT}{_OWN}").get("own", {})
+        return get_state(self.records, template, f"{_KEPT}state/"), own
+
+    def keep(self, visit: Visit, number: int) -> None:
+        """Put aside what a round left behind, until the server says that it received the update."""
+        if not visit.state and not visit.own:
+            return
+        put_state(self.records, visit.state, f"{_PENDING}state/")
+        put_state(self.records, {"own": visit.own} if visit.own else {}, f"{_PENDING}{_OWN}")
+        kept = config_of(self.records, _ROUNDS).get("kept", 0)
+        self.records[_ROUNDS] = ConfigRecord({"kept": kept, "pending": number})
+
+    def _promote(self, number: int) -> None:
+        for key in [key for key in self.records if key.startswith(_KEPT)]:
+            del self.records[key]
+        for key in [key for key in self.records if key.startswith(_PENDING)]:
+            self.records[key.replace(_PENDING, _KEPT, 1)] = self.records.pop(key)
+        self.records[_ROUNDS] = ConfigRecord({"kept": number, "pending": 0})
+
+
+def _received(content: RecordDict, bench: Workbench) -> tuple[Sent, Vector]:
+    """Read what the server sent, and the initial model, which is what it sent if it says nothing else."""
+    arrays = content.array_records
+    if ARRAYS not in arrays:
+        raise UserError(
+            "Flower message", got=sorted(content), why="there is no model in it", do="use sparing's strategy"
+        )
+    params = vector_of(arrays[ARRAYS], bench.params)
+    buffers = vector_of(arrays[ARRAYS], buffers_of(bench.model))
+    if missing := sorted(bench.params.keys() - params.keys()):
+        why = "the server sent a model without it"
+        raise UserError(f"parameter {missing[0]!r}", got="none", why=why, do="make the same model on both sides")
+    initial = vector_of(arrays[INITIAL], bench.params) if INITIAL in arrays else params
+    return Sent(params, get_state(content, _template(bench)), buffers), initial
+
+
+def _reply(visit: Visit, rows: int) -> RecordDict:
+    """Pack an update: one record of arrays if nothing travels beside the model, and the metrics."""
+    update = visit.update
+    numbers = {"one": 1.0, "num-examples": rows, "train-loss": visit.loss, "steps": visit.steps}
+    content = RecordDict({ARRAYS: record_of({**update.params, **update.buffers}), METRICS: MetricRecord(numbers)})
+    put_state(content, update.extras)
+    content[WHO] = ConfigRecord({"client": update.client})
+    return content
+
+
+def _say_who(message: Message, context: Context) -> Message:
+    return Message(RecordDict({WHO: ConfigRecord({"client": _number_of(context)})}), reply_to=message)
+
+
+def _number_of(context: Context) -> int:
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int) or number < 0:
+        raise UserError(
+            "node configuration 'partition-id'",
+            got=repr(number),
+            why="it says which client a node is",
+            do="start the SuperNode with --node-config 'partition-id=0'",
+        )
+    return number
+
+
+def _template(bench: Workbench) -> Vector:
+    return {**{name: value.detach() for name, value in bench.params.items()}, **buffers_of(bench.model)}

@@ -1,0 +1,304 @@
+"""A Flower federation on one machine: SuperLink and SuperNodes as processes, over TLS, with registered node keys.
+
+    with Deployment(Path("federation"), nodes=2) as federation:
+        print(federation.run(Path("examples/flower_app"), {"rounds": 3}))
+
+Everything that the federation writes, Flower's own home folder included, lies in its folder. There is no plaintext
+mode: without certificates nothing starts, and a node whose key is not registered is refused by the SuperLink.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sparing.errors import RunError, require
+from sparing.federated.flower_keys import Certificates, NodeKey, certificates, node_key
+
+Setting = bool | int | float | str
+"""A value of a Flower run's or node's configuration."""
+
+_HOST = "127.0.0.1"
+_POLL = 0.5  # seconds between two looks at a process or a run
+_LINK = "sparing"  # name of the connection in the Flower configuration
+
+
+class Deployment:
+    """A running federation; a context manager that stops its processes on the way out.
+
+    Attributes:
+        folder: Certificates, keys, logs and Flower's home folder.
+        nodes: SuperNodes (count); node i has ``partition-id`` i in its configuration.
+        keys: Key pair of each node.
+        environment: Variables of all processes.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: int = 2, *, wait: float = 90.0, environment: Mapping[str, str] = {}
+    ) -> None:
+        """Prepare a federation; ``start`` starts it.
+
+        Args:
+            folder: Created if need be.
+            nodes: SuperNodes (count), ≥ 1.
+            wait: Longest time for the SuperLink, or for all nodes, to come up (seconds).
+            environment: Further environment variables of all processes.
+
+        Raises:
+            UserError: If there are no nodes.
+        """
+        require(nodes >= 1, "nodes", nodes, "somebody must train", "pass nodes >= 1")
+        self.folder, self.nodes, self.wait = folder.resolve(), nodes, wait
+        self.environment = _environment(self.folder) | dict(environment)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._port = 0
+        self._certificates: Certificates | None = None
+        self.keys: list[NodeKey] = []
+
+    def __enter__(self) -> Deployment:
+        """Start, and stop again if that fails."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Stop all processes."""
+        self.stop()
+
+    def start(self) -> None:
+        """Make certificates and keys, start the SuperLink, register the keys and start the SuperNodes.
+
+        Raises:
+            RunError: If a process ends early or does not come up in time; the message has its last lines.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._certificates = certificates(self.folder / "certificates", [_HOST, "localhost"])
+        self.keys = [node_key(self.folder / "keys", f"node-{i}") for i in range(self.nodes)]
+        self._port = _free_port()
+        self._write_connection()
+        self._spawn("superlink", self.superlink_command())
+        self._until(lambda: _answers(self._port), "the SuperLink")
+        for key in self.keys:
+            self.register(key)
+        for i in range(self.nodes):
+            self.start_node(i)
+        self._until(lambda: self.online() >= self.nodes, f"{self.nodes} SuperNodes")
+
+    def superlink_command(self) -> list[str]:
+        """Return the command line of the SuperLink: TLS, node authentication, no installing of packages."""
+        made = self._made()
+        return [
+            _program("flower-superlink"),
+            *("--ssl-ca-certfile", str(made.authority), "--ssl-certfile", str(made.certificate)),
+            *("--ssl-keyfile", str(made.key), "--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            *("--host", _HOST, "--port", str(self._port)),
+        ]
+
+    def node_command(self, number: int, key: NodeKey | None = None) -> list[str]:
+        """Return the command line of a SuperNode.
+
+        Args:
+            number: Of the node, its ``partition-id``.
+            key: Its key pair; that of ``keys`` by default.
+        """
+        made = self._made()
+        return [
+            _program("flower-supernode"),
+            *("--root-certificates", str(made.authority), "--superlink", f"{_HOST}:{self._port}"),
+            *("--auth-supernode-private-key", str((key or self.keys[number]).private)),
+            *("--ssl-ca-certfile", str(made.authority), "--ssl-certfile", str(made.certificate)),
+            *("--ssl-keyfile", str(made.key), "--host", _HOST, "--port", str(_free_port())),
+            *("--node-config", f"partition-id={number} num-partitions={self.nodes}"),
+        ]
+
+    def register(self, key: NodeKey) -> None:
+        """Tell the SuperLink that a node's public key is welcome.
+
+        Args:
+            key: Of the node.
+
+        Raises:
+            RunError: If the SuperLink refuses.
+        """
+        self._flwr("supernode", "register", str(key.public), _LINK)
+
+    def start_node(self, number: int) -> None:
+        """Start a SuperNode, also one that was stopped.
+
+        Args:
+            number: Of the node, from 0.
+        """
+        self._spawn(f"node-{number}", self.node_command(number))
+
+    def stop_node(self, number: int) -> None:
+        """Stop a SuperNode and what it started.
+
+        Args:
+            number: Of the node, from 0.
+        """
+        end_process(self._processes.pop(f"node-{number}"))
+
+    def online(self) -> int:
+        """Return the number of SuperNodes that the SuperLink counts as online."""
+        listed = self._flwr("supernode", "list", _LINK, "--format", "json")
+        return sum(node.get("status") == "online" for node in listed.get("nodes", []))
+
+    def run(self, app: Path, settings: Mapping[str, Setting] = {}, *, timeout: float = 600.0) -> str:
+        """Submit a Flower app with ``flwr run`` and wait for its end.
+
+        Args:
+            app: Folder with its ``pyproject.toml``.
+            settings: Overrides of its configuration; names must be there.
+            timeout: Longest time (seconds).
+
+        Returns:
+            The log of the run.
+
+        Raises:
+            RunError: If it is refused, fails, or takes longer.
+        """
+        override = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        config = ["--run-config", override] if override else []
+        number = str(self._flwr("run", str(app.resolve()), _LINK, *config, "--format", "json")["run-id"])
+        end = time.monotonic() + timeout
+        while not (status := self._status(number)).startswith("finished"):
+            if time.monotonic() > end:
+                self._flwr("stop", number, _LINK, "--format", "json")
+                raise RunError(f"run {number}: still {status} after {timeout:.0f} s; stopped")
+            time.sleep(_POLL)
+        log = self._call("log", number, _LINK, "--show")
+        if status != "finished:completed":
+            raise RunError(f"run {number}: {status}; {_tail(log + self._log('superlink'))}")
+        return log
+
+    def stop(self) -> None:
+        """Stop all processes, nodes first."""
+        for name in sorted(self._processes):
+            end_process(self._processes.pop(name))
+
+    def _made(self) -> Certificates:
+        require(
+            self._certificates is not None, "certificates", "none", "there is no plaintext mode", "call start first"
+        )
+        assert self._certificates is not None
+        return self._certificates
+
+    def _write_connection(self) -> None:
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        lines = ["[superlink]", f'default = "{_LINK}"', f"[superlink.{_LINK}]", f'address = "{_HOST}:{self._port}"']
+        lines += [f"root-certificates = {json.dumps(str(self._made().authority))}"]
+        (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            # A session of its own, so that stopping it takes along the processes that it started.
+            self._processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self.environment, cwd=self.folder, start_new_session=True
+            )
+
+    def _until(self, holds: Any, what: str) -> None:
+        end = time.monotonic() + self.wait
+        while not holds():
+            for name, process in self._processes.items():
+                if (code := process.poll()) is not None:
+                    raise RunError(f"{name}: ended with status {code}; {_tail(self._log(name))}")
+            if time.monotonic() > end:
+                raise RunError(f"{what}: not up after {self.wait:.0f} s; see the logs in {self.folder}")
+            time.sleep(_POLL)
+
+    def _status(self, number: str) -> str:
+        runs = self._flwr("list", _LINK, "--run-id", number, "--format", "json")["runs"]
+        return str(runs[0]["status"])
+
+    def _log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def _flwr(self, *words: str) -> dict[str, Any]:
+        """Call Flower's command line and read the JSON it prints, if it does."""
+        text = self._call(*words)
+        start = text.find("{")
+        answer: dict[str, Any] = json.loads(text[start:]) if start >= 0 else {}
+        if answer.get("success") is False:
+            raise RunError(f"flwr {' '.join(words[:2])}: {answer.get('error-message', text.strip())}")
+        return answer
+
+    def _call(self, *words: str) -> str:
+        command = [_program("flwr"), *words]
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RunError(f"flwr {' '.join(words[:2])}: status {done.returncode}; {_tail(done.stdout + done.stderr)}")
+        return done.stdout
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return this process's environment with Flower's home in the folder, and its calls to the network off."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {
+        **os.environ,
+        "PATH": path,
+        "FLWR_HOME": str(folder / "home"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "NO_COLOR": "1",
+    }
+
+
+def _program(name: str) -> str:
+    """Return the path of one of Flower's programs, that of this Python before others."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    require(found is not None, name, "no such program", "Flower brings it", "pip install 'sparing[flower]'")
+    assert found is not None
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind((_HOST, 0))
+        return int(door.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((_HOST, port), timeout=1.0):
+        return True
+    return False
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group, and its group: first ask, then insist.
+
+    Args:
+        process: Started with ``start_new_session=True``.
+    """
+    for signal, patience in ((15, 5.0), (9, 5.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            return
+
+
+def _tail(text: str, lines: int = 5) -> str:
+    """Return the last error in a log, or its last lines."""
+    kept = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    errors = [at for at, line in enumerate(kept) if "ERROR" in line or "Error" in line]
+    start = errors[-1] if errors else len(kept) - lines
+    return " | ".join(kept[max(start, 0) :][:lines])

@@ -1,0 +1,232 @@
+"""Flower without a network: the ClientApp of every node called in this process, one after another.
+
+It is for tests, and for studies that want Flower's messages and strategies without its processes. It needs a part of
+Flower that is not public, so it is held to the version that it was written for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import flwr
+import torch.nn.functional as F
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
+
+from sparing.errors import require
+from sparing.federated.faults import Guard
+from sparing.federated.flower_client import client_app
+from sparing.federated.flower_server import FlowerRound, strategy
+from sparing.federated.loop import Client, Loss, load_
+from sparing.federated.methods import Method, State, Vector
+from sparing.federated.settings import Schedule
+
+_VERSION = "1.41."
+_CRASHED = 1  # code of the error that a reply carries in place of an update
+
+
+class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its types are not read
+    """Nodes that are function calls.
+
+    Attributes:
+        contexts: By node: its configuration and the state of its client.
+    """
+
+    def __init__(self, app: ClientApp, clients: int, run_config: Mapping[str, Any] | None = None) -> None:
+        """Start with a node for each client.
+
+        Args:
+            app: Called for each message.
+            clients: Nodes (count); node i + 1 is client i.
+            run_config: Configuration of the run, for the app.
+
+        Raises:
+            UserError: If Flower has another version than this was written for.
+        """
+        version, why = flwr.__version__, "the grid reaches into parts of Flower that may change"
+        require(version.startswith(_VERSION), "Flower", version, why, "pip install 'sparing[flower]'")
+        self.app, self.run_config = app, dict(run_config or {})
+        self.contexts: dict[int, Context] = {}
+        self._online: list[int] = []
+        self._replies: dict[str, Message] = {}
+        self._numbers, self._run = itertools.count(1), Run.create_empty(1)
+        self.clients = clients
+        # What messages are stamped with; in Flower's own processes the runtime sets it.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1 << 62
+        for client in range(clients):
+            self.join(client)
+
+    def join(self, client: int) -> int:
+        """Bring a new node for a client, without memory.
+
+        Args:
+            client: Its ``partition-id``.
+
+        Returns:
+            The node.
+        """
+        node = len(self.contexts) + 1
+        config = {"partition-id": client, "num-partitions": self.clients}
+        self.contexts[node] = Context(1, node, config, RecordDict(), dict(self.run_config))
+        self._online.append(node)
+        return node
+
+    def leave(self, node: int) -> None:
+        """Take a node offline; its memory stays.
+
+        Args:
+            node: As ``join`` returned it.
+        """
+        self._online.remove(node)
+
+    def come_back(self, node: int) -> None:
+        """Bring a node online again that left.
+
+        Args:
+            node: As ``join`` returned it.
+        """
+        self._online.append(node)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message, as Flower's own grids do."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are online."""
+        return list(self._online)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Call the app for each message; messages to nodes that are not online stay without a reply.
+
+        Args:
+            messages: In the order in which the clients train.
+
+        Returns:
+            A name for each message.
+        """
+        names = []
+        for message in messages:
+            names.append(name := str(next(self._numbers)))
+            message.metadata.__dict__["_message_id"] = name  # Flower's own grids set it in the same way
+            if message.metadata.dst_node_id in self._online:
+                self._replies[name] = self._answer(message)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to messages, each once."""
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Call the app for each message and return the replies, in order."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self.app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:  # noqa: BLE001 - a client may fail in any way, and the round goes on, as in Flower
+            return Message(Error(_CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowerRun:
+    """What a run on Flower leaves."""
+
+    params: Vector
+    """Parameters of the global model after the last round."""
+
+    buffers: Vector
+    """Its buffers."""
+
+    state: State
+    """The method's server state."""
+
+    rounds: list[FlowerRound]
+    """What happened in each round."""
+
+    metrics: dict[int, dict[str, Any]]
+    """Round, from 1 -> means of what the clients measured, and what ``evaluate`` did."""
+
+
+def run_in_process(
+    make_model: Callable[[], nn.Module],
+    clients: Sequence[Client],
+    method: Method,
+    schedule: Schedule,
+    *,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    loss: Loss = F.cross_entropy,
+    seed: int = 0,
+    guard: Guard | None = None,
+    proxy: Tensor | None = None,
+    mods: Sequence[Mod] = (),
+) -> FlowerRun:
+    """Run a method on Flower's ClientApp, messages and strategy in this process.
+
+    Args:
+        make_model: Makes the model.
+        clients: Rows of each.
+        method: Settings of the method.
+        schedule: Rounds, participation, local training.
+        evaluate: Global model -> numbers by name, after each round.
+        loss: Mean loss of a batch.
+        seed: The experiment.
+        guard: Which updates are left out.
+        proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
+        mods: Of the ClientApp.
+
+    Returns:
+        The same bits as the plain loop of ``simulate``.
+
+    Raises:
+        UserError: If there are no clients, or method, schedule and model do not fit together.
+    """
+    require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one")
+    app = client_app(method, make_model, lambda number: clients[number], schedule, loss=loss, mods=mods)
+    with _quiet():
+        server = strategy(method, schedule, make_model, len(clients), seed=seed, guard=guard, proxy=proxy, patience=0.0)
+
+    def measured(number: int, arrays: Any) -> MetricRecord | None:
+        if evaluate is None or not number:
+            return None
+        load_(server.model, server.params, server.buffers)
+        return MetricRecord(dict(evaluate(server.model)))
+
+    grid = InProcessGrid(app, len(clients))
+    with _quiet():
+        result = server.start(grid, server.initial_arrays(), schedule.rounds, evaluate_fn=measured)
+    both = (result.train_metrics_clientapp, result.evaluate_metrics_serverapp)
+    metrics = {n: {**both[0].get(n, {}), **both[1].get(n, {})} for n in range(1, schedule.rounds + 1)}
+    return FlowerRun(server.params, server.buffers, server.state, server.rounds, metrics)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Flower from telling on the screen what the result has."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,121 @@
+"""Vectors as Flower's records and back, with the dtypes of the model: integer counters stay integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from sparing.errors import UserError
+from sparing.federated.methods import State, Vector
+
+ARRAYS = "arrays"
+"""Record of the model, parameters and buffers, under the names of its state dictionary."""
+
+CONFIG = "config"
+"""Record of what the server says beside it."""
+
+METRICS = "metrics"
+"""Record of what the client measured."""
+
+_EXTRA = "extra/"  # before the name of a vector that travels beside the model
+_BY_NUMPY = frozenset({torch.float64, torch.float32, torch.float16, torch.bool, torch.uint8})
+_BY_NUMPY_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def record_of(vector: Mapping[str, Tensor]) -> ArrayRecord:
+    """Serialise tensors by name.
+
+    Args:
+        vector: Any dtype that NumPy has; others, such as bfloat16, travel as float32, which holds them exactly.
+
+    Returns:
+        The record.
+    """
+    return ArrayRecord({name: Array(_plain(value).numpy()) for name, value in vector.items()})
+
+
+def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
+    """Read tensors by name, in the order and with the dtypes of a template; names that it lacks are left out.
+
+    Args:
+        record: As ``record_of`` made it, or another Flower app with the same names.
+        template: Tensors of the model.
+
+    Returns:
+        Those names of the template that the record has. Shapes are as they came.
+
+    Raises:
+        UserError: If an array is not in NumPy's format.
+    """
+    try:
+        return {
+            name: torch.from_numpy(record[name].numpy()).to(template[name].dtype) for name in template if name in record
+        }
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            "Flower arrays", got=str(error), why="they cannot be read", do="send arrays in NumPy's format"
+        ) from error
+
+
+def put_state(records: RecordDict, state: State, prefix: str = _EXTRA) -> None:
+    """Add vectors to a message or a context, each as a record of its own.
+
+    Args:
+        records: Gains records under ``prefix`` and the vector's name; others under ``prefix`` go.
+        state: Vectors by name.
+        prefix: Before the names.
+    """
+    for key in [key for key in records if key.startswith(prefix)]:
+        del records[key]
+    for name, vector in state.items():
+        records[f"{prefix}{name}"] = record_of(vector)
+
+
+def get_state(records: RecordDict, template: Mapping[str, Tensor], prefix: str = _EXTRA) -> State:
+    """Read the vectors that ``put_state`` added.
+
+    Args:
+        records: A message's content or a context's state.
+        template: Tensors of the model, for names and dtypes.
+        prefix: As it was put.
+
+    Returns:
+        Vectors by name.
+    """
+    kept = records.array_records
+    return {key.removeprefix(prefix): vector_of(kept[key], template) for key in kept if key.startswith(prefix)}
+
+
+def config_of(records: RecordDict, key: str = CONFIG) -> ConfigRecord:
+    """Return the configuration that a message has, empty if it has none."""
+    return records.config_records.get(key, ConfigRecord())
+
+
+def whole(config: ConfigRecord, name: str, default: int | None = None) -> int:
+    """Return an integer of a configuration.
+
+    Args:
+        config: Of a message or a node.
+        name: Of the entry.
+        default: If it is missing; None refuses.
+
+    Raises:
+        UserError: If it is missing or no integer.
+    """
+    value = config.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(
+            f"Flower configuration {name!r}",
+            got=repr(value),
+            why="the client rule needs it",
+            do="run the app with sparing's strategy",
+        )
+    return value
+
+
+def _plain(value: Tensor) -> Tensor:
+    value = value.detach().cpu()
+    return value if value.dtype in _BY_NUMPY | _BY_NUMPY_INTEGERS else value.float()

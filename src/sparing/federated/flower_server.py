@@ -1,0 +1,317 @@
+"""A federated method as a Flower strategy: the schedule of ``simulate``, its server step, and who is who."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor, nn
+
+from sparing.blocks import named_parameters
+from sparing.errors import RunError, require
+from sparing.federated.buffers import mix, recalibrate
+from sparing.federated.faults import Fault, Guard, require_enough, sift
+from sparing.federated.flower_client import INITIAL, WHO, seeded_model
+from sparing.federated.flower_records import ARRAYS, CONFIG, config_of, get_state, put_state, record_of, vector_of
+from sparing.federated.loop import Visit, buffers_of, load_, norm_names
+from sparing.federated.methods import Method, Sent, State, Update, Vector
+from sparing.federated.settings import Schedule, drawn
+
+_POLL = 0.2  # seconds between two looks at who is there
+
+
+@dataclass(frozen=True, slots=True)
+class FlowerRound:
+    """What happened in a round."""
+
+    number: int
+    """Of the round, 1 for the first, as Flower counts."""
+
+    drawn: tuple[int, ...]
+    """Clients that the schedule drew."""
+
+    received: tuple[int, ...]
+    """Clients whose update counted, each once."""
+
+    faults: tuple[Fault, ...]
+    """Clients that were left out, and why; those that were not there or did not answer are ``"absent"``."""
+
+    bytes_down: int
+    """Arrays sent to all clients together (bytes)."""
+
+    bytes_up: int
+    """Arrays received from all clients together (bytes)."""
+
+
+class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: its types are not read
+    """Flower's FedAvg with the server step of a method, the drawn schedule, and memory of who was counted.
+
+    Attributes:
+        rounds: What happened in each round so far.
+        state: The method's server state.
+        params: Parameters of the global model, by name.
+        buffers: Its buffers.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        schedule: Schedule,
+        make_model: Callable[[], nn.Module],
+        clients: int,
+        *,
+        seed: int = 0,
+        patience: float = 60.0,
+        guard: Guard | None = None,
+        proxy: Tensor | None = None,
+        mixture: bool = False,
+    ) -> None:
+        """See ``strategy``."""
+        by = "num-examples" if schedule.weights == "size" else "one"
+        super().__init__(fraction_train=schedule.participation, fraction_evaluate=0.0, weighted_by_key=by)
+        require(clients >= 1, "clients", clients, "somebody must train", "pass the number of all clients")
+        method.check(schedule)
+        self.method, self.schedule, self.clients, self.seed = method, schedule, clients, seed
+        self.mixture = mixture
+        self.patience, self.guard, self.proxy = patience, guard or Guard(), proxy
+        self.model = seeded_model(method, make_model, seed)
+        lacks = schedule.batch_norm == "recalibrate" and proxy is None and bool(norm_names(self.model))
+        why = "the server needs rows of its own to estimate the statistics"
+        require(
+            not lacks, "batch_norm", '"recalibrate" without proxy', why, 'pass proxy=inputs, or batch_norm="average"'
+        )
+        params = {name: p for name, p in named_parameters(self.model).items() if p.requires_grad}
+        self.params: Vector = {name: p.detach().clone() for name, p in params.items()}
+        self.buffers: Vector = {name: value.clone() for name, value in buffers_of(self.model).items()}
+        self.initial, self.state = dict(self.params), method.server_state(self.params)
+        self.extras: State = {}
+        first = Sent(self.params, {}, self.buffers)
+        self._beside = method.finish(first, self.params, method.client_state(self.params), 1, 1.0, self.buffers)[
+            1
+        ].keys()
+        self.rounds: list[FlowerRound] = []
+        self._people = _People(clients, patience)
+        self._accepted: dict[int, int] = {}  # client -> last round in which it was counted
+        self._asked: dict[int, int] = {}  # node -> client, of the round under way
+        self._drawn: tuple[int, ...] = ()
+        self._bytes_down = 0
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the initial global model for ``start``: parameters and buffers by the names of its state."""
+        return record_of({**self.params, **self.buffers})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's clients, find their nodes, and write to them.
+
+        Args:
+            server_round: Of the round, from 1.
+            arrays: The global model.
+            config: Sent along, with the round, the seed and what the server has of the client.
+            grid: Where the nodes are.
+
+        Returns:
+            A message for each drawn client that is there.
+
+        Raises:
+            RunError: If too few are there.
+        """
+        template = {**self.params, **self.buffers}
+        model = vector_of(arrays, template)
+        self.params = {name: model[name] for name in self.params}
+        self.buffers = {name: model[name] for name in self.buffers}
+        self._drawn = drawn(self.schedule, self.clients, server_round - 1, self.seed)
+        nodes = self._people.find(grid, self._drawn)
+        require_enough(len(nodes), server_round - 1, _absent(self._drawn, nodes), self.guard)
+        self._asked = {node: client for client, node in nodes.items()}
+        messages = [self._message(server_round, node, client, arrays, config) for client, node in nodes.items()]
+        self._bytes_down = sum(_bytes(message.content) for message in messages)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Make the next global model of the updates that can be averaged, each client counted once.
+
+        Args:
+            server_round: Of the round, from 1.
+            replies: As they came, with errors.
+
+        Returns:
+            The model, and the clients' metrics, averaged with the weights of the schedule.
+
+        Raises:
+            RunError: If too few are left.
+        """
+        answers, faults = self._read(replies)
+        visits = [Visit(update, {}) for update, _ in answers.values()]
+        partial = self.schedule.blocks is not None
+        sound, found = sift(visits, self.params, self.buffers, self.guard, partial=partial)
+        faults += found
+        told = {fault.client for fault in faults} | set(answers)
+        faults += [Fault(client, "absent", "no answer") for client in self._drawn if client not in told]
+        faults.sort(key=lambda fault: fault.client)
+        require_enough(len(sound), server_round - 1, faults, self.guard)
+        updates = [visit.update for visit in sound]
+        received = tuple(sorted(update.client for update in updates))
+        self._step(updates)
+        self._accepted |= dict.fromkeys(received, server_round)
+        contents = [answers[client][1] for client in received]
+        up = sum(_bytes(content) for _, content in answers.values())
+        self.rounds.append(FlowerRound(server_round, self._drawn, received, tuple(faults), self._bytes_down, up))
+        # Metrics may differ between clients if mods do: only what all have is averaged.
+        return self.initial_arrays(), self.train_metrics_aggr_fn(_alike(contents), self.weighted_by_key)
+
+    def _step(self, updates: Sequence[Update]) -> None:
+        """Take the method's server step, then the buffers'."""
+        sent = Sent(self.params, self.extras, self.buffers)
+        made = self.method.aggregate(sent.params, updates, self.state, self.clients)
+        self.params, self.state, self.extras = made
+        self.buffers = self.method.buffers(sent.buffers, updates)
+        if self.mixture:
+            self.buffers = mix(self.buffers, updates)
+        if self.schedule.batch_norm == "recalibrate" and self.proxy is not None:
+            load_(self.model, self.params, self.buffers)
+            recalibrate(self.model, self.proxy)
+            self.buffers = {name: value.clone() for name, value in buffers_of(self.model).items()}
+
+    def _message(self, number: int, node: int, client: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
+        """Write to one client; the arrays are shared between the messages, the configuration is its own."""
+        accepted = self._accepted.get(client, 0)
+        says = ConfigRecord({**config, "server-round": number, "sparing-seed": self.seed, "accepted-round": accepted})
+        content = RecordDict({ARRAYS: arrays, CONFIG: says})
+        put_state(content, self.extras)
+        if not accepted and number > 1 and self.method.client_state(self.initial):
+            content[INITIAL] = record_of(self.initial)
+        return Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node, group_id=str(number))
+
+    def _read(self, replies: Iterable[Message]) -> tuple[dict[int, tuple[Update, RecordDict]], list[Fault]]:
+        """Read the replies by client; a second reply of one client, or one that nobody asked for, is passed over."""
+        answers: dict[int, tuple[Update, RecordDict]] = {}
+        faults: list[Fault] = []
+        for reply in replies:
+            client = self._asked.get(reply.metadata.src_node_id)
+            if client is None or client in answers:
+                continue
+            if reply.has_error():
+                faults.append(Fault(client, "crash", _last_line(reply.error.reason)))
+                continue
+            try:
+                answers[client] = (self._update(client, reply.content), reply.content)
+            except (KeyError, ValueError, TypeError) as error:
+                faults.append(Fault(client, "wrong shape", f"unreadable reply: {error}"))
+        return answers, faults
+
+    def _update(self, client: int, content: RecordDict) -> Update:
+        record = content.array_records[ARRAYS]
+        template = {**self.params, **self.buffers}
+        if strange := sorted(record.keys() - template.keys()):
+            raise KeyError(f"{strange[0]} is no tensor of the model")
+        params, buffers = vector_of(record, self.params), vector_of(record, self.buffers)
+        metrics = next(iter(content.metric_records.values()))
+        extras = get_state(content, template)
+        if extras.keys() != self._beside:
+            raise KeyError(f"{sorted(extras)} travels beside the model, not {sorted(self._beside)}")
+        for name, vector in extras.items():
+            if any(value.shape != template[key].shape for key, value in vector.items()):
+                raise ValueError(f"{name} has other shapes than the model")
+        return Update(client, params, float(metrics[self.weighted_by_key]), extras, buffers)
+
+
+def strategy(
+    method: Method,
+    schedule: Schedule,
+    make_model: Callable[[], nn.Module],
+    clients: int,
+    *,
+    seed: int = 0,
+    patience: float = 60.0,
+    guard: Guard | None = None,
+    proxy: Tensor | None = None,
+    mixture: bool = False,
+) -> MethodStrategy:
+    """Return the Flower strategy that runs the rounds of ``simulate``, to the same bits.
+
+    The clients of a round are those of ``drawn``, found by their ``partition-id``: which nodes happen to be online,
+    and Python's global random numbers, have no say. A client that left and came back, also as another node, is
+    counted once. Start it with ``start(grid, initial_arrays=made.initial_arrays(), num_rounds=schedule.rounds)``.
+
+    Args:
+        method: The same value as the ClientApp has.
+        schedule: The same value as the ClientApp has.
+        make_model: Makes the initial global model; called under a seed of its own, as by ``simulate``.
+        clients: All clients (count), K.
+        seed: The experiment; sent to the clients.
+        patience: How long a round waits for drawn clients that are not online (seconds).
+        guard: Which updates are left out.
+        proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
+        mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
+
+    Returns:
+        A strategy for one run: it keeps the method's server state.
+
+    Raises:
+        UserError: If the method refuses the schedule, or rows are missing.
+    """
+    return MethodStrategy(
+        method, schedule, make_model, clients, seed=seed, patience=patience, guard=guard, proxy=proxy, mixture=mixture
+    )
+
+
+class _People:
+    """Which node is which client: asked once of every node, the newest node of a client holds."""
+
+    def __init__(self, clients: int, patience: float) -> None:
+        self.clients, self.patience = clients, patience
+        self.client_of: dict[int, int] = {}
+
+    def find(self, grid: Grid, wanted: Sequence[int]) -> dict[int, int]:
+        """Return the node of each wanted client that is online, in the order wanted; wait for those that are not."""
+        end = time.monotonic() + self.patience
+        while True:
+            online = list(grid.get_node_ids())
+            self._ask(grid, [node for node in online if node not in self.client_of])
+            nodes = {self.client_of[node]: node for node in self.client_of if node in set(online)}
+            if all(client in nodes for client in wanted) or time.monotonic() > end:
+                return {client: nodes[client] for client in wanted if client in nodes}
+            time.sleep(_POLL)
+
+    def _ask(self, grid: Grid, nodes: Sequence[int]) -> None:
+        if not nodes:
+            return
+        asks = [Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
+        for reply in grid.send_and_receive(asks, timeout=max(self.patience, 1.0)):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                raise RunError(f"node {node}: cannot say which client it is; {_last_line(reply.error.reason)}")
+            number = config_of(reply.content, WHO).get("client")
+            if not isinstance(number, int) or not 0 <= number < self.clients:
+                raise RunError(f"node {node}: says it is client {number} of {self.clients}; check its partition-id")
+            # Last in the order of the dictionary is newest.
+            self.client_of.pop(node, None)
+            self.client_of[node] = number
+
+
+def _absent(wanted: Sequence[int], nodes: dict[int, int]) -> list[Fault]:
+    return [Fault(client, "absent", "not online") for client in wanted if client not in nodes]
+
+
+def _alike(contents: Sequence[RecordDict]) -> list[RecordDict]:
+    """Keep the metrics that all clients have."""
+    records = [next(iter(content.metric_records.values())) for content in contents]
+    names = [name for name in records[0] if all(name in record for record in records)]
+    return [RecordDict({"metrics": MetricRecord({name: record[name] for name in names})}) for record in records]
+
+
+def _bytes(content: RecordDict) -> int:
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def _last_line(text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

@@ -1,0 +1,246 @@
+"""What is measured in every round: accuracy, the gap between mean and members, signs, norms, directions.
+
+Signs follow ``sparing.vectors.sign_agreement``: an exact zero votes for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from sparing.blocks import named_parameters
+from sparing.errors import require
+from sparing.federated.methods import State, Vector
+from sparing.vectors import norm, sign_agreement
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+"""A model on held-out data -> numbers by name."""
+
+_CHUNK = 1 << 20  # elements at a time: sums of that many ±1 are exact in float32
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accuracy:
+    """Accuracy and mean loss of a classifier in evaluation mode.
+
+    Example:
+        >>> model = nn.Linear(1, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[-1.0], [1.0]]))
+        >>> Accuracy(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0]))(model)["accuracy"]
+        0.5
+    """
+
+    inputs: Tensor
+    """Held-out inputs, shape (n, ...)."""
+
+    targets: Tensor
+    """Their classes, shape (n,)."""
+
+    batch: int = 1024
+    """Rows at a time (count)."""
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Measure a model.
+
+        Args:
+            model: Returns logits, shape (rows, classes); its training mode is restored.
+
+        Returns:
+            ``accuracy`` (share of rows) and ``loss`` (mean cross-entropy, nats).
+        """
+        was = model.training
+        model.eval()
+        hits = loss = 0.0
+        with torch.no_grad():
+            for start in range(0, len(self.targets), self.batch):
+                targets = self.targets[start : start + self.batch]
+                logits = model(self.inputs[start : start + self.batch])
+                hits += int((logits.argmax(-1) == targets).sum())
+                loss += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
+        model.train(was)
+        return {"accuracy": hits / len(self.targets), "loss": loss / len(self.targets)}
+
+
+def kinds_of(model: nn.Module) -> dict[str, str]:
+    """Return what kind of tensor each trainable parameter is.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Canonical name -> "norm" (weights and biases of norms), "bias", "conv", "linear", "embedding" or "other".
+    """
+    kinds: dict[str, str] = {}
+    owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
+    for name, parameter in named_parameters(model).items():
+        if not parameter.requires_grad:
+            continue
+        module = owners[id(parameter)]
+        known = (("conv", _ConvNd), ("linear", nn.Linear), ("embedding", nn.Embedding))
+        kind = next((word for word, kind in known if isinstance(module, kind)), "other")
+        kinds[name] = "norm" if isinstance(module, _NORMS) else "bias" if name.endswith("bias") else kind
+    return kinds
+
+
+def pair_agreement(vectors: Sequence[Vector]) -> float:
+    """Return the mean sign agreement over all pairs of clients (SSR).
+
+    Args:
+        vectors: By client; pairs compare the names that both have.
+
+    Returns:
+        Between 0 and 1; NaN for fewer than two clients, or if no pair votes.
+    """
+    if len(vectors) < 2:
+        return float("nan")
+    size = len(vectors)
+    agree, votes = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
+    for name in _names(vectors):
+        who = [at for at, vector in enumerate(vectors) if name in vector]
+        signs = torch.stack([vectors[at][name].detach().flatten().sign() for at in who]).float()
+        both = torch.meshgrid(torch.tensor(who), torch.tensor(who), indexing="ij")
+        for piece in signs.split_with_sizes(_sizes(signs.shape[1]), 1):
+            voting = (piece.abs() @ piece.abs().T).double()
+            votes[both] += voting
+            agree[both] += ((piece @ piece.T).double() + voting) / 2
+    above = torch.triu_indices(size, size, 1)
+    rates = (agree / votes)[above[0], above[1]]
+    return float(rates[~rates.isnan()].mean())
+
+
+def flips(before: Vector, after: Vector, kinds: Mapping[str, str]) -> dict[str, float]:
+    """Return the share of elements whose sign turned, by kind of tensor.
+
+    Args:
+        before: Vector.
+        after: Vector; only names in both count.
+        kinds: As ``kinds_of`` gives them.
+
+    Returns:
+        Kind -> share among elements that are not zero in either; kinds without such elements are left out.
+    """
+    turned: dict[str, float] = {}
+    voted: dict[str, float] = {}
+    for name, value in after.items():
+        product = before[name].sign() * value.sign()
+        kind = kinds[name]
+        turned[kind] = turned.get(kind, 0.0) + float((product < 0).sum())
+        voted[kind] = voted.get(kind, 0.0) + float((product != 0).sum())
+    return {kind: turned[kind] / count for kind, count in voted.items() if count}
+
+
+def rms(vector: Vector, kinds: Mapping[str, str]) -> dict[str, float]:
+    """Return the root mean square of the elements of each kind of tensor."""
+    squares: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for name, value in vector.items():
+        kind = kinds[name]
+        squares[kind] = squares.get(kind, 0.0) + float(value.double().square().sum())
+        counts[kind] = counts.get(kind, 0) + value.numel()
+    return {kind: (squares[kind] / count) ** 0.5 for kind, count in counts.items() if count}
+
+
+def update_cosine(before: Vector, vectors: Sequence[Vector]) -> float:
+    """Return the mean cosine between the updates of all pairs of clients.
+
+    Args:
+        before: The global model that they received.
+        vectors: Their models; a name that a client did not send counts as an update of zero.
+
+    Returns:
+        Between −1 and 1; NaN for fewer than two clients, or if an update is zero.
+    """
+    if len(vectors) < 2:
+        return float("nan")
+    gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for name in _names(vectors):
+        base = before[name].double()
+        rows = torch.stack([(v[name].double() - base if name in v else torch.zeros_like(base)) for v in vectors])
+        gram += rows.flatten(1) @ rows.flatten(1).T
+    lengths = gram.diagonal().sqrt()
+    above = torch.triu_indices(len(vectors), len(vectors), 1)
+    return float((gram / (lengths[:, None] * lengths[None, :]))[above[0], above[1]].mean())
+
+
+def bytes_of(*parts: Vector | State) -> int:
+    """Return the size of what travels (bytes): all tensors of vectors and of states."""
+    total = 0
+    for part in parts:
+        for value in part.values():
+            total += bytes_of(value) if isinstance(value, dict) else value.numel() * value.element_size()
+    return total
+
+
+def round_row(
+    before: Vector, after: Vector, clients: Sequence[Vector], losses: Sequence[float], kinds: Mapping[str, str]
+) -> dict[str, Any]:
+    """Measure what one round did to the weights.
+
+    Args:
+        before: Global model that was sent.
+        after: Global model now.
+        clients: Models of the clients that were counted, at least one.
+        losses: Their mean training losses.
+        kinds: As ``kinds_of`` gives them.
+
+    Returns:
+        Columns: ``train_loss``; ``ssr_global`` (mean sign agreement of a client with the model it received),
+        ``ssr_pairs``; ``flips_KIND`` (mean over clients); ``norm`` ‖θ‖; ``rms_KIND``; ``update_cosine``;
+        ``update_norm`` (mean ‖x − g‖).
+
+    Raises:
+        UserError: If there are no clients.
+    """
+    require(len(clients) > 0, "clients", "none", "there is nothing to measure", "pass at least one")
+    row: dict[str, Any] = {"train_loss": sum(losses) / len(losses)}
+    sent = [{name: before[name] for name in client} for client in clients]
+    row["ssr_global"] = _mean([float(sign_agreement(a, b)) for a, b in zip(sent, clients, strict=True)])
+    row["ssr_pairs"] = pair_agreement(clients)
+    turned = [flips(before, client, kinds) for client in clients]
+    for kind in dict.fromkeys(kinds.values()):
+        row[f"flips_{kind}"] = _mean([one[kind] for one in turned if kind in one])
+    row["norm"] = float(norm(after))
+    row |= {f"rms_{kind}": value for kind, value in rms(after, kinds).items()}
+    row["update_cosine"] = update_cosine(before, clients)
+    gaps = [{name: value - a[name] for name, value in client.items()} for a, client in zip(sent, clients, strict=True)]
+    row["update_norm"] = _mean([float(norm(gap)) for gap in gaps])
+    return row
+
+
+def judged(whole: Mapping[str, float], members: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine evaluations of the global model and of the clients' models before averaging.
+
+    Args:
+        whole: Of the global model.
+        members: Of each client's model; may be empty.
+
+    Returns:
+        The columns of ``whole``; ``client_NAME``, the mean over clients; and, where there is an accuracy,
+        ``fusion_gap``: accuracy of the mean less mean accuracy.
+    """
+    row = dict(whole)
+    if members:
+        row |= {f"client_{name}": _mean([one[name] for one in members]) for name in whole}
+    if members and "accuracy" in whole:
+        row["fusion_gap"] = whole["accuracy"] - row["client_accuracy"]
+    return row
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _names(vectors: Sequence[Vector]) -> list[str]:
+    return list(dict.fromkeys(name for vector in vectors for name in vector))
+
+
+def _sizes(length: int) -> list[int]:
+    return [min(_CHUNK, length - start) for start in range(0, length, _CHUNK)]

@@ -1,0 +1,148 @@
+"""MOON: a client's representation of its rows, drawn to that of the global model, away from that of its last model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from sparing.errors import UserError, require
+from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.methods import Sent, State, Term, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class MOON(FedAvg):
+    """Clients add μ · mean over the batch of −log(e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ})).
+
+    z is the representation by the client's model, z_g by the global model, z_p by the client's model after its last
+    round, the initial model if there was none; z_g and z_p are constants, computed in evaluation mode. A client's
+    state is a whole model with its buffers, and each step has three more forward passes.
+
+    Source: Li et al. 2021, "Model-Contrastive Federated Learning" (arXiv:2103.16257), Equation 3.
+    """
+
+    mu: float = 1.0
+    """Weight of the contrastive loss μ, ≥ 0; the usual grid is 0.001, 0.01, 0.1, 1, 5, 10."""
+
+    temperature: float = 0.5
+    """τ, > 0."""
+
+    features: str | None = None
+    """Path of the module whose output is the representation, such as a projection head; None takes what the last
+    linear layer receives."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        require(self.mu >= 0, "MOON.mu", self.mu, "clients would be driven apart", "pass mu >= 0, such as 1")
+        require(self.temperature > 0, "MOON.temperature", self.temperature, "cosines are divided by it", "pass 0.5")
+
+    @property
+    def stackable(self) -> bool:
+        """False: the term needs the model itself."""
+        return False
+
+    def client_state(self, params: Vector) -> State:
+        """Return the initial model as the last one; its buffers are those of the model received."""
+        return {"previous": dict(params)}
+
+    def begin(self, sent: Sent, state: State) -> Term:
+        """Return the contrast with the global and the last model."""
+        last = {**sent.buffers, **state.get("previous_buffers", {}), **state["previous"]}
+        return _Contrast({**sent.buffers, **sent.params}, last, self.mu, self.temperature, self.features)
+
+    def finish(
+        self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
+    ) -> tuple[State, State]:
+        """Return a copy of the client's model, and nothing to send."""
+        model = {name: params.get(name, value).detach().clone() for name, value in sent.params.items()}
+        statistics = {name: value.detach().clone() for name, value in (buffers or {}).items()}
+        return {"previous": model, "previous_buffers": statistics}, {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contrast(Plain):
+    """The contrastive loss of one round; the models are parameters and buffers by name."""
+
+    received: Vector
+    last: Vector
+    mu: float
+    temperature: float
+    features: str | None
+
+    def loss(self, model: nn.Module, inputs: Tensor, outputs: Tensor) -> Tensor | None:
+        """Return μ times the contrast of a batch."""
+        # A second pass of the client's model, on copies of the buffers, so that running statistics count a batch once.
+        own = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        z = representation(model, own, inputs, self.features)
+        with torch.no_grad(), evaluating(model):
+            near = representation(model, self.received, inputs, self.features)
+            far = representation(model, self.last, inputs, self.features)
+        logits = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], dim=1) / self.temperature
+        first = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return self.mu * F.cross_entropy(logits, first)
+
+
+def representation(model: nn.Module, values: Vector, inputs: Tensor, features: str | None) -> Tensor:
+    """Return the representation of a batch.
+
+    Args:
+        model: Its other parameters and buffers are its own; they stay what they were.
+        values: Parameters and buffers put in the place of the model's for this pass; batch norm in training mode
+            writes into these buffers.
+        inputs: Shape (rows, ...).
+        features: Path of the module whose output it is; None is what the last linear layer receives.
+
+    Returns:
+        Shape (rows, width).
+
+    Raises:
+        UserError: If there is no such module, or no linear layer ran.
+    """
+    seen: list[Tensor] = []
+    handles = _watch(model, features, seen)
+    try:
+        torch.func.functional_call(model, values, (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    why, do = "no linear layer receives a representation", "pass features=, the path of the module whose output it is"
+    require(bool(seen), "MOON.features", features, why, do)
+    return seen[-1].flatten(1)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every module back into its own on leaving.
+
+    Args:
+        model: Also one some of whose modules are in evaluation mode already.
+
+    Yields:
+        Nothing.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _watch(model: nn.Module, features: str | None, seen: list[Tensor]) -> list[RemovableHandle]:
+    """Append the representation, or the input of every linear layer, to a list as the model runs."""
+    if features is None:
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        return [module.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for module in linear]
+    try:
+        module = model.get_submodule(features)
+    except AttributeError:
+        why, do = "the model has no module of that path", "pass one of model.named_modules()"
+        raise UserError("MOON.features", got=repr(features), why=why, do=do) from None
+    return [module.register_forward_hook(lambda _, args, output: seen.append(output))]

@@ -1,0 +1,182 @@
+"""Settings of federated training: how long, who takes part, how a client trains, and at which rate in which round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from sparing.errors import require
+from sparing.seeds import stream
+
+Decay = Literal["none", "cosine"]
+"""What the learning rate does after the warm-up: stay, or fall along half a cosine to zero after the last round."""
+
+BatchNorm = Literal["average", "local", "recalibrate"]
+"""What happens to running statistics: the server averages them; each client keeps its own, and its own affine
+weights with them; or the server estimates them anew on rows of its own."""
+
+Weights = Literal["uniform", "size"]
+"""How much a client counts in the mean: all alike, or by its number of rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Rounds, participation and local training; the same for every method.
+
+    Example:
+        >>> Schedule(rounds=2, participation=0.5).participants(5)
+        3
+
+    Source: Li et al. 2024 (arXiv:2405.12489), Algorithm 1, where T is ``rounds``, Q ``participation``, E
+    ``local_epochs`` and B ``batch_size``; the means are uniform.
+    """
+
+    rounds: int = 100
+    """Rounds of sending, training and averaging (count), T."""
+
+    participation: float = 0.1
+    """Share of the clients that train in a round, in (0, 1], Q; max(⌊Q·K⌉, 1) of K clients, halves upwards."""
+
+    local_epochs: int = 5
+    """Passes over its own rows that a client makes in a round (count), E."""
+
+    batch_size: int = 64
+    """Rows of a client's step (count), B."""
+
+    lr: float = 0.03
+    """Learning rate of the clients' SGD; ``rate_at`` gives that of a round."""
+
+    momentum: float = 0.9
+    """Momentum of the clients' SGD, in [0, 1); its buffers start at zero in every round."""
+
+    weight_decay: float = 0.0
+    """Factor of θ in the clients' gradient, coupled as in torch's SGD, ≥ 0."""
+
+    clip: float | None = None
+    """Largest norm of a client's gradient, the method's term included, > 0; None does not clip."""
+
+    warmup_rounds: int = 0
+    """Rounds of linear warm-up (count): round r = 0, 1, … has (r + 1)/warmup_rounds of the rate; 0 is none."""
+
+    decay: Decay = "none"
+    """What the learning rate does after the warm-up."""
+
+    least_steps: int = 0
+    """Local steps that a client with few rows makes at least (count); it then goes on into further epochs."""
+
+    batch_norm: BatchNorm = "average"
+    """What happens to running statistics."""
+
+    weights: Weights = "uniform"
+    """How much a client counts in the mean."""
+
+    blocks: int | None = None
+    """Body blocks that each client draws, trains and sends (count); None is all. What is no body block always does."""
+
+    drop_last_single: bool = True
+    """Leave out a last batch of one row, from which batch norm has no variance, where an epoch has others."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range and unknown choices."""
+        _check_counts(self)
+        _check_numbers(self)
+        _check_choices(self)
+
+    def participants(self, clients: int) -> int:
+        """Return how many of ``clients`` train in a round.
+
+        Args:
+            clients: All clients (count), K.
+
+        Returns:
+            max(⌊Q·K⌉, 1).
+
+        Raises:
+            UserError: If there are no clients.
+        """
+        require(clients >= 1, "clients", clients, "somebody must train", "pass at least one client")
+        return max(math.floor(self.participation * clients + 0.5), 1)
+
+
+def rate_at(schedule: Schedule, number: int) -> float:
+    """Return the learning rate of a round.
+
+    Args:
+        schedule: Its ``lr``, ``warmup_rounds``, ``decay`` and ``rounds``.
+        number: Of the round, 0 for the first.
+
+    Returns:
+        lr · (r + 1)/W during the W rounds of the warm-up; after it lr, or with cosine decay
+        lr · ½(1 + cos(π (r − W)/(T − W))).
+
+    Raises:
+        UserError: If the round is negative.
+
+    Example:
+        >>> schedule = Schedule(rounds=4, lr=0.4, warmup_rounds=2, decay="cosine")
+        >>> [round(rate_at(schedule, r), 3) for r in range(4)]
+        [0.2, 0.4, 0.4, 0.2]
+    """
+    require(number >= 0, "round", number, "the first round is 0", "pass number >= 0")
+    if number < schedule.warmup_rounds:
+        return schedule.lr * (number + 1) / schedule.warmup_rounds
+    if schedule.decay == "none":
+        return schedule.lr
+    span = schedule.rounds - schedule.warmup_rounds
+    # A run that is prolonged beyond its schedule stays at the end of the cosine instead of climbing again.
+    return schedule.lr * 0.5 * (1 + math.cos(math.pi * min((number - schedule.warmup_rounds) / max(span, 1), 1.0)))
+
+
+def drawn(schedule: Schedule, clients: int, number: int, seed: int) -> tuple[int, ...]:
+    """Return the clients that train in a round, drawn uniformly without replacement.
+
+    It depends on nothing but the arguments, so every method and every engine sees the same clients.
+
+    Args:
+        schedule: Its ``participation``.
+        clients: All clients (count), K.
+        number: Of the round, 0 for the first.
+        seed: The experiment.
+
+    Returns:
+        Client numbers in ascending order.
+
+    Raises:
+        UserError: If there are no clients.
+    """
+    count = schedule.participants(clients)
+    order = torch.randperm(clients, generator=stream(seed, "federated", "drawn", number))
+    return tuple(sorted(order[:count].tolist()))
+
+
+def _check_counts(schedule: Schedule) -> None:
+    counts = {"rounds": 1, "local_epochs": 1, "batch_size": 1, "warmup_rounds": 0, "least_steps": 0}
+    if schedule.blocks is not None:
+        counts["blocks"] = 0
+    for name, least in counts.items():
+        value = getattr(schedule, name)
+        holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        require(holds, f"Schedule.{name}", value, "it is a count", f"pass an integer >= {least}")
+
+
+def _check_numbers(schedule: Schedule) -> None:
+    share = schedule.participation
+    require(0 < share <= 1, "Schedule.participation", share, "it is a share of the clients", "pass 0 < share <= 1")
+    for name in ("lr", "clip"):
+        value = getattr(schedule, name)
+        holds = (value is None and name == "clip") or (value is not None and 0 < value < math.inf)
+        require(holds, f"Schedule.{name}", value, "it scales a step", "pass a finite number > 0")
+    require(
+        0 <= schedule.momentum < 1, "Schedule.momentum", schedule.momentum, "the steps would grow", "pass 0 <= β < 1"
+    )
+    decay = schedule.weight_decay
+    require(0 <= decay < math.inf, "Schedule.weight_decay", decay, "it shrinks weights", "pass a finite number >= 0")
+
+
+def _check_choices(schedule: Schedule) -> None:
+    for name, known in (("decay", Decay), ("batch_norm", BatchNorm), ("weights", Weights)):
+        value, names = getattr(schedule, name), get_args(known)
+        require(value in names, f"Schedule.{name}", repr(value), "no such choice", f"pass one of {', '.join(names)}")

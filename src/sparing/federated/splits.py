@@ -1,0 +1,298 @@
+"""Splits: which rows of a data set belong to which client.
+
+    split = dirichlet(labels, clients=100, alpha=0.5, seed=1)
+    save(split, "split.json")
+    counts = split.counts(labels)  # clients x classes, for a picture
+
+Two rules go by the name "Dirichlet split", and they are not the same. ``rule="classes"`` draws, for each class, the
+shares of the clients (Yurochkin et al. 2019; NIID-Bench of Li et al. 2022, Flower). ``rule="clients"`` draws, for each
+client, the shares of the classes, and then scales every class to its rows (the code of Li et al. 2023, FedPAN). The
+rule stands in the split and in its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.errors import UserError, require
+from sparing.report.atomic import write_whole
+from sparing.seeds import stream
+
+TRIES = 1000
+"""Draws before a split is given up."""
+
+_FORMAT, _VERSION = "sparing.split", 1
+_RULES = ("classes", "clients")
+_MEND = "pass a file that sparing.federated wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rows by client; no row belongs to two."""
+
+    clients: tuple[tuple[int, ...], ...]
+    """Row numbers of each client, rising."""
+
+    rule: str
+    """``"classes"`` or ``"clients"`` (the two Dirichlet rules), ``"shards"`` or ``"natural"``."""
+
+    alpha: float | None
+    """Concentration of the Dirichlet distribution (α); None for the other rules."""
+
+    seed: int
+    """Seed of the draw; 0 where nothing was drawn."""
+
+    labels: str = ""
+    """SHA-256 of the labels that were split (hexadecimal); empty where there were none."""
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """Rows by client and class.
+
+        Args:
+            labels: The labels that were split, shape (n,), integers.
+
+        Returns:
+            Shape (clients, classes), int64.
+
+        Raises:
+            UserError: If these are not the labels that were split.
+        """
+        _same_labels(self, labels)
+        classes = int(labels.max()) + 1
+        return torch.stack([torch.bincount(labels[list(rows)].long(), minlength=classes) for rows in self.clients])
+
+
+def dirichlet(
+    labels: Tensor, clients: int, alpha: float, *, rule: str = "classes", seed: int = 0, least: int = 1
+) -> Split:
+    """Split rows so that the classes are spread unevenly, redrawn until every client has rows.
+
+    Args:
+        labels: Shape (n,), integers >= 0.
+        clients: Number of clients (K).
+        alpha: Concentration (α) > 0: towards 0 each class lies with one client, towards infinity all are alike.
+        rule: ``"classes"``: for each class a draw over clients, in which no client that has n/K rows already takes
+            part. ``"clients"``: for each client a draw over classes, then every class divided by its sum over clients
+            and cut at rounded shares.
+        seed: Of the draw.
+        least: Rows that every client must have.
+
+    Returns:
+        A partition of all rows.
+
+    Raises:
+        UserError: If a value cannot work, or no draw of ``TRIES`` gave every client its rows.
+
+    Example:
+        >>> split = dirichlet(torch.arange(100) % 4, clients=5, alpha=0.5, seed=1)
+        >>> sorted(row for rows in split.clients for row in rows) == list(range(100))
+        True
+    """
+    _require_labels(labels)
+    require(alpha > 0, "alpha", alpha, "the Dirichlet distribution needs a positive concentration", "pass alpha > 0")
+    require(rule in _RULES, "rule", repr(rule), "there are two Dirichlet rules", 'pass "classes" or "clients"')
+    require(clients >= 1, "clients", clients, "someone must hold the rows", "pass clients >= 1")
+    enough = len(labels) >= clients * max(least, 1)
+    require(enough, "clients", clients, f"{len(labels)} rows give no {max(least, 1)} to each", "pass fewer clients")
+    draw = _by_classes if rule == "classes" else _by_clients
+    for attempt in range(TRIES):
+        owners = draw(labels, clients, alpha, stream(seed, "split", rule, attempt))
+        if int(torch.bincount(owners, minlength=clients).min()) >= least:
+            return Split(_rows_of(owners, clients), rule, float(alpha), seed, _hash(labels))
+    raise UserError(
+        "split",
+        got=f"a client with fewer than {least} rows in each of {TRIES} draws",
+        why=f"alpha {alpha} over {clients} clients and {len(labels)} rows leaves some of them without",
+        do="raise alpha, lower the number of clients or the least number of rows",
+    )
+
+
+def shards(labels: Tensor, clients: int, per_client: int, seed: int = 0) -> Split:
+    """Sort rows by label, cut them into equal shards and deal those out (McMahan et al. 2017, §3).
+
+    Args:
+        labels: Shape (n,), integers >= 0.
+        clients: Number of clients (K).
+        per_client: Shards that each client gets: about that many classes each.
+        seed: Of the deal, and of the order of rows within a class.
+
+    Returns:
+        A partition of all rows; shards differ by one row at most.
+
+    Raises:
+        UserError: If there are fewer rows than shards.
+    """
+    _require_labels(labels)
+    require(clients >= 1 and per_client >= 1, "shards", clients * per_client, "nobody gets a row", "pass counts >= 1")
+    count = clients * per_client
+    require(len(labels) >= count, "shards", count, f"there are only {len(labels)} rows", "pass fewer clients or shards")
+    source = stream(seed, "split", "shards")
+    order = torch.randperm(len(labels), generator=source)
+    order = order[torch.argsort(labels[order], stable=True)]
+    dealt = torch.randperm(count, generator=source) // per_client
+    owners = torch.empty(len(labels), dtype=torch.long)
+    for piece, owner in zip(torch.tensor_split(order, count), dealt.tolist(), strict=True):
+        owners[piece] = owner
+    return Split(_rows_of(owners, clients), "shards", None, seed, _hash(labels))
+
+
+def natural(groups: Sequence[Hashable]) -> Split:
+    """Give each group of the data (a writer, a hospital, a device) to a client of its own.
+
+    Args:
+        groups: The group of each row.
+
+    Returns:
+        One client for each group, in order of first appearance.
+
+    Raises:
+        UserError: If there are no rows.
+
+    Example:
+        >>> natural(["ann", "bob", "ann"]).clients
+        ((0, 2), (1,))
+    """
+    require(len(groups) > 0, "groups", "none", "there is nothing to split", "pass the group of each row")
+    rows: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    return Split(tuple(map(tuple, rows.values())), "natural", None, 0)
+
+
+def save(split: Split, path: str | PathLike[str]) -> Path:
+    """Write a split as JSON, whole or not at all.
+
+    Args:
+        split: Any split.
+        path: Target.
+
+    Returns:
+        The target.
+    """
+    return write_whole(path, json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(split)}) + "\n")
+
+
+def load(path: str | PathLike[str], labels: Tensor | None = None) -> Split:
+    """Read a split that ``save`` wrote.
+
+    Args:
+        path: The file.
+        labels: The labels to be split; checked against the hash in the file where both are there.
+
+    Returns:
+        A split equal to the one written.
+
+    Raises:
+        UserError: If the file is missing, damaged or of other labels, or a row belongs to two clients.
+    """
+    name = Path(path).name
+    try:
+        known = json.loads(Path(path).read_text(encoding="utf-8"))
+        split = _checked(known)
+    except OSError as error:
+        raise UserError("split", got=name, why=f"it cannot be read ({error.strerror})", do=_MEND) from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError("split", got=name, why=f"it is not a whole split ({error})", do=_MEND) from None
+    if labels is not None:
+        _same_labels(split, labels)
+    return split
+
+
+def _checked(known: Any) -> Split:
+    """Turn what was read into a split, or raise ``ValueError``."""
+    if not isinstance(known, dict) or (known.get("format"), known.get("version")) != (_FORMAT, _VERSION):
+        raise ValueError(f"no {_FORMAT} of version {_VERSION}")
+    clients = tuple(tuple(rows) for rows in known["clients"])
+    rows = [row for client in clients for row in client]
+    if not all(type(row) is int and row >= 0 for row in rows) or len(set(rows)) != len(rows):
+        raise ValueError("rows must be numbers >= 0, each with one client")
+    if not clients or not all(clients):
+        raise ValueError("a client without rows")
+    alpha = known["alpha"]
+    return Split(
+        clients,
+        str(known["rule"]),
+        None if alpha is None else float(alpha),
+        int(known["seed"]),
+        str(known["labels"]),
+    )
+
+
+def _by_classes(labels: Tensor, clients: int, alpha: float, source: torch.Generator) -> Tensor:
+    """Owner of each row, by a draw over clients for each class; those with n/K rows stand aside."""
+    owners = torch.empty(len(labels), dtype=torch.long)
+    held = torch.zeros(clients, dtype=torch.long)
+    for which in torch.unique(labels).tolist():
+        rows = _shuffled(labels, which, source)
+        logs = _log_gammas((clients,), alpha, source)
+        shares = logs.masked_fill(held >= len(labels) / clients, -torch.inf).softmax(0)
+        owners[rows] = _cut(shares, len(rows), rounded=False)
+        held = torch.bincount(owners[rows], minlength=clients) + held
+    return owners
+
+
+def _by_clients(labels: Tensor, clients: int, alpha: float, source: torch.Generator) -> Tensor:
+    """Owner of each row, by a draw over classes for each client, every class scaled to its rows."""
+    owners = torch.empty(len(labels), dtype=torch.long)
+    classes = torch.unique(labels).tolist()
+    # In logarithms: at alpha 0.01 the shares of a whole column can be too small for a float.
+    shares = _log_gammas((clients, len(classes)), alpha, source).log_softmax(1).softmax(0)
+    for column, which in enumerate(classes):
+        rows = _shuffled(labels, which, source)
+        owners[rows] = _cut(shares[:, column], len(rows), rounded=True)
+    return owners
+
+
+def _log_gammas(shape: tuple[int, ...], alpha: float, source: torch.Generator) -> Tensor:
+    """Logarithms of Gamma(α) draws, float64; their softmax is a Dirichlet draw."""
+    # Gamma(α) = Gamma(α + 1) · U^(1/α) (Marsaglia & Tsang 2000, §6): the logarithm stays where the number underflows.
+    above = torch._standard_gamma(torch.full(shape, alpha + 1.0, dtype=torch.float64), generator=source)
+    uniform = torch.rand(shape, dtype=torch.float64, generator=source).clamp_min(torch.finfo(torch.float64).tiny)
+    return above.log() + uniform.log() / alpha
+
+
+def _shuffled(labels: Tensor, which: int, source: torch.Generator) -> Tensor:
+    rows = (labels == which).nonzero().flatten()
+    return rows[torch.randperm(len(rows), generator=source)]
+
+
+def _cut(shares: Tensor, rows: int, *, rounded: bool) -> Tensor:
+    """Owner of the 1st, 2nd, … of the rows of a class, shape (rows,)."""
+    ends = shares.cumsum(0) * rows
+    # The sum of shares may miss 1 by rounding; the last row belongs to the last client all the same.
+    ends = (ends.round() if rounded else (ends + 1e-9).floor()).long().clamp_max(rows)
+    ends[-1] = rows
+    return torch.searchsorted(ends, torch.arange(rows), right=True)
+
+
+def _rows_of(owners: Tensor, clients: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple((owners == client).nonzero().flatten().tolist()) for client in range(clients))
+
+
+def _hash(labels: Tensor) -> str:
+    return hashlib.sha256(labels.to("cpu", torch.int64).contiguous().numpy().tobytes()).hexdigest()
+
+
+def _same_labels(split: Split, labels: Tensor) -> None:
+    _require_labels(labels)
+    same = split.labels in {"", _hash(labels)}
+    require(same, "labels", f"{len(labels)} of another hash", "the split was made for others", "split these anew")
+
+
+def _require_labels(labels: Tensor) -> None:
+    fine = labels.ndim == 1 and len(labels) > 0 and not labels.is_floating_point() and not labels.is_complex()
+    got = f"{labels.dtype} of shape {tuple(labels.shape)}"
+    require(fine, "labels", got, "a split goes by one class number a row", "pass a tensor of integers, shape (n,)")
+    require(int(labels.min()) >= 0, "labels", int(labels.min()), "classes are counted from 0", "pass numbers >= 0")
