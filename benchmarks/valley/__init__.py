@@ -13,6 +13,7 @@ _PLACES = {
     "scans": ("noises", "ratio", "groups", "special", "scales", "hyper", "statistics", "fits"),
     "soups": ("soups", "forecast", "line"),
     "lines": ("peers",),
+    "steering": ("steering",),
     "text": ("text", "merges"),
     "speed": ("speed",),
 }

@@ -102,6 +102,28 @@ def merges() -> str:
     return table(head, found)
 
 
+def steering() -> str:
+    """What a step from an average gains on test rows, and what plain scaling of its norm does."""
+    rows, found = list(rows_of("steering").values()), []
+    for start, along in dict.fromkeys((r["start"], r["along"]) for r in rows):
+        of = [r for r in rows if (r["start"], r["along"]) == (start, along)]
+        cells = [mean((r["at"]["loss"] for r in of), 3, sign=False)]
+        cells += [", ".join(f"{r[name]:g}" for r in of) for name in ("step", "step_norm")]
+        cells += [mean((r[name]["loss"] for r in of), 4) for name in ("gain", "gain_norm", "beyond")]
+        found.append([f"{start}, {along}", *cells, len(of)])
+    head = [
+        "start, direction",
+        "loss, nat",
+        "steps",
+        "steps of the norm",
+        "gain, nat",
+        "gain of the norm",
+        "beyond it",
+        "n",
+    ]
+    return table(head, found)
+
+
 def speed() -> str:
     """Points per second of one run in turns."""
     found = []
@@ -118,5 +140,5 @@ def speed() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "valley-soups": soups, "valley-predictions": predictions, "valley-line": line, "valley-line-ends": line_ends,
-    "valley-merges": merges, "valley-speed": speed,
+    "valley-merges": merges, "valley-steering": steering, "valley-speed": speed,
 }  # fmt: skip
