@@ -127,7 +127,7 @@ def _norm_weights(case: Case, seed: int, names: tuple[str, ...]) -> dict[str, An
 def hyper() -> None:
     """Learning rate, batch and weight decay: width against symmetry."""
     store = Store("hyper")
-    for key, case, seed in _each((VGG, *HYPER), range(3)):
+    for key, case, seed in _each((VGG, *HYPER), SEEDS):
         for sign in ("raw", "consistent"):
             measure_case(store, f"{key} {sign}", case, seed, Noise("gaussian", sign=sign))
         store.once(f"{key} fit", functools.partial(_fit, case, seed))

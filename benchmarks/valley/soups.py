@@ -58,7 +58,7 @@ def line() -> None:
     """From small to large batches: the curve, and mean, deviation and signs of every kind of parameter."""
     store = Store("line")
     small, large = (next(case for case in HYPER if case.label == label) for label in ("batch_16", "batch_512"))
-    for seed in range(3):
+    for seed in SEEDS:
         store.once(f"{VGG.name} {seed}", lambda at=seed: _line(small, large, at))
 
 

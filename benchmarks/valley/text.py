@@ -142,7 +142,7 @@ def expert(book: str, seed: int) -> dict[str, Tensor]:
 def merges() -> None:
     """Two experts, merged in five ways; the scale of each way is chosen on held-out rows of both books."""
     store = Store("merges")
-    for seed in range(3):
+    for seed in SEEDS:
         for name in ("base", "members", *METHODS):
             store.once(f"{seed} {name}", lambda at=(seed, name): _row(*at))
 

@@ -134,7 +134,7 @@ def measured(rank: int) -> dict[str, Any]:
     del rank
     paces = {"intra": Pace(rate=4e7, latency=4e-3), "inter": Pace(rate=1e7, latency=8e-3)}
     with make_mesh(groups=3, per_group=2, wires=Wires(rate=paces)) as mesh:
-        paced = measure(mesh, sizes=[1 << 12, 1 << 18], seconds=3, label="")
+        paced = measure(mesh, sizes=[1 << 12, 1 << 20], seconds=3, label="")
     free = probe.rates(make_mesh(sizes=(WORLD,)))
     return {"paced": paced, "rates": free}
 

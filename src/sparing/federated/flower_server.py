@@ -75,8 +75,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         super().__init__(fraction_train=schedule.participation, fraction_evaluate=0.0, weighted_by_key=by)
         require(clients >= 1, "clients", clients, "somebody must train", "pass the number of all clients")
         method.check(schedule)
-        self.method, self.schedule, self.clients, self.seed = method, schedule, clients, seed
-        self.mixture = mixture
+        self.method, self.schedule, self.clients, self.seed, self.mixture = method, schedule, clients, seed, mixture
         self.patience, self.guard, self.proxy = patience, guard or Guard(), proxy
         self.model = seeded_model(method, make_model, seed)
         lacks = schedule.batch_norm == "recalibrate" and proxy is None and bool(norm_names(self.model))
@@ -90,9 +89,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.initial, self.state = dict(self.params), method.server_state(self.params)
         self.extras: State = {}
         first = Sent(self.params, {}, self.buffers)
-        self._beside = method.finish(first, self.params, method.client_state(self.params), 1, 1.0, self.buffers)[
-            1
-        ].keys()
+        fresh = method.client_state(self.params)
+        self._beside = method.finish(first, self.params, fresh, 1, 1.0, self.buffers)[1].keys()
         self.rounds: list[FlowerRound] = []
         self._people = _People(clients, patience)
         self._accepted: dict[int, int] = {}  # client -> last round in which it was counted
