@@ -258,8 +258,16 @@ def peers() -> str:
     return table(head, found)
 
 
+def mergekit() -> str:
+    """Our merges beside mergekit's."""
+    names = {"gpt2": "GPT-2", "llama": "Llama"}
+    rows = rows_of("mergekit").values()
+    found = [[names[row["model"]], row["method"], row["what"], f"{row['value']:.1g}"] for row in rows]
+    return table(["model", "mergekit's method", "what is compared", "value"], found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "valley-fits": fits, "valley-noises": noises, "valley-verdicts": verdicts, "valley-ratio": ratio,
+    "valley-mergekit": mergekit, "valley-fits": fits, "valley-noises": noises, "valley-verdicts": verdicts, "valley-ratio": ratio,
     "valley-ratio-laws": ratio_laws, "valley-groups": groups, "valley-special": special, "valley-scales": scales,
     "valley-hyper": hyper, "valley-statistics": statistics, "valley-peers": peers,
 }  # fmt: skip

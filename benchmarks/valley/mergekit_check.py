@@ -13,6 +13,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.valley.store import Store
 from sparing.valley.linear import Linear, TaskArithmetic
 from sparing.valley.merge import merge
 from sparing.valley.mergekit import NAME
@@ -77,12 +79,13 @@ def theirs(python: Path, method: str, settings: Mapping[str, Any], paths: list[P
     return {name: value for file in (out / "merged").glob("*.safetensors") for name, value in load_file(file).items()}
 
 
-def compare(python: Path, kind: str, folder: Path) -> list[dict[str, Any]]:
+def compare(store: Store, python: Path, kind: str, folder: Path) -> None:
     """Merge by both, method by method."""
     paths = models(kind, folder)
     base, *states = [load_file(path / "model.safetensors") for path in paths]
-    rows = []
-    for method, (settings, ours) in CASES.items():
+
+    def measured(method: str) -> dict[str, Any]:
+        settings, ours = CASES[method]
         got = theirs(python, method, settings, paths, folder / f"{kind}-{method}")
         if ours is None:  # mergekit restores the L1 norm that it drops; ours divides by 1 − p: only in the mean alike
             wanted, what = merge(states, base=base, method=TaskArithmetic(0.4)), "mean, in standard errors"
@@ -91,19 +94,22 @@ def compare(python: Path, kind: str, folder: Path) -> list[dict[str, Any]]:
         else:
             wanted, what = merge(states, base=base, method=ours), "largest difference of a weight"
             value = max((got[name] - wanted[name]).abs().max().item() for name in got)
-        rows.append({"model": kind, "method": method, "what": what, "value": value})
-    return rows
+        return {"model": kind, "method": method, "what": what, "value": value}
+
+    for method in CASES:
+        store.once(f"{kind} {method}", partial(measured, method))
 
 
 def main() -> None:
-    """Print one line for each model and method."""
+    """Fill results/valley_mergekit.json, a row for each model and method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="of the environment that has mergekit 0.1.5")
     python = parser.parse_args().python.absolute()
+    store = Store("mergekit")
+    store.command = "python -m benchmarks.valley.mergekit_check --python mergekit-env/bin/python"
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("gpt2", "llama"):
-            for row in compare(python, kind, Path(folder)):
-                print(f"{row['model']:6} {row['method']:20} {row['what']:32} {row['value']:.3g}", flush=True)
+            compare(store, python, kind, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each of two processes does in ``distributed/test_hypergrad_ranks.py``, and the same in one."""
+"""What each of two processes does in ``composition/test_hypergrad_sharding.py``, and the same in one."""
 
 from __future__ import annotations
 
