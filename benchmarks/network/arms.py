@@ -238,7 +238,7 @@ ARMS: dict[str, Build] = {
     **{f"zero-{stage}": _zero(stage) for stage in ZERO},
     "zero-3 lean": _zero(3, lean=True),
     **{plan: _ours(plan) for plan in PLANS},
-    **{f"{plan} {gather}": _ours(plan, gather) for plan in PLANS for gather in ("flat", "overlapped")},
+    **{f"{plan} {gather}": _ours(plan, gather) for plan in PLANS for gather in ("flat", "overlapped", "gloo")},
 }
 """Every contender by its name in the records."""
 

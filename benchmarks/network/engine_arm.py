@@ -53,7 +53,9 @@ def mesh(seat: Seat, gather: str = "two-level") -> sh.Mesh:
         if seat.throttled:
             for axis, bits in (("intra", cell.intra), ("inter", cell.inter)):
                 rate[axis] = Pace(rate=bits / 8, sharing=cell.per_group)
-        wires = Wires(gather=gather, rate=rate)  # type: ignore[arg-type]
+        own = {"gather": gather, "rate": rate}
+        # gloo's collectives over the world count no bytes and hold none back
+        wires = Wires(**({"kind": "builtin", "gather": "flat"} if gather == "gloo" else own))  # type: ignore[arg-type]
         seat.meshes[gather] = sh.make_mesh(groups=cell.groups, per_group=cell.per_group, wires=wires)
     return seat.meshes[gather]
 

@@ -2,8 +2,10 @@
 
     python -m benchmarks.network.predictions benchmarks/results/network_plans.jsonl
 
-What the simulator is told is what the same run measured before and beside the plans: the links by ``measure(mesh)``
-(or, with ``--nominal``, the rates that the links are held to), and the arithmetic by the arm that sends nothing.
+What the simulator is told is what the same run measured before and beside the plans: the links by ``measure(mesh)``,
+and the arithmetic by the arm that sends nothing. ``--nominal`` tells it the rates that the links are held to instead:
+cells measured with ``--probe 0`` have nothing else. Rows keep both predictions as the code that was measured made
+them; ``--again`` asks the code of today.
 """
 
 from __future__ import annotations
@@ -74,32 +76,55 @@ def by_cell(rows: Iterable[Row]) -> dict[Cell, dict[str, Row]]:
     return found
 
 
-def predicted(record: Record, *, held: bool = False, overlap: float | None = None) -> Iterator[dict[str, Any]]:
+def priced(cell: Cell, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows of a cell with what the simulator of this very code says of every plan, so that later code changes nothing.
+
+    Args:
+        cell: The cell.
+        rows: What ``sweep`` has just measured of it, the probe among them if there was one.
+
+    Returns:
+        The rows; those of plans with ``predicted`` (links as probed) and ``predicted_nominal`` (as they are held).
+    """
+    found = [dict(row) for row in rows]
+    arms = {row["arm"]: row for row in found if row["table"] == "arms"}
+    probe = next((str(row["topology"]) for row in found if row["table"] == "probes"), None)
+    work = workload(cell, arms.get("alone"))
+    places = {"predicted_nominal": nominal(cell)} | ({"predicted": Topology.from_json(probe)} if probe else {})
+    for plan in (plan for plan in PLANS if plan in arms):
+        arms[plan] |= {name: simulate(work, place, plan).seconds for name, place in places.items()}
+    return found
+
+
+def predicted(record: Record, *, held: bool = False, again: bool = False) -> Iterator[dict[str, Any]]:
     """One row per measured plan of every cell.
 
     Args:
         record: Of ``sweep``.
         held: Believe the rates that links are held to, not the probe.
-        overlap: Share of the traffic that passes behind computation; None: what the topology says.
+        again: Ask the simulator of today, not the one of the code that was measured.
 
     Yields:
-        Cell, plan, measured and predicted seconds, and whether the counted bytes are the formula's.
+        Cell, plan, measured and predicted seconds, and whether the counted bytes are the formula's; plans of cells that
+        were not probed only if ``held``.
     """
     probes = by_cell(record.table("probes"))
+    column = "predicted_nominal" if held else "predicted"
     for cell, arms in by_cell(record.table("arms")).items():
         probe = probes.get(cell, {}).get("probe")
+        if not held and probe is None and not any(column in row for row in arms.values()):
+            continue
         place = nominal(cell) if held or probe is None else Topology.from_json(str(probe["topology"]))
-        if overlap is not None:
-            place = Topology(axes=place.axes, overlap=overlap)
         work = workload(cell, arms.get("alone"))
         for plan in (plan for plan in PLANS if plan in arms):
             row = arms[plan]
             sent = Traffic.of_step(
                 plan, place.sizes, work.buckets(), accumulate=cell.accumulate, gather_bytes=4, reduce_bytes=4
             ).total  # fmt: skip
+            old = None if again else row.get(column)
             yield {
                 **cell.plain(), "plan": plan, "measured": row["seconds"],
-                "predicted": simulate(work, place, plan).seconds,
+                "predicted": simulate(work, place, plan).seconds if old is None else old,
                 "bytes_as_formula": sent == (row["payload_intra"], row["payload_inter"]),
             }  # fmt: skip
 
@@ -134,6 +159,8 @@ def judged(rows: Iterable[Row], tie: float) -> list[dict[str, Any]]:
             "trainable": cell.trainable, "plans": len(plans),
             "tau": kendall([row["measured"] for row in plans], [row["predicted"] for row in plans], tie),
             "chosen": chosen["plan"], "best": best["plan"], "regret": chosen["measured"] / best["measured"] - 1,
+            "hit": chosen["plan"] == best["plan"],
+            "close": chosen["measured"] <= best["measured"] * (1 + tie),
             "off": statistics.median(row["predicted"] / row["measured"] for row in plans),
         })  # fmt: skip
     return found
@@ -144,11 +171,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path)
     parser.add_argument("--nominal", action="store_true", help="rates that links are held to, instead of the probe")
-    parser.add_argument("--overlap", type=float, help="share of the traffic that passes behind computation")
+    parser.add_argument("--again", action="store_true", help="ask the simulator of today")
     parser.add_argument("--tie", type=float, default=0.0, help="times within this share of each other are equal")
     parser.add_argument("--plans", action="store_true", help="print every plan too")
     options = parser.parse_args()
-    rows = list(predicted(Record.read(options.record), held=options.nominal, overlap=options.overlap))
+    rows = list(predicted(Record.read(options.record), held=options.nominal, again=options.again))
     if options.plans:
         print_table(rows, units={"measured": "s", "predicted": "s"})
     cells = judged(rows, options.tie)

@@ -20,13 +20,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.network.arms import ARMS, PLANS, RIVALS
 from benchmarks.network.cells import ACCUMULATE, RATES, RATIOS, REFERENCE, SHAPES, TRAINABLE, Cell, grid
 from benchmarks.network.namespaces import Network
+from benchmarks.network.predictions import priced
 from benchmarks.network.rows import Book, arm_rows
 from benchmarks.network.runs import RankError, Ranks
 from sparing.report import Progress
@@ -50,6 +51,9 @@ class Lab:
 
     log: Path | None
     """Where the ranks' standard error goes."""
+
+    links_known: dict[tuple[float, float], list[dict[str, Any]]] = field(default_factory=dict)
+    """What these ranks have said of links of these rates: cells of one network share it."""
 
     shape: tuple[int, int] | None = None
     network: Network | None = None
@@ -83,6 +87,7 @@ class Lab:
         if self.ranks is not None:
             self.ranks.close()
         self.ranks = None
+        self.links_known.clear()
 
     def close(self) -> None:
         """End everything."""
@@ -117,7 +122,7 @@ def measure_cell(place: Lab, cell: Cell, arms: list[str], options: argparse.Name
             left.remove(culprit)
             continue
         versions = place.ranks.versions if place.ranks else ""
-        rows += [row | {"versions": versions} for row in arm_rows(cell, answers)]
+        rows += [row | {"versions": versions} for row in priced(cell, arm_rows(cell, answers))]
         break
     return rows
 
@@ -126,9 +131,10 @@ def cell_answers(place: Lab, cell: Cell, arms: list[str], options: argparse.Name
     """What the ranks say about a cell, and about its links before."""
     ranks = place.ready(cell)
     if options.links != "throttled":
-        yield from ranks.do(kind="p2p", per_group=cell.per_group, sizes=[2**12, 2**22], repeats=3)
-        if options.probe:
-            yield from ranks.do(kind="probe", groups=cell.groups, per_group=cell.per_group, seconds=options.probe)
+        rates = (cell.inter, cell.intra)
+        if rates not in place.links_known:
+            place.links_known[rates] = list(link_answers(ranks, cell, options))
+        yield from place.links_known[rates]
     total = len(arms) * (options.rounds + 1)
     job = {"rounds": options.rounds, "steps": options.steps, "seconds": options.seconds}
     title = f"{cell.groups}×{cell.per_group}, ratio {cell.ratio:g}, s={cell.accumulate}, {cell.trainable:.3g}"
@@ -137,6 +143,13 @@ def cell_answers(place: Lab, cell: Cell, arms: list[str], options: argparse.Name
             yield found
             if found["kind"] == "round" and found["rank"] == 0:
                 bar.advance(seconds=found["seconds"])
+
+
+def link_answers(ranks: Ranks, cell: Cell, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What plain messages get, and what the library's own measurement says."""
+    yield from ranks.do(kind="p2p", per_group=cell.per_group, sizes=[2**12, 2**22], repeats=3)
+    if options.probe:
+        yield from ranks.do(kind="probe", groups=cell.groups, per_group=cell.per_group, seconds=options.probe)
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparing.sharding.layout import Layout, coords_of
-from sparing.sharding.norms import owners, whole_norm
+from sparing.sharding.norms import ROW, owners, square, whole_norm
 
 SIZES = [(1,), (3,), (2, 2), (3, 2), (1, 3), (2, 2, 2)]
 
@@ -51,3 +51,16 @@ def test_one_bad_share_spoils_the_norm_for_all(bad: float) -> None:
     rows = torch.ones(4, 3, dtype=torch.float64)
     rows[3, 0] = bad  # a replica that no sum reads
     assert math.isnan(whole_norm(mesh_of((2, 2), rows), [1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("length", [0, 1, ROW, ROW + 1, 5 * ROW + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_squares_are_those_of_exact_sums(length: int, dtype: torch.dtype) -> None:
+    x = torch.randn(length, generator=torch.Generator().manual_seed(length), dtype=torch.float64).to(dtype)
+    # single precision within rows: 2⁻²⁴ a term at worst
+    assert square(x) == pytest.approx(math.fsum(value * value for value in x.tolist()), rel=3e-7)
+
+
+def test_squares_that_leave_single_precision_are_finite_in_double() -> None:
+    assert square(torch.full((2 * ROW,), 1e30)) == pytest.approx(2 * ROW * 1e60, rel=1e-6)
+    assert math.isnan(square(torch.full((2 * ROW,), math.nan)))

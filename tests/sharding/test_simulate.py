@@ -293,3 +293,12 @@ def test_mixed_plans():
     specs = [BucketSpec(elements=4000, block=0), BucketSpec(elements=4000, block=1, plan=Plan("NNN"))]
     work = Workload.of(specs, param_bytes=1, wire_bytes=1)
     assert simulate(work, COLUMN, "III").busy[0] == pytest.approx(2 * RING + RING + 2 * RING, rel=1e-12)
+
+
+def test_whole_sums_come_back_when_all_have_gone_out():
+    """Equal links: the inner lane reduces all, then gathers all, and the outer one hides behind it."""
+    specs = [BucketSpec(elements=8, block=block) for block in range(5)]
+    work = Workload.of(specs, param_bytes=1, wire_bytes=1)
+    links = Topology(groups=2, per_group=2, inter=4.0, intra=4.0)
+    # 8 bytes: 4 out and 4 back inside, 4 between, each 1 s; one after the other they would take 15 s
+    assert simulate(work, links, "NNN").seconds == pytest.approx(10.0)

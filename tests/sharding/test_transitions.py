@@ -177,3 +177,31 @@ def test_levels_out_of_order_are_refused(frm: int, to: int) -> None:
 def test_a_length_that_ranks_cannot_share_is_refused() -> None:
     with pytest.raises(UserError, match="10 elements; 4 ranks cut it; pad it as Layout says"):
         wt.meshes((2, 2))[0].transitions.reduce_step(torch.zeros(10), 2)
+
+
+@pytest.mark.parametrize("gather", ROUTES)
+def test_syncs_that_come_back_later_are_whole(gather: str) -> None:
+    """All reductions are queued before any gather, and the gathers in the other order."""
+    sizes, length = (2, 3), 24
+
+    def work(mesh: Mesh) -> list[torch.Tensor]:
+        rests = [mesh.transitions.sync_out(wt.value(mesh.rank + k, length).clone(), 0, 0) for k in range(4)]
+        handles = [rest() for rest in reversed(rests)]
+        return [handle.wait() for handle in reversed(handles)]
+
+    for results in wt.together(work, wt.meshes(sizes, Wires(gather=gather))):  # type: ignore[arg-type]
+        for k, result in enumerate(results):
+            assert torch.equal(result, torch.stack([wt.value(rank + k, length) for rank in range(6)]).sum(0))
+
+
+def test_a_sync_that_goes_on_later_queues_its_reductions_only() -> None:
+    def work(mesh: Mesh) -> list[dict[str, int]]:
+        seen = []
+        rest = mesh.transitions.sync_out(torch.ones(24), 0, 0)
+        mesh.drain()
+        seen.append(dict(mesh.counter.sent))
+        rest().wait()
+        return [*seen, dict(mesh.counter.sent)]
+
+    # 24 floats on 2 × 2: halves inside, quarters out and back between; then halves inside again
+    assert wt.together(work, wt.meshes((2, 2))) == [[{"intra": 48, "inter": 48}, {"intra": 96, "inter": 48}]] * 4

@@ -19,7 +19,7 @@ from sparing.sharding.gradients import Gradients
 from sparing.sharding.levels import Plan
 from sparing.sharding.masters import Masters, own_slice
 from sparing.sharding.mesh import Mesh
-from sparing.sharding.norms import whole_norm
+from sparing.sharding.norms import square, whole_norm
 from sparing.sharding.replicas import abandon_, check
 
 
@@ -212,6 +212,8 @@ class Engine:
         self._require_same_parameters()
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
         trained = [bucket for bucket in self.buckets if bucket in self.masters]
+        for bucket in reversed(trained):
+            self.flow.gradients[bucket.name].complete_()
         grads = [self.flow.gradients[bucket.name].take().mul_(scale) for bucket in trained]
         norm = self._norm(trained, grads)
         if math.isfinite(norm) or self.settings.loss_scale is None:
@@ -279,7 +281,7 @@ class Engine:
     def _norm(self, trained: Sequence[Bucket], grads: Sequence[Tensor]) -> float:
         squares = [0.0] * (self.mesh.tiers + 1)
         for bucket, grad in zip(trained, grads, strict=True):
-            squares[self.levels(bucket)[2]] += torch.linalg.vector_norm(grad, dtype=torch.float64).item() ** 2
+            squares[self.levels(bucket)[2]] += square(grad)
         return whole_norm(self.mesh, squares)
 
     def flush(self) -> None:

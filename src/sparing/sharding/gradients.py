@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,7 @@ class Gradients:
         self._fired: set[int] = set()
         self._rounds = 0
         self._folding: Handle[Tensor] | None = None
+        self._completion: Callable[[], Handle[Tensor]] | None = None
         self._synced: Handle[Tensor] | None = None
 
     @property
@@ -61,7 +64,7 @@ class Gradients:
     @property
     def synced(self) -> bool:
         """Whether ``sync_`` has run since the last step."""
-        return self._synced is not None
+        return self._completion is not None
 
     def collect_(self, index: int, grad: Tensor) -> None:
         """Take the gradient of a parameter.
@@ -127,12 +130,12 @@ class Gradients:
         return self._folding
 
     def sync_(self) -> None:
-        """After the last micro-step: start to make the slice at the optimizer's level complete."""
-        assert self._synced is None
+        """After the last micro-step: start to make the optimizer's slice complete; ``complete_`` ends it."""
+        assert self._completion is None
         part, after, mesh = self._accumulator(), self._folding, self.bucket.mesh
         lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
         if self.wire_dtype == self.dtype or not lanes:
-            self._synced = mesh.transitions.sync(part, self.level, self.optimizer_level, after=after)
+            self._completion = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
             return
         wire = torch.empty_like(part, dtype=self.wire_dtype)
 
@@ -142,9 +145,14 @@ class Gradients:
             wire.copy_(part)
 
         own = mesh.transitions.slice(part, self.level, self.optimizer_level)
-        self._synced = mesh.transitions.sync(
+        self._completion = mesh.transitions.sync_out(
             wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=own.copy_
         )
+
+    def complete_(self) -> None:
+        """Queue what ``sync_`` left; after all buckets have called it, and in the same order on all ranks."""
+        if self._synced is None and self._completion is not None:
+            self._synced = self._completion()
 
     def take(self) -> Tensor:
         """Wait for the complete sum over ranks and micro-steps.
@@ -157,9 +165,10 @@ class Gradients:
 
     def drop_(self) -> None:
         """Free everything, for the next step."""
+        self.complete_()
         for handle in (self._folding, self._synced):
             if handle is not None:
                 handle.wait()
-        self.acc = self._buffer = self._folding = self._synced = None
+        self.acc = self._buffer = self._folding = self._completion = self._synced = None
         self._fired.clear()
         self._rounds = 0

@@ -6,9 +6,13 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from sparing.sharding.layout import coords_of
 from sparing.sharding.mesh import Mesh
+
+ROW = 4096
+"""Squares are added up in single precision within rows of this length (elements)."""
 
 
 def owners(sizes: tuple[int, ...], level: int) -> list[int]:
@@ -26,6 +30,23 @@ def owners(sizes: tuple[int, ...], level: int) -> list[int]:
         [0, 1]
     """
     return [rank for rank in range(math.prod(sizes)) if not any(coords_of(rank, sizes)[level:])]
+
+
+def square(x: Tensor) -> float:
+    """Squared norm of a flat tensor, in double precision from rows of a single one.
+
+    Args:
+        x: Flat, any type.
+
+    Returns:
+        The sum of squares; relative error about 1e-7 in float32, where converting every number costs ten times more.
+    """
+    if x.dtype is torch.float32 and x.numel() > ROW:
+        whole = x.numel() // ROW * ROW
+        rows = torch.linalg.vector_norm(x[:whole].view(-1, ROW), dim=1)
+        if rows.isfinite().all():  # else its squares may have left the range, which the longer way has
+            return square(rows.double()) + square(x[whole:].double())
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2)
 
 
 def whole_norm(mesh: Mesh, squares: Sequence[float]) -> float:

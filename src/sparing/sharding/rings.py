@@ -7,7 +7,9 @@ receives from r - 1 (all indices modulo w):
     reduce-scatter  step h: send c[r-h-1], receive into a buffer that is added to c[r-h-2]; c[r] is complete at the end
     all-reduce      the second, then the first: all ranks end with the same bits
 
-Chunks may differ in length, and a chunk of no elements sends no message.
+The all-reduce is one sequence of steps t = 0 … 2w-3 in which chunk me-1-t leaves and chunk me-2-t comes: the first w-1
+reduce, the others gather. Every chunk travels in parts, and a part goes on as soon as it has come, so that the wire is
+busy while threads wake up. Chunks may differ in length, and a chunk of no elements sends no message.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ from sparing.sharding.meet import name_ranks
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Axis
 
-SPAN = 1 << 20
-"""A message of a reduction holds at most this many bytes, so that adding one part overlaps receiving the next (B)."""
+SPAN = 1 << 18
+"""A chunk travels in parts of about this many bytes, so that handling one overlaps receiving the next (B)."""
+
+AHEAD = 2
+"""Receipts are posted this many steps ahead, because a message whose receipt is missing has to ask for it (count)."""
 
 
 class Counter:
@@ -82,14 +87,7 @@ class Ring:
         Args:
             chunks: One per rank of the axis, contiguous, the same lengths on all; mine holds my data.
         """
-        with self._told("all-gather"):
-            # chunks are only read until the end, so all receipts are posted at once and no step waits for a sending
-            arriving = [self._receive(chunks[(self.me - h - 1) % self.width], h) for h in range(self.width - 1)]
-            leaving: list[dist.Work] = []
-            for h, receipt in enumerate(arriving):
-                leaving += self._send(chunks[(self.me - h) % self.width], h)
-                _settle(receipt)
-            _settle(leaving)
+        self._walk(chunks, range(self.width - 1, 2 * self.width - 2), "all-gather")
 
     def reduce_scatter_(self, chunks: Sequence[Tensor]) -> Tensor:
         """Sum my chunk over the ranks of the axis.
@@ -100,8 +98,7 @@ class Ring:
         Returns:
             My chunk, complete.
         """
-        for h in range(self.width - 1):
-            self.scatter_step(chunks, h)
+        self._walk(chunks, range(self.width - 1), "reduce-scatter")
         return chunks[self.me]
 
     def all_reduce_(self, chunks: Sequence[Tensor]) -> None:
@@ -110,14 +107,28 @@ class Ring:
         Args:
             chunks: One per rank of the axis, contiguous, the same lengths on all.
         """
-        self.reduce_scatter_(chunks)
-        self.all_gather_(chunks)
+        self._walk(chunks, range(2 * self.width - 2), "all-reduce")
+
+    def _walk(self, chunks: Sequence[Tensor], steps: range, doing: str) -> None:
+        """Take some steps of the sequence; each part of what came leaves as the next step's."""
+        if not steps:
+            return
+        with self._told(doing):
+            walk = _Walk(self, chunks, steps)
+            walk.leave(steps[0], walk.coming(steps[0] - 1))
+            for t in range(steps[0], steps[0] + walk.ahead):
+                walk.expect(t)
+            for t in steps:
+                walk.leave(t + 1, walk.arrivals(t))
+                walk.expect(t + walk.ahead)
+            walk.end()
 
     def gather_step(self, chunks: Sequence[Tensor], h: int) -> None:
         """Step h of an all-gather: chunk me - h leaves, chunk me - h - 1 comes."""
         with self._told("all-gather"):
-            receipt = self._receive(chunks[(self.me - h - 1) % self.width], h)
-            leaving = self._send(chunks[(self.me - h) % self.width], h)
+            mine = chunks[(self.me - h) % self.width]
+            receipt, leaving = self.receive(chunks[(self.me - h - 1) % self.width], h), self.send(mine, h)
+            self.count(mine)
             _settle(receipt)
             _settle(leaving)
 
@@ -130,41 +141,42 @@ class Ring:
             ready: Called before the addition, where its target is made meanwhile.
         """
         away, mine = chunks[(self.me - h - 1) % self.width], chunks[(self.me - h - 2) % self.width]
-        span = SPAN // mine.element_size()
         with self._told("reduce-scatter"):
-            spares = torch.split(self._spare(mine), span)
-            arriving = [self._receive(spare, h) for spare in spares]
-            leaving = self._send(away, h, span)
+            spares = _cut(self.spare(mine.nbytes).view(mine.dtype))
+            arriving = [self.receive(spare, h) for spare in spares]
+            leaving = [work for part in _cut(away) for work in self.send(part, h)]
+            self.count(away)
             if ready is not None:
                 ready()
-            for part, spare, receipt in zip(torch.split(mine, span), spares, arriving, strict=True):
+            for part, spare, receipt in zip(_cut(mine), spares, arriving, strict=True):
                 _settle(receipt)
                 part += spare
             _settle(leaving)
 
-    def _spare(self, like: Tensor) -> Tensor:
-        """The buffer that lasts, seen as a tensor of this type and length."""
-        need = like.numel() * like.element_size()
-        if self._buffer.numel() < need:
-            self._buffer = torch.empty(need, dtype=torch.uint8)
-        return self._buffer[:need].view(like.dtype)
+    def spare(self, nbytes: int) -> Tensor:
+        """The beginning of the buffer that lasts."""
+        if self._buffer.numel() < nbytes:
+            self._buffer = torch.empty(nbytes, dtype=torch.uint8)
+        return self._buffer[:nbytes]
 
-    def _receive(self, into: Tensor, tag: int) -> list[dist.Work]:
+    def receive(self, into: Tensor, tag: int) -> list[dist.Work]:
         """Post a receipt; nothing for nothing."""
         if self._group is None or not into.numel():
             return []
         return [self._group.recv([into], self._left, tag)]
 
-    def _send(self, chunk: Tensor, tag: int, span: int | None = None) -> list[dist.Work]:
-        """Count a chunk, hold it as the throttle says, and post it: whole, or in parts of ``span`` elements."""
-        if self._group is None or not chunk.numel():
+    def send(self, part: Tensor, tag: int) -> list[dist.Work]:
+        """Hold a message as the throttle says, and post it; nothing for nothing."""
+        if self._group is None or not part.numel():
             return []
-        nbytes = chunk.numel() * chunk.element_size()
-        self._counter.add(self.axis.name, nbytes)
         if self._gate is not None:
-            self._gate.hold(nbytes)
-        parts = (chunk,) if span is None else torch.split(chunk, span)
-        return [self._group.send([part], self._right, tag) for part in parts]
+            self._gate.hold(part.nbytes)
+        return [self._group.send([part], self._right, tag)]
+
+    def count(self, chunk: Tensor) -> None:
+        """Count a chunk that leaves, as one message however many parts it has."""
+        if self._group is not None and chunk.numel():
+            self._counter.add(self.axis.name, chunk.nbytes)
 
     @contextlib.contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -179,9 +191,74 @@ class Ring:
             raise RunError(f"{doing} over axis {name!r}: {who}: {_reason(error)}") from error
 
 
+class _Walk:
+    """Some steps of the sequence on their way round one ring."""
+
+    def __init__(self, ring: Ring, chunks: Sequence[Tensor], steps: range) -> None:
+        """Cut the chunks into parts, and take room for what comes to be added."""
+        self.ring, self.steps, self.ahead = ring, steps, min(AHEAD, ring.width - 1)
+        self._chunks, self._parts = chunks, [_cut(chunk) for chunk in chunks]
+        longest = max(chunk.nbytes for chunk in chunks) if self._adds(steps[0]) else 0
+        rooms = torch.split(ring.spare(longest * self.ahead), longest) if longest else [ring.spare(0)] * self.ahead
+        self._rooms = [room.view(chunks[0].dtype) for room in rooms]
+        self._arriving: dict[int, list[list[dist.Work]]] = {}
+        self._leaving: dict[int, list[dist.Work]] = {}
+
+    def coming(self, t: int) -> Sequence[Tensor]:
+        """Parts of the chunk that comes in step t, and leaves in the next."""
+        return self._parts[self._place(t)]
+
+    def _place(self, t: int) -> int:
+        return (self.ring.me - 2 - t) % self.ring.width
+
+    def _adds(self, t: int) -> bool:
+        return t < self.ring.width - 1
+
+    def _room(self, t: int) -> Sequence[Tensor]:
+        """Where step t's message is received: beside its chunk if it will be added, else in its place."""
+        if not self._adds(t):
+            return self.coming(t)
+        room = self._rooms[t % self.ahead]
+        return torch.split(room[: self._chunks[self._place(t)].numel()], [part.numel() for part in self.coming(t)])
+
+    def expect(self, t: int) -> None:
+        """Post the receipts of a step; what has left from the same memory must be gone."""
+        if t in self.steps:
+            _settle(self._leaving.pop(t + 1 - self.ring.width, []))  # once: gloo waits for ever the second time
+            self._arriving[t] = [self.ring.receive(part, t) for part in self._room(t)]
+
+    def arrivals(self, t: int) -> Iterator[Tensor]:
+        """Parts of a step as they come, complete for the next one."""
+        for part, room, receipt in zip(self.coming(t), self._room(t), self._arriving.pop(t), strict=True):
+            _settle(receipt)
+            if self._adds(t):
+                part += room
+            yield part
+
+    def leave(self, t: int, parts: Iterable[Tensor]) -> None:
+        """Send what comes out of ``parts`` as step t, if that is one of mine; else only wait for it."""
+        leaving = self._leaving.setdefault(t, [])
+        if t in self.steps:
+            self.ring.count(self._chunks[self._place(t - 1)])
+        for part in parts:
+            if t in self.steps:
+                leaving += self.ring.send(part, t)
+
+    def end(self) -> None:
+        """Wait until everything has left."""
+        for works in self._leaving.values():
+            _settle(works)
+
+
 def _reason(error: RuntimeError) -> str:
     """What gloo says, without where in its sources it says it and what it advises."""
     return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).split(". This is typically")[0]
+
+
+def _cut(chunk: Tensor) -> tuple[Tensor, ...]:
+    """Parts of a chunk, the same on every rank that has a chunk of this length."""
+    count = max(1, round(chunk.nbytes / SPAN))
+    return torch.tensor_split(chunk, count)
 
 
 def _settle(works: list[dist.Work]) -> None:

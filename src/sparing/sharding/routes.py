@@ -18,6 +18,11 @@ from sparing.sharding.rings import Ring
 from sparing.sharding.wires import Carrier
 
 Then = Callable[[Tensor], Tensor]
+Rest = Callable[[], None]
+
+
+def _nothing() -> None:
+    """No way back."""
 
 
 class Chain:
@@ -90,19 +95,18 @@ class TwoLevel:
         for axis in self._active(frm, to):
             chain.add(axis, partial(self._on(axis).reduce_scatter_, self.slice(x, frm, axis - 1)))
 
-    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> None:
-        """Complete a level-``frm`` sum, into my level-``to`` slice."""
+    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> Rest:
+        """Complete a level-``frm`` sum going out; what is returned adds the way back, into my level-``to`` slice."""
         self.reduce(chain, part, frm, to)
         mine, outer = self.slice(part, frm, to), self._active(to, len(self.sizes))
-        if outer:
-            self.all_reduce(chain, mine, to, outer)
+        return self.all_reduce(chain, mine, to, outer) if outer else _nothing
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> None:
-        """Sum a slice over axes beyond its level: reductions going out, gathers coming back."""
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+        """Sum a slice over axes beyond its level: reductions going out; what is returned adds the gathers back."""
         last = axes[-1]
         self.reduce(chain, x, level, last - 1)
         chain.add(last, partial(self._on(last).all_reduce_, self.slice(x, level, last - 1)))
-        self.gather(chain, x, last - 1, level)
+        return partial(self.gather, chain, x, last - 1, level)
 
     def _active(self, coarse: int, fine: int) -> list[int]:
         """Axes between two levels along which anything moves."""
@@ -173,13 +177,12 @@ class Overlapped(TwoLevel):
             ready = following
         super().reduce(chain, self.slice(x, frm, outer), outer, to)
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> None:
-        """Sum a slice over axes beyond its level: reductions going out, gathers coming back."""
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+        """Sum a slice over axes beyond its level: reductions going out; what is returned adds the gathers back."""
         if len(axes) < 2:
-            super().all_reduce(chain, x, level, axes)
-            return
+            return super().all_reduce(chain, x, level, axes)
         self.reduce(chain, x, level, axes[-1])
-        self.gather(chain, x, axes[-1], level)
+        return partial(self.gather, chain, x, axes[-1], level)
 
     def _pair(self, inner: int, outer: int) -> tuple[Ring, Ring]:
         first, second = self._rings[inner - 1], self._rings[outer - 1]
@@ -217,12 +220,12 @@ class Flat(TwoLevel):
         else:
             super().reduce(chain, x, frm, to)
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> None:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
         """Sum a slice over axes beyond its level."""
-        if self._all(level, axes[-1]):
-            chain.add(self._lane, partial(self._world.all_reduce_, x))
-        else:
-            super().all_reduce(chain, x, level, axes)
+        if not self._all(level, axes[-1]):
+            return super().all_reduce(chain, x, level, axes)
+        chain.add(self._lane, partial(self._world.all_reduce_, x))
+        return _nothing
 
     def _all(self, coarse: int, fine: int) -> bool:
         """Whether every rank of the world takes part, over more than one axis."""

@@ -3,8 +3,9 @@
 All ranks are alike, so one stands for ten thousand. It has one worker that computes and one lane per axis that runs
 rings in the order they were submitted; both parts of a collective over two axes are queued at once, the second behind
 the first. The worker does what the engine does: it gathers blocks ahead, sends the gradients of a block when the
-backward pass of the block before begins, completes them behind the last backward pass, and leaves the gathering of new
-parameters to the next forward pass. Every time is then a maximum of earlier ones, and no clock has to tick.
+backward pass of the block before begins, completes them behind the last backward pass, after which whole sums come
+back, and leaves the gathering of new parameters to the next forward pass. Every time is then a maximum of earlier ones,
+and no clock has to tick.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class _Bucket:
     gather: Timed
     step: Timed
     sync: Timed
+    back: Timed
     refresh: Timed
     pending: _Ring | None = None
     whole: _Ring | None = None
@@ -217,9 +219,19 @@ def _timed(parts: tuple[Part, ...], topology: Topology, itemsize: int) -> Timed:
     return tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
 
 
-def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...]) -> _Bucket:
+def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...], returning: int) -> _Bucket:
+    """A bucket; the last ``returning`` rings of its sync wait until the backward pass is over."""
     gather, step, sync, refresh = rings
-    return _Bucket(name=name, root=spec.root, block=spec.block, gather=gather, step=step, sync=sync, refresh=refresh)
+    out, back = (sync[:-returning], sync[-returning:]) if returning else (sync, ())
+    return _Bucket(
+        name=name, root=spec.root, block=spec.block, gather=gather, step=step, sync=out, back=back, refresh=refresh
+    )
+
+
+def _returning(plan: Plan, sizes: tuple[int, ...]) -> int:
+    """Gathers after the all-reduce over the outermost axis, which come back over the axes inside it."""
+    active = sum(size > 1 for size in sizes[plan.levels(len(sizes))[2] :])
+    return max(active - 1, 0)
 
 
 def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
@@ -233,7 +245,8 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket
         if key not in known:
             rings = rings_of(spec, own, topology.sizes)
             known[key] = tuple(_timed(parts, topology, size) for parts, size in zip(rings, wire, strict=True))
-        made.append(_bucket(spec, "root" if spec.root else str(spec.block), known[key]))
+        back = _returning(own, topology.sizes) if spec.trainable else 0
+        made.append(_bucket(spec, "root" if spec.root else str(spec.block), known[key], back))
     return made
 
 
@@ -301,6 +314,8 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         bucket.pending = rank.submit(bucket.refresh, None, f"refresh {bucket.name}")
     skipped = _micro_steps(walk, workload.accumulate)
     walk.micro_step(last=True)
+    for bucket in reversed(buckets):
+        bucket.synced = rank.submit(bucket.back, bucket.synced, f"return {bucket.name}")
     for bucket in buckets:
         rank.wait(bucket.synced)
     share = _update_share(workload, topology.sizes, plan) if workload.seconds_update else 0.0

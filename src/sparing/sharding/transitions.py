@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -114,10 +114,32 @@ class Transitions:
         Returns:
             A handle of the level-``to`` slice, a view of ``part``, the same on all ranks that hold this slice.
         """
+        return self.sync_out(part, frm, to, after=after, then=then)()
+
+    def sync_out(
+        self, part: Tensor, frm: int, to: int, *, after: Handle[Any] | None = None, then: Then | None = None
+    ) -> Callable[[], Handle[Tensor]]:
+        """Begin ``sync`` with its reductions: gathers queued now would keep later reductions waiting on their lane.
+
+        Args:
+            part: As for ``sync``.
+            frm: As for ``sync``.
+            to: As for ``sync``.
+            after: As for ``sync``.
+            then: As for ``sync``.
+
+        Returns:
+            What queues the rest and returns the handle of the result; called once, on all ranks in the same order.
+        """
         self.log.add("sync", part.numel(), frm, to)
         chain = Chain(self._lanes, self.slice(part, frm, to), after)
-        self._route.sync(chain, part, frm, to)
-        return chain.finish(then)
+        rest = self._route.sync(chain, part, frm, to)
+
+        def finish() -> Handle[Tensor]:
+            rest()
+            return chain.finish(then)
+
+        return finish
 
     def slice(self, x: Tensor, frm: int, to: int) -> Tensor:
         """This rank's finer slice, as a view.
