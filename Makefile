@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check results bench clean
+.PHONY: setup demo test check results bench docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -37,5 +37,12 @@ bench: setup  ## measure again (hours on two cores, resumable by row); writes be
 	$(BIN)/python -m benchmarks.adapt_table
 	$(BIN)/python -m benchmarks.pde_table
 
+docs: .venv/.docs  ## the documentation as a site: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf site .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,102 @@
+"""What `make docs` adds to mkdocs: folders in the navigation, and a page for every source file that a page links to.
+
+On a code host a link such as ``../src/sparing/seeds.py`` opens the file. The site has no such file, so it gets a page
+with its text, and a link whose words are a dotted name or ``path::test`` leads to the line of that definition.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
+README = "readme.md"
+LANGUAGES = {".py": "python", ".md": "markdown", ".yml": "yaml", ".toml": "toml", ".json": "json"}
+
+
+def on_config(config: Any) -> Any:
+    """Replace folders in the navigation by their pages."""
+    config.nav = [{title: expanded(entry)} for item in config.nav for title, entry in item.items()]
+    return config
+
+
+def expanded(entry: Any) -> Any:
+    """The pages of an entry: of a folder its index first, then the others by name."""
+    if isinstance(entry, list):
+        return [page for one in entry for page in ([one] if not one.endswith("/") else expanded(one))]
+    if not entry.endswith("/"):
+        return entry
+    names = sorted(page.name for page in (DOCS / entry).glob("*.md"))
+    names.sort(key=lambda name: name != "index.md")
+    return [entry + name for name in names]
+
+
+def outside(page: str, target: str) -> Path | None:
+    """The file that a link of a page means, if the repository has it outside ``docs``."""
+    path = Path(posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target)))
+    inside = path.parts[:1] == ("docs",)
+    return None if inside or not (ROOT / path).is_file() else path
+
+
+def source_page(path: Path) -> str:
+    """Where the page of a source file is."""
+    return f"source/{path.as_posix()}.md"
+
+
+def readme() -> str:
+    """The README as a page of the site: its links begin at ``docs`` instead of one above."""
+    text = re.sub(r"(\]\(|(?:src|srcset|href)=\")docs/", r"\1", (ROOT / "README.md").read_text())
+    text = re.sub(r"\]\((\w+)\)", lambda found: f"]({expanded(found[1] + '/')[0]})", text)  # a folder: its first page
+    return re.sub(r"\]\((?=[^)#]+)(?!https?:)([^)#]+)", lambda found: f"]({_moved(found[1])}", text)
+
+
+def _moved(target: str) -> str:
+    return target if (DOCS / target).exists() or not (ROOT / target).is_file() else f"../{target}"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the README, and a page for every source file that some page links to."""
+    files.append(File.generated(config, README, content=readme()))
+    linked = set()
+    for file in list(files.documentation_pages()):
+        for _, target in LINK.findall(file.content_string):
+            linked.add(outside(file.src_uri, target))
+    for path in sorted(linked - {None, Path("README.md")}):
+        kind = LANGUAGES.get(path.suffix, "text")
+        text = f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n`````{kind}\n{(ROOT / path).read_text()}\n`````\n"
+        files.append(File.generated(config, source_page(path), content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn links to source files into links to their pages; what the repository lacks stays for the strict check."""
+    here = page.file.src_uri
+
+    def turned(match: re.Match[str]) -> str:
+        path = outside(here, match[2])
+        if path == Path("README.md"):
+            return f"[{match[1]}]({posixpath.relpath(README, posixpath.dirname(here) or '.')})"
+        if path is None or here.startswith("source/"):
+            return match[0]
+        link = posixpath.relpath(source_page(path), posixpath.dirname(here) or ".")
+        line = lines(path).get(re.split(r"::|\.", match[1].strip("`"))[-1])
+        return f"[{match[1]}]({link}{f'#__codelineno-0-{line}' if line else ''})"
+
+    return LINK.sub(turned, markdown)
+
+
+@cache
+def lines(path: Path) -> dict[str, int]:
+    """Line of every function and class of a Python file."""
+    if path.suffix != ".py":
+        return {}
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    return {node.name: node.lineno for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
