@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks import hypergrad_tables, network_tables, scaling_tables, valley_tables
+from benchmarks import federated_tables, hypergrad_tables, network_tables, scaling_tables, valley_tables
 from benchmarks.memory_tables import with_tables
 from benchmarks.step_tables import filled
 from sparing.report import Record
@@ -16,8 +16,8 @@ PAGES = Path(__file__).parents[1] / "docs" / "results"
 
 def pages() -> dict[Path, str]:
     """Every page of results, as the committed JSON makes it."""
-    names = ("memory", "step-time", "hypergradients", "scaling", "sharding", "valley")
-    memory, speed, hyper, scaling, sharding, valley = (PAGES / f"{name}.md" for name in names)
+    names = ("memory", "step-time", "hypergradients", "scaling", "sharding", "valley", "federated")
+    memory, speed, hyper, scaling, sharding, valley, federated = (PAGES / f"{name}.md" for name in names)
     rows = list(json.loads((RESULTS / "memory_grid.json").read_text())["rows"].values())
     return {
         memory: with_tables(memory.read_text(), rows),
@@ -26,6 +26,7 @@ def pages() -> dict[Path, str]:
         scaling: scaling_tables.filled(scaling.read_text()),
         sharding: network_tables.filled(sharding.read_text()),
         valley: valley_tables.filled(valley.read_text()),
+        federated: federated_tables.filled(federated.read_text()),
     }
 
 

@@ -267,7 +267,8 @@ def mergekit() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "valley-mergekit": mergekit, "valley-fits": fits, "valley-noises": noises, "valley-verdicts": verdicts, "valley-ratio": ratio,
+    "valley-mergekit": mergekit, "valley-fits": fits,
+    "valley-noises": noises, "valley-verdicts": verdicts, "valley-ratio": ratio,
     "valley-ratio-laws": ratio_laws, "valley-groups": groups, "valley-special": special, "valley-scales": scales,
     "valley-hyper": hyper, "valley-statistics": statistics, "valley-peers": peers,
 }  # fmt: skip

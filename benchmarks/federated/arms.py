@@ -1,0 +1,123 @@
+"""The methods of the study as values, and the six settings that each of them may choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.federated.cases import Case
+from sparing.federated import FedSign
+from sparing.federated.controls import Hinge, NormMatched, OwnSign, tensor_norms
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.feddyn import FedDyn
+from sparing.federated.fedpan import FedPAN
+from sparing.federated.fedprox import FedProx
+from sparing.federated.methods import Method, State, Update, Vector
+from sparing.federated.moon import MOON
+from sparing.federated.scaffold import SCAFFOLD
+from sparing.vectors import norm
+
+BUDGET = 6
+"""Settings that are tried for every method."""
+
+PLAIN_FACTOR = 4.0
+"""How much larger SCAFFOLD's rate is without momentum: a dozen steps at β = 0.9 go about so much further."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One of the settings of a method."""
+
+    lr: float
+    strength: Any = None
+    momentum: float = 0.9
+
+    @property
+    def label(self) -> str:
+        """For rows."""
+        return f"{self.lr:g}" if self.strength is None else f"{self.lr:g} {self.strength}"
+
+
+def _scaffold(strength: Any) -> Method:
+    return SCAFFOLD(momentum=0.9 if strength == "momentum" else 0.0)
+
+
+METHODS: dict[str, tuple[Callable[[Any], Method], tuple[Any, ...]]] = {
+    "fedavg": (lambda _: FedAvg(), ()),
+    "fedsign": (lambda gamma: FedSign(gamma=gamma), (0.01, 0.1)),
+    "own-sign": (lambda gamma: OwnSign(gamma=gamma), (0.01, 0.1)),
+    "hinge": (lambda gamma: Hinge(gamma=gamma), (0.01, 0.1)),
+    "fedprox": (lambda mu: FedProx(mu=mu), (0.01, 0.1)),
+    "feddyn": (lambda alpha: FedDyn(alpha=alpha), (0.01, 0.1)),
+    "scaffold": (_scaffold, ("momentum", "plain")),
+    "fedpan": (
+        lambda name: (
+            FedPAN(operation="mul", periods=4, amplitude=0.1)
+            if name == "mul"
+            else FedPAN(operation="add", periods=1, amplitude=0.15)
+        ),
+        ("mul", "add"),
+    ),
+    "moon": (lambda mu: MOON(mu=mu), (0.1, 1.0)),
+}
+"""Method -> what makes it of its strength, and the two strengths tried."""
+
+MATCHED = ("fedavg, same rate", "fedavg, grown", "fedsign, held")
+"""FedAvg at FedSign's chosen rate; the same with each tensor scaled to the norm it had in FedSign's run; and FedSign
+with each tensor scaled to the norm it had in FedAvg's run at that rate. They have FedSign's setting and no own."""
+
+ARMS = (*list(METHODS)[:4], *MATCHED, *list(METHODS)[4:])
+"""In the order in which they are run."""
+
+LATE = ("moon",)
+"""Methods that cost several times as much as the others, and run when all others are done."""
+
+
+def settings(arm: str, case: Case) -> list[Setting]:
+    """The six settings that are tried for a method: six rates, or three with two strengths each."""
+    strengths = METHODS[arm][1]
+    if not strengths:
+        return [Setting(lr=rate) for rate in case.rates]
+    plain = {"plain": (PLAIN_FACTOR, 0.0)}
+    found = []
+    for rate in case.rates[2:5]:
+        for strength in strengths:
+            factor, momentum = plain.get(strength, (1.0, 0.9)) if isinstance(strength, str) else (1.0, 0.9)
+            found.append(Setting(lr=factor * rate, strength=strength, momentum=momentum))
+    return found
+
+
+def method_of(arm: str, setting: Setting, norms: Sequence[Mapping[str, float]] | None = None) -> Method:
+    """The method of an arm; the matched arms need the norms of the other run."""
+    if arm in MATCHED:
+        inner: Method = FedSign(gamma=setting.strength) if arm == "fedsign, held" else FedAvg()
+        return inner if norms is None else NormMatched(inner, norms)
+    return METHODS[arm][0](setting.strength)
+
+
+class Watched:
+    """A method that remembers how long its model was at first, and each tensor after every round."""
+
+    def __init__(self, method: Method) -> None:
+        """Watch a method."""
+        self._method = method
+        self.first = 0.0
+        self.norms: list[dict[str, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """As the method."""
+        return getattr(self._method, name)
+
+    def server_state(self, params: Vector) -> State:
+        """As the method; the run begins here."""
+        self.first = float(norm(params))
+        return self._method.server_state(params)
+
+    def aggregate(
+        self, global_params: Vector, updates: Sequence[Update], server_state: State, clients: int
+    ) -> tuple[Vector, State, State]:
+        """As the method."""
+        found = self._method.aggregate(global_params, updates, server_state, clients)
+        self.norms.append(tensor_norms(found[0]))
+        return found

@@ -1,0 +1,190 @@
+"""Tables of ``docs/results/federated.md`` from the committed JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks.federated.paired import differences, shown, verdict
+from benchmarks.marks import marked
+from benchmarks.memory_tables import table
+from benchmarks.valley.numbers import Row, mean
+
+RESULTS = Path(__file__).parent / "results"
+NAMES = {
+    "fedavg": "FedAvg", "fedsign": "FedSign", "own-sign": "own-sign", "hinge": "hinge",
+    "fedavg, same rate": "FedAvg, FedSign's rate", "fedavg, grown": "the same at FedSign's norms",
+    "fedsign, held": "FedSign at FedAvg's norms", "fedprox": "FedProx", "feddyn": "FedDyn", "scaffold": "SCAFFOLD",
+    "fedpan": "FedPAN", "moon": "MOON",
+}  # fmt: skip
+QUESTIONS = (
+    ("fedsign", "fedavg"), ("own-sign", "fedavg"), ("hinge", "fedavg"), ("fedsign", "own-sign"),
+    ("fedsign", "fedavg, same rate"), ("fedavg, grown", "fedavg, same rate"), ("fedsign, held", "fedavg, same rate"),
+    ("fedsign", "fedavg, grown"),
+)  # fmt: skip
+"""Pairs whose difference says what FedSign's gain is made of."""
+
+MB = 1e6
+
+
+def rows_of(part: str) -> list[Row]:
+    """Rows of a part, none where it was not measured."""
+    path = RESULTS / f"federated_{part}.json"
+    return list(json.loads(path.read_text())["rows"].values()) if path.exists() else []
+
+
+def _distinct(values: Iterable[object]) -> list[object]:
+    return list(dict.fromkeys(values))
+
+
+def _tested() -> list[Row]:
+    return [row for row in rows_of("methods") if row["on"] == "test"]
+
+
+def _by_seed(rows: list[Row], case: object, alpha: object, arm: str) -> dict[int, float]:
+    """Accuracy in points, by seed."""
+    wanted = (case, alpha, arm)
+    return {row["seed"]: 100 * row["accuracy"] for row in rows if (row["case"], row["alpha"], row["arm"]) == wanted}
+
+
+def tuning() -> str:
+    """What each method chose, of how many settings and runs, and how well it did on the validation rows."""
+    rows, found = [row for row in rows_of("methods") if row["on"] == "validation"], []
+    tested = _tested()
+    for case in _distinct(row["case"] for row in rows):
+        for arm, title in NAMES.items():
+            of = [row for row in rows if (row["case"], row["arm"]) == (case, arm)]
+            score: dict[tuple[object, object], list[float]] = {}
+            for row in of:
+                score.setdefault((row["lr"], row["strength"]), []).append(row["accuracy"])
+            if of:
+                used = [(row["lr"], row["strength"]) for row in tested if (row["case"], row["arm"]) == (case, arm)]
+                rate, strength = used[0] if used else max(score, key=lambda s: fmean(score[s]))
+                best = f"{100 * fmean(score[rate, strength]):.1f}"
+                cells = [f"{rate:g}", "–" if strength is None else strength, best]
+                found.append([f"{case}: {title}", *cells, len(score), len(of)])
+    return table(["", "rate", "strength", "validation accuracy, %", "settings", "runs"], found)
+
+
+def accuracy() -> str:
+    """Test accuracy by method and alpha."""
+    rows, found = _tested(), []
+    for case in _distinct(row["case"] for row in rows):
+        alphas = _distinct(row["alpha"] for row in rows if row["case"] == case)
+        for arm, title in NAMES.items():
+            of = [_by_seed(rows, case, alpha, arm) for alpha in alphas]
+            if any(of):
+                cells = {alpha: mean(seeds.values(), 1, sign=False) for alpha, seeds in zip(alphas, of, strict=True)}
+                found.append(
+                    [f"{case}: {title}", *(cells.get(a, "–") for a in (10.0, 1.0, 0.5, 0.1)), max(map(len, of))]
+                )
+    return table(["accuracy, %", "α = 10", "α = 1", "α = 0.5", "α = 0.1", "n"], found)
+
+
+def differences_table() -> str:
+    """Every method less FedAvg, seed by seed."""
+    return _contrasts([(arm, "fedavg") for arm in NAMES if arm != "fedavg"])
+
+
+def questions() -> str:
+    """The differences that tell alignment from an outward push."""
+    return _contrasts(QUESTIONS)
+
+
+def _contrasts(pairs: Iterable[tuple[str, str]]) -> str:
+    rows, found = _tested(), []
+    for case in _distinct(row["case"] for row in rows):
+        alphas = _distinct(row["alpha"] for row in rows if row["case"] == case)
+        for one, other in pairs:
+            by_alpha = {
+                a: differences(_by_seed(rows, case, a, one), _by_seed(rows, case, a, other)) for a in alphas
+            }  # fmt: skip
+            if not any(by_alpha.values()):
+                continue
+            whole = min(map(len, by_alpha.values()))
+            over_all = [fmean(each[at] for each in by_alpha.values()) for at in range(whole)]
+            cells = [shown(by_alpha.get(a, [])) for a in (10.0, 1.0, 0.5, 0.1)]
+            name = f"{case}: {NAMES[one]} − {NAMES[other]}"
+            found.append([name, *cells, shown(over_all), verdict(over_all), whole])
+    head = ["points of accuracy", "α = 10", "α = 1", "α = 0.5", "α = 0.1", "mean over α", "its interval", "n"]
+    return table(head, found)
+
+
+def weights() -> str:
+    """Signs, norms and the gap, by method, at the smallest alpha."""
+    rows, found = [row for row in _tested() if not row.get("diverged")], []
+    for case in _distinct(row["case"] for row in rows):
+        alpha = min(row["alpha"] for row in rows if row["case"] == case)
+        for arm, title in NAMES.items():
+            of = [row for row in rows if (row["case"], row["alpha"], row["arm"]) == (case, alpha, arm)]
+            cells = [mean((row[name] for row in of), 3, sign=False) for name in ("ssr_global", "ssr_pairs")]
+            cells += [mean((row["growth"] for row in of), 2, sign=False)]
+            cells += [mean((100 * row["fusion_gap"] for row in of), 1)]
+            if of:
+                found.append([f"{case}, α = {alpha:g}: {title}", *cells, len(of)])
+    head = ["", "SSR, client and global", "SSR, pairs", "‖θ_T‖/‖θ₀‖", "fusion gap, points", "n"]
+    return table(head, found)
+
+
+def faults() -> str:
+    """Accuracy under each attack by rule."""
+    rows, found = [row for row in rows_of("faults") if row["rule"] != "length"], []
+    attacks = _distinct((row["kind"], row["share"]) for row in rows)
+    clean = {(row["rule"], row["seed"]): row["accuracy"] for row in rows if row["kind"] == "none"}
+    for rule in _distinct(row["rule"] for row in rows):
+        for kind, share in attacks:
+            of = [row for row in rows if (row["rule"], row["kind"], row["share"]) == (rule, kind, share)]
+            if not of:
+                continue
+            held = [100 * (r["accuracy"] - clean["mean", r["seed"]]) for r in of if ("mean", r["seed"]) in clean]
+            answered = mean((r["answered"] for r in of if "answered" in r), 1, sign=False).split(" ")[0]
+            name = f"{rule}: {kind}" + (f", {share:.0%}" if share else "")
+            cells = [mean((100 * r["accuracy"] for r in of), 1, sign=False), shown(held), answered]
+            found.append([name, *cells, len(of)])
+    head = ["", "accuracy, %", "less the mean without faults, points", "models counted of 20", "n"]
+    return table(head, found)
+
+
+def traffic() -> str:
+    """Bytes by number of blocks drawn."""
+    rows, found = [row for row in rows_of("bytes") if row["on"] == "test"], []
+    whole = {row["seed"]: row for row in rows if row["blocks"] is None}
+    for blocks in _distinct(row["blocks"] for row in rows):
+        of = [row for row in rows if row["blocks"] == blocks and not row.get("diverged")]
+        both = [100 * (r["accuracy"] - whole[r["seed"]]["accuracy"]) for r in of if r["seed"] in whole]
+        up, down = (fmean(row[f"bytes_{way}"] for row in of) / MB for way in ("up", "down"))
+        share = up / (fmean(row["bytes_up"] for row in whole.values()) / MB)
+        cells = [f"{up:.3f}", f"{share:.2f}", f"{down:.3f}", f"{of[0]['lr']:g}"]
+        cells += [mean((100 * row["accuracy"] for row in of), 1, sign=False), shown(both) if blocks else "–"]
+        found.append(["all four" if blocks is None else f"{blocks} of four", *cells, len(of)])
+    head = ["blocks drawn", "MB up a round", "share", "MB down", "rate", "accuracy, %", "less all four, points", "n"]
+    return table(head, found)
+
+
+def speed() -> str:
+    """Client updates per second, and ratios turn by turn."""
+    path, found = RESULTS / "federated_speed.json", []
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    for net, row in rows.items():
+        ours = "batched" if "batched" in row["per_second"] else "workers"
+        for arm, rates in row["per_second"].items():
+            ratios = [a / b for a, b in zip(row["per_second"][ours], rates, strict=True)]
+            bounds = f"{median(ratios):.1f} [{min(ratios):.1f}, {max(ratios):.1f}]"
+            found.append([f"{net}: {arm}", f"{median(rates):.0f}", bounds, f"{row['load']:.1f}", len(rates)])
+        found += [[f"{net}: {arm}", "–", why, "–", 0] for arm, why in row["missing"].items()]
+    head = ["", "client updates per second", "ours against it, × (batched for the MLP, workers for the CNN)", "load"]
+    return table([*head, "turns"], found)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "federated-tuning": tuning, "federated-accuracy": accuracy, "federated-differences": differences_table,
+    "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
+    "federated-bytes": traffic, "federated-speed": speed,
+}  # fmt: skip
+
+
+def filled(page: str) -> str:
+    """The page with every table that it has marks for."""
+    return marked(page, {name: make() for name, make in TABLES.items() if f"<!-- {name} -->" in page})
