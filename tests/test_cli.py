@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from sparing.cli import VERBS, main
+from sparing.cli import SHELLS, VERBS, main
 
 
 def test_without_a_verb_the_list_is_shown(capsys):
@@ -24,6 +24,19 @@ def test_version_is_the_packages(capsys):
 
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == version("sparing")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_verbs_and_their_settings(shell: str, capsys):
+    assert main(["--print-completion", shell]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in VERBS)
+    assert "--local-epochs" in shown
+
+
+def test_an_unknown_shell_is_a_mistake(capsys):
+    assert main(["--print-completion", "fish"]) == 2
+    assert "bash, zsh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -47,8 +47,13 @@ VERBS: dict[str, Verb] = {
     "adapt": Verb("sparing.jobs.adapt", "learn which tokens of a document a language model should learn from"),
     "scan": Verb("sparing.jobs.scan", "walk away from a finished model: which side of its valley is flat, and why"),
     "merge": Verb("sparing.jobs.merge", "predict whether models merge, merge them from disk, measure what it loses"),
+    "federate": Verb("sparing.jobs.federate", "train over clients that keep their data: FedSign and rivals, priced"),
     "invert": Verb("sparing.jobs.invert", "find coefficients of a differential equation through its solver"),
 }
+
+
+SHELLS = ("bash", "zsh")
+"""Shells that completion is written for."""
 
 
 class MisuseError(ValueError):
@@ -68,6 +73,7 @@ def _overview() -> str:
             *lines,
             "",
             "sparing VERB --help shows every setting with its unit and default; --json prints one JSON document.",
+            "sparing --print-completion bash prints what completes all this in your shell.",
         ]
     )
 
@@ -126,6 +132,26 @@ def _document(record: Record) -> str:
     return json.dumps(record.document(), indent=2, allow_nan=False)
 
 
+def _print_completion(shell: str) -> None:
+    """Print what a shell needs to complete verbs, settings and choices.
+
+    Args:
+        shell: One of ``SHELLS``.
+
+    Raises:
+        UserError: If it is none of them.
+    """
+    if shell not in SHELLS:
+        why = f"completion is written for {', '.join(SHELLS)}"
+        raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
+    import tyro
+
+    jobs = {name: importlib.import_module(verb.module).Settings for name, verb in VERBS.items()}
+    asked = ["--tyro-print-completion", shell]
+    with contextlib.suppress(SystemExit):
+        tyro.extras.subcommand_cli_from_dict(jobs, prog="sparing", args=asked)
+
+
 def _run(arguments: list[str]) -> int:
     """Dispatch to a verb.
 
@@ -145,6 +171,9 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.write(importlib.metadata.version("sparing") + "\n")
         return 0
     name, rest = arguments[0], arguments[1:]
+    if name == "--print-completion":
+        _print_completion(rest[0] if rest else "bash")
+        return 0
     if name not in VERBS:
         raise UserError("sparing", got=name, why=f"the verbs are {', '.join(VERBS)}", do="see `sparing --help`")
     as_json = "--json" in rest

@@ -15,7 +15,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -26,14 +25,13 @@ from sparing.federated.buffers import mix, recalibrate
 from sparing.federated.checkpoint import Standing, fingerprint, read, write
 from sparing.federated.engines import Answers, Engine, Loop, crash
 from sparing.federated.faults import Fault, Guard, require_enough, sift
-from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, load_, workbench
+from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, load_, seeded_model, workbench
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, judged, kinds_of, round_row
 from sparing.federated.packing import detached
 from sparing.federated.settings import Schedule, drawn, rate_at
 from sparing.federated.workers import Workers, cores
 from sparing.report.progress import Progress
-from sparing.seeds import number as seed_number
 
 __all__ = ["Client", "Run", "simulate"]
 
@@ -148,7 +146,7 @@ def simulate(
         RunError: If a round has too few clients left.
     """
     _check(clients, every, checkpoint_every, resume, checkpoint)
-    bench = workbench(_made(make_model, method, seed), method, schedule, seed=seed, loss=loss)
+    bench = workbench(seeded_model(method, make_model, seed), method, schedule, seed=seed, loss=loss)
     _check_norm(bench, proxy)
     method.check(schedule)
     watch = _Watch(evaluate, every, members, label)
@@ -293,13 +291,6 @@ class _Bar:
         if self._bar is not None:
             name = "accuracy" if "accuracy" in row else "train_loss"
             self._bar.advance(1, **{name: row[name]})
-
-
-def _made(make_model: Callable[[], nn.Module], method: Method, seed: int) -> nn.Module:
-    """Make the model under a seed of its own; torch's global generator is restored."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_number(seed, "federated", "model"))
-        return method.adapt(make_model())
 
 
 def _engine(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 import torch.nn.functional as F
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -23,11 +22,10 @@ from sparing.federated.flower_records import (
     vector_of,
     whole,
 )
-from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, workbench
+from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, seeded_model, workbench
 from sparing.federated.loop import train as train_client
 from sparing.federated.methods import Method, Sent, State, Vector
 from sparing.federated.settings import Schedule
-from sparing.seeds import number as seed_number
 
 DataOf = Callable[[int], Client]
 """Number of a client, its node's ``partition-id`` -> its rows."""
@@ -76,22 +74,6 @@ def client_app(
     app.train()(host.train)
     app.query()(_say_who)
     return app
-
-
-def seeded_model(method: Method, make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the model that ``simulate`` begins with; torch's global generator is restored.
-
-    Args:
-        method: Adapts it.
-        make_model: Makes it.
-        seed: The experiment.
-
-    Returns:
-        The model, adapted.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_number(seed, "federated", "model"))
-        return method.adapt(make_model())
 
 
 @dataclass(slots=True)

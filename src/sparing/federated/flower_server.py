@@ -15,9 +15,9 @@ from sparing.blocks import named_parameters
 from sparing.errors import RunError, require
 from sparing.federated.buffers import mix, recalibrate
 from sparing.federated.faults import Fault, Guard, require_enough, sift
-from sparing.federated.flower_client import INITIAL, WHO, seeded_model
+from sparing.federated.flower_client import INITIAL, WHO
 from sparing.federated.flower_records import ARRAYS, CONFIG, config_of, get_state, put_state, record_of, vector_of
-from sparing.federated.loop import Visit, buffers_of, load_, norm_names
+from sparing.federated.loop import Visit, buffers_of, load_, norm_names, seeded_model
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.settings import Schedule, drawn
 

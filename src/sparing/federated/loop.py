@@ -94,6 +94,22 @@ class Visit:
     """Mean loss over these steps, without the method's term."""
 
 
+def seeded_model(method: Method, make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make the model that ``simulate`` begins with; torch's global generator is restored.
+
+    Args:
+        method: Adapts it.
+        make_model: Makes it.
+        seed: The experiment.
+
+    Returns:
+        The model, adapted.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_number(seed, "federated", "model"))
+        return method.adapt(make_model())
+
+
 def workbench(
     model: nn.Module, method: Method, schedule: Schedule, *, seed: int = 0, loss: Loss = F.cross_entropy
 ) -> Workbench:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.condense.methods import ROLES as CONDENSERS
-from sparing.jobs.demo import condensation_page, sharding_page, transfer_page, valley_page
+from sparing.jobs.demo import condensation_page, federated_page, sharding_page, transfer_page, valley_page
 from sparing.jobs.transfer.figures import ROLES as RULES
 from sparing.memory import CATEGORIES
 from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots, print_table
@@ -63,6 +64,11 @@ def show(record: Record) -> None:
         print_table(
             valley_page.rows_of(record), title="Two averages of two nets: gaps predicted and measured",
             units=valley_page.UNITS, columns=list(valley_page.COLUMNS), roles=valley_page.ROLES,
+        )  # fmt: skip
+    if record.table("federated_methods"):
+        print_table(
+            federated_page.rows_of(record), title="One hundred clients that keep their data",
+            units=federated_page.UNITS, columns=list(federated_page.COLUMNS), roles=federated_page.roles(),
         )  # fmt: skip
     sys.stdout.write(f"report: {record.table('run')[0]['page']}\n")
 
@@ -175,17 +181,19 @@ def write_page(record: Record, path: Path) -> None:
         "Measured comparisons, with their commands, are in docs/results.md.",
         "At this size the logits are most of the activations; the share that LISA saves grows with the model.",
     ]
-    chapters = [chapter]
-    if record.table("condensed"):
-        chapters.append(condensation_page.chapter(record, path.parent))
-    if record.table("transfer_runs"):
-        chapters.append(transfer_page.chapter(record))
-    if record.table("shards"):
-        chapters.append(sharding_page.chapter(record))
-    if record.table("valley_merges"):
-        chapters.append(valley_page.chapter(record))
     page = Page(
-        title="sparing: training with little", question=record.question, answer=answer(record), sections=chapters,
-        record=record, reproduce={"go deeper": "sparing finetune --help", "licences": run["licence"]}, caveats=caveats,
+        title="sparing: training with little", question=record.question, answer=answer(record),
+        sections=[chapter, *_others(record, path)], record=record, caveats=caveats,
+        reproduce={"go deeper": "sparing finetune --help", "licences": run["licence"]},
     )  # fmt: skip
     page.write(path)
+
+
+def _others(record: Record, path: Path) -> list[Section]:
+    """The chapters after the first that were run."""
+    chapters: list[tuple[str, Callable[[Record], Section]]] = [
+        ("condensed", lambda made: condensation_page.chapter(made, path.parent)),
+        ("transfer_runs", transfer_page.chapter), ("shards", sharding_page.chapter),
+        ("valley_merges", valley_page.chapter), ("federated_methods", federated_page.chapter),
+    ]  # fmt: skip
+    return [chapter(record) for table, chapter in chapters if record.table(table)]

@@ -1,0 +1,214 @@
+"""One method from its first round to its last, on either engine, and what its rounds left."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor, nn
+
+from sparing.federated import Client, simulate
+from sparing.federated.controls import tensor_norms
+from sparing.federated.methods import Method, Vector
+from sparing.federated.metrics import Accuracy
+from sparing.federated.settings import Schedule
+from sparing.jobs.federate.methods import sabotage_of
+from sparing.jobs.federate.settings import Settings
+from sparing.report.progress import duration
+from sparing.vectors import norm
+
+if TYPE_CHECKING:
+    from sparing.federated.flower_server import FlowerRound
+
+NORM: Final = "norm of "
+"""Before the name of a tensor, in the rows of the reference run that norm-matched needs."""
+
+_FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|huge|absent) \(")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all methods of a run share."""
+
+    settings: Settings
+    make_model: Callable[[], nn.Module]
+    clients: list[Client]
+    test: Accuracy
+    proxy: Tensor | None
+
+    @property
+    def schedule(self) -> Schedule:
+        """Rounds, participation, local training."""
+        return self.settings.schedule()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a method's run leaves."""
+
+    rounds: list[dict[str, Any]]
+    """A row a round."""
+
+    params: Vector
+    """The last global model."""
+
+    buffers: Vector
+    """Its buffers."""
+
+    engine: str
+    """What trained the clients."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Measures models on test rows, and says once how long a round takes."""
+
+    test: Accuracy
+    rounds: int
+    every: int
+    began: float = field(default_factory=time.perf_counter)
+    told: bool = False
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        if not self.told:
+            self.told, each = True, (time.perf_counter() - self.began) / self.every
+            whole = duration(round(each * self.rounds))
+            sys.stderr.write(f"  training: {duration(each)} a round, so about {whole} in all, evaluation apart\n")
+        return self.test(model)
+
+
+def course(label: str, method: Method, ground: Ground, checkpoint: Path) -> Outcome:
+    """Run a method on the embedded engine; an interrupted run goes on from its checkpoint.
+
+    Args:
+        label: Of the progress bar.
+        method: What is federated.
+        ground: Data, model, settings.
+        checkpoint: File of this method.
+
+    Returns:
+        The outcome, the same bits however often the run was interrupted.
+    """
+    settings = ground.settings
+    run = simulate(
+        ground.make_model, ground.clients, method, ground.schedule,
+        evaluate=_Watch(ground.test, settings.rounds, settings.every, told=checkpoint.exists()),
+        seed=settings.seed, workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every,
+        resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=ground.proxy,
+        tamper=sabotage_of(settings),
+    )  # fmt: skip
+    return Outcome(run.record, run.params, run.buffers, run.engine)
+
+
+def norms_of(method: Method, ground: Ground, checkpoint: Path) -> list[dict[str, float]]:
+    """Run a method for the norms of its tensors after every round, to hold another method to them.
+
+    Args:
+        method: The reference.
+        ground: Data, model, settings.
+        checkpoint: File of this run.
+
+    Returns:
+        By round, by name.
+    """
+    settings = ground.settings
+    run = simulate(
+        ground.make_model, ground.clients, method, ground.schedule, evaluate=_named_norms, seed=settings.seed,
+        workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every, resume=settings.resume,
+        label="norms of FedAvg", members=False, proxy=ground.proxy, tamper=sabotage_of(settings),
+    )  # fmt: skip
+    return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
+
+
+def _named_norms(model: nn.Module) -> Mapping[str, float]:
+    from sparing.blocks import named_parameters
+
+    return {f"{NORM}{name}": value for name, value in tensor_norms(named_parameters(model)).items()}
+
+
+def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Clients that were left out, by kind.
+
+    Args:
+        rows: Of the rounds, with the column ``left_out``.
+
+    Returns:
+        Kind, rounds in which there was one (count), clients (count), updates left out (count).
+
+    Example:
+        >>> faults_of([{"left_out": "client 3: huge (4e+05 times the median update)"}, {"left_out": ""}])
+        [{'kind': 'huge', 'updates': 1, 'rounds': 1, 'clients': 1}]
+    """
+    seen: dict[str, list[tuple[int, str]]] = {}
+    for number, row in enumerate(rows):
+        for client, kind in _FAULT.findall(str(row["left_out"])):
+            seen.setdefault(kind, []).append((number, client))
+    return [
+        {
+            "kind": kind,
+            "updates": len(found),
+            "rounds": len({number for number, _ in found}),
+            "clients": len({client for _, client in found}),
+        }
+        for kind, found in seen.items()
+    ]
+
+
+def on_flower(label: str, method: Method, ground: Ground) -> Outcome:
+    """Run a method on Flower's messages, ClientApp and strategy in this process.
+
+    Args:
+        label: Of the progress bar.
+        method: What is federated.
+        ground: Data, model, settings.
+
+    Returns:
+        The outcome: the model to the bits of the plain loop; of the columns those that Flower's replies tell.
+
+    Raises:
+        UserError: If Flower is not installed.
+    """
+    from sparing.federated import flower
+    from sparing.report import Progress
+
+    settings, run_in_process, mod = ground.settings, flower.run_in_process, flower.sign_telemetry
+    stamps = [time.perf_counter()]
+    with Progress(label, total=settings.rounds, unit="round") as bar:
+
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            done, due = len(stamps), len(stamps) % settings.every == 0 or len(stamps) == settings.rounds
+            found: dict[str, float] = ground.test(model) if due else {}
+            length = float(norm({name: value.detach() for name, value in model.named_parameters()}))
+            bar.advance(1, **found)
+            stamps.append(time.perf_counter())
+            return {**found, "norm": length, "seconds": stamps[done] - stamps[done - 1]}
+
+        run = run_in_process(
+            ground.make_model, ground.clients, method, ground.schedule,
+            evaluate=evaluate, seed=settings.seed, proxy=ground.proxy, mods=[mod],
+        )  # fmt: skip
+    rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
+    return Outcome(rows, run.params, run.buffers, "Flower, in process")
+
+
+def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """A round as Flower tells it, in the columns of the embedded engine."""
+    count = len(one.received)
+    measured = ("accuracy", "loss", "norm", "seconds")
+    return {
+        "round": one.number,
+        "answered": count,
+        "left_out": "; ".join(map(str, one.faults)),
+        "train_loss": metrics.get("train-loss"),
+        "ssr_global": metrics.get("ssr"),
+        **{name: metrics[name] for name in measured if name in metrics},
+        "bytes_up": one.bytes_up,
+        "bytes_down": one.bytes_down,
+        # Flower averages what clients say; where all count alike the mean gives back the sum.
+        "steps": round(metrics["steps"] * count) if settings.weights == "uniform" else None,
+    }

@@ -1,0 +1,202 @@
+"""The whole job: data, split, price, every method on the same schedule, report."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from sparing.errors import require
+from sparing.federated.loop import load_, seeded_model
+from sparing.federated.methods import Method
+from sparing.federated.metrics import Accuracy
+from sparing.federated.splits import Split, save
+from sparing.jobs import folder
+from sparing.jobs.disk import digest, refusing_to_write, save_tensors
+from sparing.jobs.federate.clients import clients_of, split_of
+from sparing.jobs.federate.course import Ground, Outcome, course, faults_of, norms_of, on_flower
+from sparing.jobs.federate.material import Rows, fewer, material
+from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, roles_of
+from sparing.jobs.federate.nets import net
+from sparing.jobs.federate.page import write_page
+from sparing.jobs.federate.price import Price, price
+from sparing.jobs.federate.settings import MethodName, Settings
+from sparing.jobs.federate.tables import method_row, price_rows, split_rows
+from sparing.jobs.folder import CHECKPOINTS, Folder, tell_page
+from sparing.jobs.interrupts import StoppedError
+from sparing.report import Record, format_number, print_table
+
+SPLIT, MODELS = "split.json", "models"
+"""Names in OUT: who holds which rows, and the last global model of every method."""
+
+FILES: Final = frozenset({"data_file"})
+"""Names in the mark of a run under which hashes stand."""
+
+UNITS: Final = {
+    "loss": "nat", "client_loss": "nat", "train_loss": "nat", "seconds": "s", "predicted_seconds": "s",
+    "bytes_up": "B", "bytes_down": "B", "predicted": "B", "counted": "B", "if_full": "B",
+}  # fmt: skip
+
+
+def folder_of(settings: Settings) -> Folder:
+    """The directory of a run."""
+    reads = (Path(settings.data),) if Path(settings.data).is_file() else ()
+    names = (SPLIT, MODELS)
+    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names, reads=reads)
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """What makes two runs the same."""
+    mark = folder.identity(settings, harmless=("workers",))
+    mark["data_file"] = digest(Path(settings.data)) if Path(settings.data).is_file() else None
+    return mark
+
+
+def run(settings: Settings) -> Record:
+    """Federate as the command line does.
+
+    Args:
+        settings: All of them; nothing is written before everything is known to fit.
+
+    Returns:
+        The record, also in OUT/record.jsonl: tables "data", "partition" (a row a client), "price", "rounds" (a row a
+        method and round), "faults" and "methods".
+
+    Raises:
+        UserError: If a setting, the data or an extra is at fault, or the directory holds another run.
+        StoppedError: After SIGINT or SIGTERM; whole rounds are saved.
+    """
+    place = folder_of(settings)
+    place.check()
+    if settings.engine == "flower":
+        from sparing.federated import flower
+
+        _ = flower.run_in_process  # says now, and not after the data are read, that the extra is missing
+    rows = fewer(material(settings.data, seed=settings.seed, validation=settings.validation), settings)
+    split = split_of(rows, settings)
+    ground = _ground(rows, split, settings)
+    prices = {name: _price(name, ground) for name in settings.method}
+    mark = identity(settings)
+    place.check_same(mark, files=FILES)
+    verb = "do" if len(settings.method) > 1 else "does"
+    question = f"How well {verb} {_listed([LABELS[name] for name in settings.method])} train over clients that hold "
+    question += f"{rows.name}?"
+    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+    _describe_(record, rows, split, prices)
+    place.claim_(mark)
+    with refusing_to_write("out", settings.out), _stoppable():
+        save(split, place.at(SPLIT))
+        for name in settings.method:
+            _train_(record, name, ground, rows, prices[name], place)
+    place.finish_(record, write_page)
+    return record
+
+
+def _ground(rows: Rows, split: Split, settings: Settings) -> Ground:
+    proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
+    enough = proxy is None or len(proxy) > 1
+    require(enough, "validation", settings.validation, "statistics need two rows", "hold more rows back")
+    return Ground(
+        settings=settings,
+        make_model=net(settings.net, rows.shape, rows.classes),
+        clients=clients_of(rows, split),
+        test=Accuracy(rows.test_inputs, rows.test_targets),
+        proxy=proxy,
+    )
+
+
+def _price(name: MethodName, ground: Ground) -> Price:
+    settings, sizes = ground.settings, list(map(len, ground.clients))
+    return price(ground.make_model, method_of(name, settings), ground.schedule, sizes, seed=settings.seed)
+
+
+def _describe_(record: Record, rows: Rows, split: Split, prices: Mapping[MethodName, Price]) -> None:
+    """Note and tell what is known before anything is trained."""
+    sizes = list(map(len, split.clients))
+    record.add(
+        "data", name=rows.name, training_rows=len(rows.targets), validation_rows=len(rows.validation_targets),
+        test_rows=len(rows.test_targets), classes=rows.classes, clients=len(sizes), fewest_rows=min(sizes),
+        most_rows=max(sizes), parameters=next(iter(prices.values())).parameters,
+    )  # fmt: skip
+    for row in split_rows(split, rows):
+        record.add("partition", **row)
+    for name, known in prices.items():
+        for row in price_rows(LABELS[name], known):
+            record.add("price", **row)
+    print_table(record.table("price"), title="Price, before it is paid", units={"a_round": "B", "in_all": "B"},
+                file=sys.stderr)  # fmt: skip
+
+
+def _train_(record: Record, name: MethodName, ground: Ground, rows: Rows, known: Price, place: Folder) -> None:
+    """Run a method, and note its rounds and its end."""
+    settings = ground.settings
+    norms = []
+    if name == NORM_MATCHED:
+        reference = method_of("fedavg", settings)
+        norms = norms_of(reference, ground, place.at(CHECKPOINTS) / "fedavg-norms.safetensors")
+    method = method_of(name, settings, norms)
+    force = force_of(method, dict(seeded_model(method, ground.make_model, settings.seed).named_parameters()))
+    if force is not None:
+        sys.stderr.write(f"{LABELS[name]}: mean force on an element {format_number(force)}\n")
+    if settings.engine == "flower":
+        outcome = on_flower(name, method, ground)
+    else:
+        outcome = course(name, method, ground, place.at(CHECKPOINTS) / f"{name}.safetensors")
+    for row in outcome.rounds:
+        record.add("rounds", method=LABELS[name], **row)
+    for row in faults_of(outcome.rounds):
+        record.add("faults", method=LABELS[name], **row)
+    held = _held_out(outcome, method, ground, rows)
+    record.add("methods", **method_row(LABELS[name], method, outcome, known, ground, force, held))
+    save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
+
+
+def _held_out(outcome: Outcome, method: Method, ground: Ground, rows: Rows) -> float | None:
+    """Accuracy of the last global model on validation rows."""
+    if not len(rows.validation_targets):
+        return None
+    model = seeded_model(method, ground.make_model, ground.settings.seed)
+    load_(model, outcome.params, outcome.buffers)
+    return Accuracy(rows.validation_inputs, rows.validation_targets)(model)["accuracy"]
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """End the round under way at SIGINT or SIGTERM: rounds are saved whole, so the one that is lost is done again."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        do = "run the same command with --resume to go on"
+        raise StoppedError(f"interrupted; the last whole round is saved; {do}") from None
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _listed(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def show(record: Record) -> None:
+    """Print what every method reached; the last line says where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    columns = ["method", "accuracy", "n", "validation_accuracy", "ssr_global", "norm", "force", "seconds"]
+    print_table(
+        record.table("methods"), title=record.question, units=record.units, columns=columns,
+        roles=roles_of(record.settings["method"]),
+    )  # fmt: skip
+    tell_page(record)

@@ -1,0 +1,175 @@
+"""Rows for clients and for the server: known data sets, MNIST-1D made in code, or a person's own file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sparing.data import load_images
+from sparing.errors import UserError, require
+from sparing.jobs.federate.mnist_1d import make
+from sparing.jobs.federate.settings import Settings
+from sparing.jobs.scan.material import digits
+from sparing.jobs.scan.nets import inputs_of
+from sparing.seeds import stream
+
+NAMES: Final = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")
+"""Data sets by name."""
+
+SIGNAL_ROWS: Final = 5000
+"""Rows of MNIST-1D, four fifths to train on (count), as its authors have it."""
+
+_GENERATED: Final = 0  # one MNIST-1D for all, as if it were a file: seeds vary the split and the training
+_NEEDED: Final = ("inputs", "targets", "test_inputs", "test_targets")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """A data set in three parts; no row is in two of them."""
+
+    name: str
+    """What it is called."""
+
+    inputs: Tensor
+    """To train on: float32, shape (n, channels, …), standardised by these rows."""
+
+    targets: Tensor
+    """Their classes, int64, shape (n,)."""
+
+    validation_inputs: Tensor
+    """Training rows held out for choosing settings; may be empty."""
+
+    validation_targets: Tensor
+    """Their classes."""
+
+    test_inputs: Tensor
+    """Rows to report on; never to choose anything by."""
+
+    test_targets: Tensor
+    """Their classes."""
+
+    classes: int
+    """Classes (count)."""
+
+    groups: tuple[int, ...] | None = None
+    """Whose each training row is (a writer, a device), where the data says so."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return tuple(self.inputs.shape[1:])
+
+
+def material(name: str, *, seed: int, validation: float) -> Rows:
+    """Return a data set.
+
+    Args:
+        name: One of ``NAMES``; or a ``.safetensors`` file with ``inputs``, ``targets``, ``test_inputs``,
+            ``test_targets`` and, for a natural split, ``groups``.
+        seed: Draws the validation rows; training and test part are always the same.
+        validation: Share of the training rows to hold out, in [0, 1).
+
+    Returns:
+        The rows, on the CPU.
+
+    Raises:
+        UserError: If the name is unknown, the data cannot be had, or nothing would be left to train on.
+    """
+    require(0 <= validation < 1, "validation", validation, "it is a share of the rows", "pass 0 <= share < 1")
+    if name == "mnist-1d":
+        signals, targets = make(SIGNAL_ROWS, seed=_GENERATED)
+        cut = SIGNAL_ROWS * 4 // 5
+        parts = (signals[:cut, None], targets[:cut], signals[cut:, None], targets[cut:])
+        return _parted(name, parts, None, seed, validation)
+    if name.endswith(".safetensors"):
+        return _from_file(Path(name), seed, validation)
+    do = f"pass one of {', '.join(NAMES)}, or a .safetensors file"
+    require(name in NAMES, "data", name, "no such data set", do)
+    train, test = digits() if name == "digits" else (load_images(name, split=part) for part in ("train", "test"))
+    parts = (inputs_of(train[0]), train[1], inputs_of(test[0], like=train[0]), test[1])
+    return _parted(name, parts, None, seed, validation)
+
+
+def fewer(rows: Rows, settings: Settings) -> Rows:
+    """Draw as many rows as the settings ask for; the order stays.
+
+    Args:
+        rows: All.
+        settings: Its ``rows`` and ``test_rows``; the test rows are the same for every seed.
+
+    Returns:
+        The rows.
+    """
+    some = _drawn(len(rows.targets), settings.rows, settings.seed, "rows")
+    tested = _drawn(len(rows.test_targets), settings.test_rows, 0, "test rows")
+    return replace(
+        rows,
+        inputs=rows.inputs[some],
+        targets=rows.targets[some],
+        test_inputs=rows.test_inputs[tested],
+        test_targets=rows.test_targets[tested],
+        groups=None if rows.groups is None else tuple(rows.groups[row] for row in some.tolist()),
+    )
+
+
+def _drawn(count: int, wanted: int | None, seed: int, label: str) -> Tensor:
+    if wanted is None or wanted >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=stream(seed, "federate", label))[:wanted].sort().values
+
+
+def _parted(
+    name: str, parts: tuple[Tensor, Tensor, Tensor, Tensor], groups: Tensor | None, seed: int, validation: float
+) -> Rows:
+    inputs, targets, test_inputs, test_targets = parts
+    order = torch.randperm(len(targets), generator=stream(seed, "federate", "validation"))
+    held = int(validation * len(targets))
+    # Rising, so that without validation rows the training part is as the data set has it.
+    out, kept = order[:held].sort().values, order[held:].sort().values
+    return Rows(
+        name=name,
+        inputs=inputs[kept],
+        targets=targets[kept],
+        validation_inputs=inputs[out],
+        validation_targets=targets[out],
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        classes=1 + int(max(targets.max(), test_targets.max())),
+        groups=None if groups is None else tuple(groups[kept].tolist()),
+    )
+
+
+def _from_file(path: Path, seed: int, validation: float) -> Rows:
+    """Read a person's own rows; nothing in such a file can run."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        raise UserError("data", got=path, why=why, do=f"save {', '.join(_NEEDED)} with safetensors") from None
+    missing = [part for part in _NEEDED if part not in tensors]
+    do = "save these with safetensors, and groups for a natural split"
+    require(not missing, "data", path, f"it lacks {', '.join(missing)}", do)
+    groups = tensors.get("groups")
+    for part in ("", "test_"):
+        _check_rows(path, part, tensors[f"{part}inputs"], tensors[f"{part}targets"])
+    alone = groups is None or (groups.shape == tensors["targets"].shape and not groups.is_floating_point())
+    require(alone, "data", path, "groups needs one whole number a training row", "save it so")
+    found = [tensors[part] for part in _NEEDED]
+    parts = (found[0].float(), found[1].long(), found[2].float(), found[3].long())
+    return _parted(path.name, parts, groups, seed, validation)
+
+
+def _check_rows(path: Path, part: str, inputs: Tensor, targets: Tensor) -> None:
+    fine = inputs.ndim >= 2 and targets.ndim == 1 and len(inputs) == len(targets) > 0
+    got = f"{part}inputs {tuple(inputs.shape)} and {part}targets {tuple(targets.shape)} in {path.name}"
+    require(fine, "data", got, "each row needs numbers and one class", "save shapes (n, …) and (n,)")
+    whole = not targets.is_floating_point() and int(targets.min()) >= 0
+    require(whole, "data", f"{part}targets in {path.name}", "classes are counted from 0", "save integers >= 0")
+    finite = bool(inputs.isfinite().all())
+    require(finite, "data", f"{part}inputs in {path.name}", "some are not finite", "save finite numbers")

@@ -1,0 +1,128 @@
+"""Names on the command line become values: a method with its strengths, its server and its way to combine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sparing.federated import FedSign
+from sparing.federated.controls import Hinge, NormMatched, OwnSign
+from sparing.federated.faults import Sabotage
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.feddyn import FedDyn
+from sparing.federated.fedpan import FedPAN
+from sparing.federated.fedprox import FedProx
+from sparing.federated.methods import Method, Vector
+from sparing.federated.moon import MOON
+from sparing.federated.robust import Clipped, Combine, Krum, Mean, Median, TrimmedMean
+from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.servers import FedAdam, FedAvgM, Replace, Server
+from sparing.jobs.federate.settings import MethodName, Settings
+from sparing.report.palette import ROLES, Role
+
+NORM_MATCHED: Final = "norm-matched"
+
+LABELS: Final[Mapping[str, str]] = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "moon": "MOON",
+    "feddyn": "FedDyn",
+    "fedpan": "FedPAN",
+    "scaffold": "SCAFFOLD",
+    "fedsign": "FedSign",
+    "own-sign": "own sign",
+    "hinge": "hinge",
+    NORM_MATCHED: "FedSign at FedAvg's norms",
+}
+"""What methods are called on terminal and page."""
+
+_ROLES: Final[Mapping[str, Role]] = {
+    "fedsign": "ours", "fedavg": "baseline", "own-sign": "extension", "hinge": "good", NORM_MATCHED: "warning",
+    "scaffold": "rival", "feddyn": "second_rival", "fedprox": "reference", "moon": "good", "fedpan": "warning",
+}  # fmt: skip
+
+
+def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = ()) -> Method:
+    """Return a method as the settings have it.
+
+    Args:
+        name: On the command line.
+        settings: Strengths, server, way to combine.
+        norms: For norm-matched: those of the reference run after each round.
+
+    Returns:
+        The value that ``simulate`` takes.
+
+    Raises:
+        UserError: If a strength is out of range, or two choices do not fit.
+    """
+    both: dict[str, Any] = {"server": server_of(settings), "combine": combine_of(settings)}
+    push: dict[str, Any] = {"gamma": settings.gamma, "reduction": settings.reduction}
+    makers: dict[str, Callable[[], Method]] = {
+        "fedavg": lambda: FedAvg(**both),
+        "fedprox": lambda: FedProx(mu=0.01 if settings.mu is None else settings.mu, **both),
+        "moon": lambda: MOON(
+            mu=1.0 if settings.mu is None else settings.mu, temperature=settings.moon_temperature, **both
+        ),
+        "feddyn": lambda: FedDyn(alpha=settings.feddyn_alpha, **both),
+        "fedpan": lambda: FedPAN(periods=settings.pan_periods, amplitude=settings.pan_amplitude, **both),
+        "scaffold": lambda: SCAFFOLD(momentum=settings.momentum, **both),
+        "fedsign": lambda: FedSign(temperature=settings.temperature, **push, **both),
+        "own-sign": lambda: OwnSign(temperature=settings.temperature, **push, **both),
+        "hinge": lambda: Hinge(**push, **both),
+        NORM_MATCHED: lambda: NormMatched(FedSign(temperature=settings.temperature, **push, **both), norms),
+    }
+    return makers[name]()
+
+
+def server_of(settings: Settings) -> Server:
+    """The server optimizer."""
+    lr = settings.server_lr
+    if settings.server == "fedadam":
+        return FedAdam(lr=0.01 if lr is None else lr)
+    rate = 1.0 if lr is None else lr
+    return FedAvgM(lr=rate) if settings.server == "fedavgm" else Replace(rate)
+
+
+def combine_of(settings: Settings) -> Combine:
+    """How models become one."""
+    if settings.robust == "trimmed":
+        return TrimmedMean(settings.trim)
+    if settings.robust == "krum":
+        return Krum(settings.hostile)
+    if settings.robust == "clip":
+        return Clipped(settings.clip_norm)
+    return Median() if settings.robust == "median" else Mean()
+
+
+def sabotage_of(settings: Settings) -> Sabotage | None:
+    """What attacked clients do to their updates, if any do."""
+    if settings.attack == "none":
+        return None
+    kind = "not finite" if settings.attack == "nan" else settings.attack
+    return Sabotage(kind=kind, share=settings.attacked, seed=settings.seed)
+
+
+def force_of(method: Method, params: Vector) -> float | None:
+    """Mean force on an element, in units of the gradient.
+
+    Args:
+        method: Any.
+        params: The initial model.
+
+    Returns:
+        That of FedSign and its controls on an element near zero; None for methods that do not push signs.
+    """
+    inner = method.method if isinstance(method, NormMatched) else method
+    return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
+
+
+def roles_of(names: Sequence[str]) -> dict[str, Role]:
+    """Give each method a role of its own, by label: the same in every run where no two compete for it."""
+    free = [role for role in ROLES if role not in {_ROLES[name] for name in names}]
+    given: dict[str, Role] = {}
+    for name in names:
+        wanted = _ROLES[name]
+        taken = wanted in given.values()
+        given[LABELS[name]] = (free.pop(0) if free else wanted) if taken else wanted
+    return given

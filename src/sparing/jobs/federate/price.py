@@ -1,0 +1,107 @@
+"""The price of a run from shapes alone, before anything is trained: clients, steps, and bytes on the wire by round.
+
+Every draw of a run (who trains in which round, which blocks a client sends) comes from the seed, so bytes and steps
+are not estimated but known; clients that fail are what can change them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sparing.federated import Schedule
+from sparing.federated.controls import NormMatched
+from sparing.federated.loop import Workbench, buffers_of, workbench
+from sparing.federated.methods import Method, Sent, Vector
+from sparing.federated.metrics import bytes_of
+from sparing.federated.sampling import resting
+from sparing.federated.settings import drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a run will take."""
+
+    parameters: int
+    """Parameters that train (count)."""
+
+    updates: int
+    """Local trainings, of one client in one round (count)."""
+
+    steps: int
+    """Optimizer steps of all of them (count)."""
+
+    down: tuple[int, ...]
+    """Bytes sent to the clients of each round."""
+
+    up: tuple[int, ...]
+    """Bytes that they send back."""
+
+    up_full: tuple[int, ...]
+    """Bytes that they would send back if every client sent every block."""
+
+
+def price(
+    make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int
+) -> Price:
+    """Work out the price of a run.
+
+    Args:
+        make_model: Makes the model; only its shapes are read.
+        method: What is federated.
+        schedule: Rounds, participation, local training.
+        sizes: Rows of each client (count).
+        seed: The experiment.
+
+    Returns:
+        The price; what ``simulate`` counts is equal if no client fails.
+
+    Raises:
+        UserError: If model, method and schedule do not fit together.
+    """
+    inner = method.method if isinstance(method, NormMatched) else method
+    inner.check(schedule)
+    with torch.device("meta"):
+        bench = workbench(inner.adapt(make_model()), inner, schedule, seed=seed)
+    params: Vector = {name: value.detach() for name, value in bench.params.items()}
+    buffers, beside = bytes_of(buffers_of(bench.model)), _beside(inner, params, buffers_of(bench.model))
+    whole = bytes_of(params)
+    down, up, up_full, steps = [], [], [], 0
+    for number in range(schedule.rounds):
+        ids = drawn(schedule, len(sizes), number, seed)
+        # What goes beside the model begins with the first answer, so the first round is sent without it.
+        down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
+        rest = [resting(bench.body, schedule, number, client, seed) for client in ids]
+        kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
+        up.append(sum(part * (1 + beside) + buffers for part in kept))
+        up_full.append(len(ids) * (whole * (1 + beside) + buffers))
+        steps += sum(steps_of(sizes[client], bench) for client in ids)
+    count = sum(value.numel() for value in params.values())
+    return Price(count, len(down) * schedule.participants(len(sizes)), steps, tuple(down), tuple(up), tuple(up_full))
+
+
+def steps_of(rows: int, bench: Workbench) -> int:
+    """Optimizer steps that a client makes in a round.
+
+    Args:
+        rows: Of the client (count).
+        bench: Schedule, and whether the model has batch norm.
+
+    Returns:
+        As many as ``loop.batches`` yields batches.
+    """
+    schedule = bench.schedule
+    single = schedule.drop_last_single and rows > schedule.batch_size and rows % schedule.batch_size == 1
+    used = rows - (bool(bench.norms) and single)
+    return max(schedule.local_epochs * math.ceil(used / schedule.batch_size), schedule.least_steps)
+
+
+def _beside(method: Method, params: Vector, buffers: Vector) -> int:
+    """How many vectors of the model's size travel beside it, each way: one for SCAFFOLD, none for the others."""
+    sent = Sent(params, {}, buffers)
+    extras = method.finish(sent, params, method.client_state(params), 1, 1.0, buffers)[1]
+    return bytes_of(extras) // max(bytes_of(params), 1)

@@ -1,0 +1,129 @@
+"""The rows of a record: who holds what, what it will cost, what it came to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sparing.federated.methods import Method
+from sparing.federated.splits import Split
+from sparing.jobs.federate.course import Ground, Outcome
+from sparing.jobs.federate.material import Rows
+from sparing.jobs.federate.price import Price
+
+
+def split_rows(split: Split, rows: Rows) -> list[dict[str, Any]]:
+    """How many rows of each class every client holds.
+
+    Args:
+        split: Of the training rows.
+        rows: The data.
+
+    Returns:
+        Client, its rows, and a column for each class.
+    """
+    counts = split.counts(rows.targets).tolist()
+    names = [f"class_{which}" for which in range(rows.classes)]
+    # A class without training rows has no column in the counts.
+    return [
+        {"client": client, "rows": sum(one), **dict.fromkeys(names, 0), **dict(zip(names, one, strict=False))}
+        for client, one in enumerate(counts)
+    ]
+
+
+def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
+    """What a method will send.
+
+    Args:
+        label: Of the method.
+        known: Its price.
+
+    Returns:
+        A row for each direction.
+    """
+    ways = (("down", known.down, known.down), ("up", known.up, known.up_full))
+    return [
+        {
+            "method": label,
+            "direction": way,
+            "a_round": sum(each) / len(each),
+            "in_all": sum(each),
+            "of_full": sum(each) / sum(full),
+            "updates": known.updates,
+            "steps": known.steps,
+        }
+        for way, each, full in ways
+    ]
+
+
+def method_row(
+    label: str, method: Method, outcome: Outcome, known: Price, ground: Ground, force: float | None, held: float | None
+) -> dict[str, Any]:
+    """What a method came to, beside what was foretold.
+
+    Args:
+        label: Of the method.
+        method: Its value.
+        outcome: Of its run.
+        known: Its price.
+        ground: What all methods share.
+        force: Mean force on an element.
+        held: Accuracy on validation rows.
+
+    Returns:
+        A row.
+    """
+    last, rows = outcome.rounds[-1], outcome.rounds
+    judged = [row["accuracy"] for row in rows if "accuracy" in row]
+    low, high = wilson(last["accuracy"], n := len(ground.test.targets))
+    seconds = [row["seconds"] for row in rows]
+    made = [row["steps"] for row in rows]
+    return {
+        "method": label,
+        "accuracy": last["accuracy"],
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "n": n,
+        "last_ten": sum(judged[-10:]) / len(judged[-10:]),
+        "validation_accuracy": held,
+        "loss": last["loss"],
+        "fusion_gap": last.get("fusion_gap"),
+        "ssr_global": last.get("ssr_global"),
+        "ssr_pairs": last.get("ssr_pairs"),
+        "norm": last["norm"],
+        "force": force,
+        "answered": sum(row["answered"] for row in rows),
+        "predicted_updates": known.updates,
+        "steps": None if None in made else sum(made),
+        "predicted_steps": known.steps,
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "predicted_down": sum(known.down),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "predicted_up": sum(known.up),
+        "seconds": sum(seconds),
+        "predicted_seconds": seconds[0] * len(seconds),
+        "engine": outcome.engine,
+        "value": repr(method) if len(repr(method)) < 400 else type(method).__name__,
+    }
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was counted in n rows.
+
+    Args:
+        share: Counted, 0 to 1.
+        n: Rows (count).
+
+    Returns:
+        Lower and upper end.
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+
+    Example:
+        >>> [round(end, 3) for end in wilson(0.5, 100)]
+        [0.404, 0.596]
+    """
+    z = 1.959964
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(middle - half, 0.0), min(middle + half, 1.0)

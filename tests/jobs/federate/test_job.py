@@ -1,0 +1,197 @@
+"""``sparing federate`` as a person runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sparing.cli import main
+from sparing.federated import Client, FedSign, Schedule, dirichlet, simulate
+from sparing.federated.controls import tensor_norms
+from sparing.federated.faults import Sabotage
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.metrics import Accuracy
+from sparing.federated.splits import load
+from sparing.jobs.federate import run
+from sparing.jobs.federate.job import show
+from sparing.jobs.federate.material import fewer, material
+from sparing.jobs.federate.nets import perceptron
+from sparing.jobs.interrupts import StoppedError
+from sparing.report import Record
+
+CLOCKS = {"seconds", "clients_per_second"}
+
+
+def rows_of(record, label):
+    return [row for row in record.table("rounds") if row["method"] == label]
+
+
+def timeless(rows):
+    """Rows as text, NaN and all, without what a clock said."""
+    return repr([{name: row[name] for name in row if name not in CLOCKS | {"method"}} for row in rows])
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_run_is_simulate_with_the_same_values_to_the_bit(tiny):
+    settings = tiny(method=("fedavg", "fedsign"), gamma=0.1, reduction="sum", seed=3, lr=0.05)
+    record = run(settings)
+    data = fewer(material("digits", seed=3, validation=0.1), settings)
+    split = dirichlet(data.targets, 5, 1.0, seed=3)
+    clients = [Client(data.inputs[list(rows)], data.targets[list(rows)]) for rows in split.clients]
+    schedule = Schedule(rounds=2, participation=0.6, local_epochs=1, lr=0.05)
+    test = Accuracy(data.test_inputs, data.test_targets)
+    known = {"fedavg": ("FedAvg", FedAvg()), "fedsign": ("FedSign", FedSign(gamma=0.1, reduction="sum"))}
+    for name, (label, method) in known.items():
+        direct = simulate(partial(perceptron, 64, 10), clients, method, schedule, evaluate=test, seed=3)
+        assert same(load_file(settings.out / "models" / f"{name}.safetensors"), direct.params)
+        assert timeless(rows_of(record, label)) == timeless(direct.record)
+        row = next(row for row in record.table("methods") if row["method"] == label)
+        assert (row["accuracy"], row["n"]) == (direct.record[-1]["accuracy"], 50)
+    force = record.table("methods")[1]["force"]
+    assert force == pytest.approx(0.1 / 4)  # γ/4 under the plain sum, at θ = 0
+    assert Record.read(settings.out / "record.jsonl").table("methods") == record.table("methods")
+
+
+@pytest.mark.usefixtures("pageless")
+def test_the_split_on_the_disk_is_the_split_of_the_record(tiny):
+    settings = tiny(split="shards", rounds=1)
+    record = run(settings)
+    labels = fewer(material("digits", seed=0, validation=0.1), settings).targets
+    counts = load(settings.out / "split.json", labels).counts(labels).tolist()
+    assert [[row[f"class_{which}"] for which in range(10)] for row in record.table("partition")] == counts
+    assert sum(row["rows"] for row in record.table("partition")) == 200
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tiny, tmp_path, monkeypatch):
+    whole = {"method": ("fedavg", "feddyn"), "rounds": 3}
+    record = run(tiny(**whole, out=tmp_path / "whole"))
+    measure, calls = Accuracy.__call__, []
+
+    def interrupted(self, model):
+        calls.append(model)
+        if len(calls) == 19:  # three clients and their mean a round: within the second round of the second method
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(self, model)
+
+    monkeypatch.setattr(Accuracy, "__call__", interrupted)
+    with pytest.raises(StoppedError, match="--resume"):
+        run(tiny(**whole))
+    monkeypatch.undo()
+    monkeypatch.setattr("sparing.jobs.federate.job.write_page", lambda record, path: path)
+    assert not (tmp_path / "out" / "record.jsonl").exists()
+    again = run(tiny(**whole, resume=True))
+    for label, name in (("FedAvg", "fedavg"), ("FedDyn", "feddyn")):
+        assert timeless(rows_of(again, label)) == timeless(rows_of(record, label))
+        models = [load_file(tmp_path / out / "models" / f"{name}.safetensors") for out in ("whole", "out")]
+        assert same(*models)
+
+
+@pytest.mark.usefixtures("pageless")
+def test_norm_matched_has_the_norms_of_fedavg_and_not_its_weights(tiny):
+    settings = tiny(method=("fedavg", "norm-matched"), gamma=1.0)
+    record = run(settings)
+    plain, held = (load_file(settings.out / "models" / f"{name}.safetensors") for name in settings.method)
+    # One multiplication in float32 sets a tensor's norm: relative error 2⁻²³, and a sum over roundings that part.
+    assert tensor_norms(held) == pytest.approx(tensor_norms(plain), rel=1e-6)
+    assert not same(plain, held)
+    rows = record.table("methods")
+    assert rows[1]["norm"] == pytest.approx(rows[0]["norm"], rel=1e-6)
+
+
+@pytest.mark.usefixtures("pageless")
+def test_attacked_clients_are_left_out_and_told(tiny, capsys):
+    settings = tiny(attack="nan", attacked=0.5, participation=1.0, seed=1)
+    hit = [client for client in range(5) if Sabotage(kind="not finite", share=0.5, seed=1).strikes(client)]
+    assert 0 < len(hit) < 5
+    record = run(settings)
+    (row,) = record.table("faults")
+    assert row == {"method": "FedAvg", "kind": "not finite", "updates": 2 * len(hit), "rounds": 2, "clients": len(hit)}
+    assert record.table("methods")[0]["answered"] == 2 * (5 - len(hit))
+    show(record)
+    assert capsys.readouterr().out.endswith("report.html\n")
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_natural_split_has_a_client_for_each_group(tiny, tmp_path):
+    source = torch.Generator().manual_seed(0)
+    rows = {"inputs": torch.randn(40, 6, generator=source), "targets": torch.arange(40) % 3}
+    rows |= {"test_inputs": rows["inputs"][:9].clone(), "test_targets": rows["targets"][:9].clone()}
+    save_file({**rows, "groups": torch.arange(40) // 10}, tmp_path / "rows.safetensors")
+    changes = {"data": str(tmp_path / "rows.safetensors"), "split": "natural", "validation": 0.0, "rows": None}
+    record = run(tiny(**changes, participation=1.0))
+    assert [row["rows"] for row in record.table("partition")] == [10, 10, 10, 10]
+    assert record.table("methods")[0]["validation_accuracy"] is None
+
+
+BAD = {
+    "alpha 0": (["--alpha", "0"], "alpha: got 0"),
+    "alpha below 0": (["--alpha", "-1"], "alpha: got -1"),
+    "participation of none": (["--participation", "0"], "participation: got 0"),
+    "unknown method": (["--method", "fedfoo"], "fedfoo"),
+    "unknown data": (["--data", "mnist-2d"], "data: got mnist-2d; no such data set; pass one of mnist-1d"),
+    "unknown net": (["--net", "vit"], "vit"),
+    "a method twice": (["--method", "fedavg", "fedavg"], "a method stands there twice"),
+    "more clients than rows": (["--clients", "500"], "clients: got 500"),
+    "more classes than rows": (["--rows", "9", "--clients", "2"], "there are more classes than rows"),
+    "no groups": (["--split", "natural"], "belong to nobody"),
+    "no rows for the server": (["--batch-norm", "recalibrate", "--validation", "0"], "pass --validation 0.1"),
+    "blocks that are not there": (["--blocks", "9"], "blocks"),
+    "method and schedule": (["--method", "scaffold", "--clip", "1"], "clip"),
+    "method and server": (["--method", "feddyn", "--server", "fedadam"], "server"),
+    "resume of nothing": (["--resume"], "no run was started there"),
+    "attack on flower": (["--engine", "flower", "--attack", "nan"], "pass --engine embedded"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_status_2(case, tmp_path, capsys):
+    arguments, told = BAD[case]
+    start = ["federate", "--data", "digits", "--rows", "200", "--clients", "5", "--out", str(tmp_path / "out")]
+    assert main([*start, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparing: ")
+    assert told in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_clients_that_would_stay_without_rows_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sparing.federated.splits.TRIES", 3)
+    arguments = ["--data", "digits", "--rows", "60", "--clients", "50", "--alpha", "0.01"]
+    assert main(["federate", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert "alpha" in capsys.readouterr().err
+
+
+def test_without_flower_its_engine_says_the_install_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr.clientapp", None)  # what a missing package is to an import
+    assert main(["federate", "--engine", "flower", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'sparing[flower]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("pageless")
+def test_flower_makes_the_model_of_the_plain_loop(tiny):
+    pytest.importorskip("flwr")
+    settings = tiny(engine="flower", method=("fedsign",), net="cnn-bn", every=2)
+    record = run(settings)
+    data = fewer(material("digits", seed=0, validation=0.1), settings)
+    split = dirichlet(data.targets, 5, 1.0)
+    clients = [Client(data.inputs[list(rows)], data.targets[list(rows)]) for rows in split.clients]
+    from sparing.jobs.federate.nets import net
+
+    direct = simulate(net("cnn-bn", (1, 8, 8), 10), clients, FedSign(), settings.schedule(), engine="loop")
+    assert same(load_file(settings.out / "models" / "fedsign.safetensors"), {**direct.params, **direct.buffers})
+    rows = record.table("rounds")
+    assert [row["ssr_global"] for row in rows] == pytest.approx([row["ssr_global"] for row in direct.record])
+    assert "accuracy" not in rows[0]
+    assert 0 <= rows[1]["accuracy"] <= 1

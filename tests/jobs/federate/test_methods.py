@@ -1,0 +1,75 @@
+"""Names on the command line and the values that they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparing.federated import FedSign
+from sparing.federated.controls import Hinge, NormMatched, OwnSign
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.feddyn import FedDyn
+from sparing.federated.fedpan import FedPAN
+from sparing.federated.fedprox import FedProx
+from sparing.federated.moon import MOON
+from sparing.federated.robust import Clipped, Krum, Median, TrimmedMean
+from sparing.federated.scaffold import SCAFFOLD
+from sparing.federated.servers import FedAdam, FedAvgM, Replace
+from sparing.jobs.federate.methods import LABELS, force_of, method_of, roles_of
+from sparing.jobs.federate.settings import Settings
+
+VALUES = {
+    "fedavg": FedAvg(),
+    "fedprox": FedProx(mu=0.5),
+    "moon": MOON(mu=0.5, temperature=0.2),
+    "feddyn": FedDyn(alpha=0.3),
+    "fedpan": FedPAN(periods=4.0, amplitude=0.1),
+    "scaffold": SCAFFOLD(momentum=0.7),
+    "fedsign": FedSign(gamma=0.2, reduction="mean", temperature="scale-aware"),
+    "own-sign": OwnSign(gamma=0.2, reduction="mean", temperature="scale-aware"),
+    "hinge": Hinge(gamma=0.2, reduction="mean"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_name_is_its_value(name):
+    settings = Settings(
+        mu=0.5, moon_temperature=0.2, feddyn_alpha=0.3, pan_periods=4.0, pan_amplitude=0.1, momentum=0.7, gamma=0.2,
+        reduction="mean", temperature="scale-aware",
+    )  # fmt: skip
+    assert method_of(name, settings) == VALUES[name]
+
+
+def test_strengths_that_are_not_given_are_those_of_the_method():
+    assert method_of("moon", Settings()) == MOON()
+    assert method_of("fedprox", Settings()) == FedProx()
+    assert method_of("norm-matched", Settings(), [{"w": 1.0}]) == NormMatched(FedSign(), [{"w": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        ({"server": "fedadam"}, FedAvg(server=FedAdam(lr=0.01))),
+        ({"server": "fedavgm", "server_lr": 0.5}, FedAvg(server=FedAvgM(lr=0.5))),
+        ({"server_lr": 0.5}, FedAvg(server=Replace(0.5))),
+        ({"robust": "median"}, FedAvg(combine=Median())),
+        ({"robust": "trimmed", "trim": 0.3}, FedAvg(combine=TrimmedMean(0.3))),
+        ({"robust": "krum", "hostile": 2}, FedAvg(combine=Krum(2))),
+        ({"robust": "clip", "clip_norm": 3.0}, FedAvg(combine=Clipped(3.0))),
+    ],
+)
+def test_servers_and_robust_means(changes, method):
+    assert method_of("fedavg", Settings(**changes)) == method
+
+
+def test_the_force_is_told_for_pushes_alone():
+    params = {"w": torch.ones(3), "b": torch.zeros(1)}
+    settings = Settings(gamma=0.1)
+    forces = {name: force_of(method_of(name, settings), params) for name in ("fedavg", "fedsign", "own-sign", "hinge")}
+    assert forces == {"fedavg": None, "fedsign": 0.1 / 8, "own-sign": 0.1 / 8, "hinge": 0.1 / 2}
+
+
+def test_no_two_methods_of_a_page_look_alike():
+    names = list(LABELS)
+    assert len(set(roles_of(names[:8]).values())) == 8
+    assert roles_of(["fedavg", "fedsign"]) == {"FedAvg": "baseline", "FedSign": "ours"}
