@@ -22,7 +22,7 @@ check: setup  ## format, lint, types and floors
 	$(BIN)/lint-imports
 
 test: check  ## everything that must hold before a commit
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	$(BIN)/python -m pytest -n 3 --dist loadscope
 
 results: setup  ## rebuild the tables of docs/results.md from the committed JSON
 	$(BIN)/python -m benchmarks.results
