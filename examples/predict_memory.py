@@ -1,4 +1,4 @@
-"""What would one fine-tuning step of a model with half a billion parameters hold? Nothing is allocated; no GPU is needed."""
+"""What would one fine-tuning step of a model with half a billion parameters hold? Nothing is allocated."""
 
 from functools import partial
 
