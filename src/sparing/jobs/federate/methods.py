@@ -89,7 +89,7 @@ def combine_of(settings: Settings) -> Combine:
     if settings.robust == "trimmed":
         return TrimmedMean(settings.trim)
     if settings.robust == "krum":
-        return Krum(settings.hostile)
+        return Krum(settings.hostile, settings.keep)
     if settings.robust == "clip":
         return Clipped(settings.clip_norm)
     return Median() if settings.robust == "median" else Mean()

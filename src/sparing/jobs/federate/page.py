@@ -47,8 +47,8 @@ block: {share} of what whole models would take on the way up."""
 
 _FAULTS: Final = """\
 Updates that fail, are not finite, have the wrong shape, or are more than a hundred times as long as the round's \
-median are left out, and the round goes on. An update that is turned round has an honest length: only robust means, \
-such as `--robust median`, stand up to it."""
+median are left out, and the round goes on. An update that is turned round has an honest \
+length and is not found so; robust means, such as `--robust krum --keep 12`, hold back a part of the harm."""
 
 
 def answer(record: Record) -> str:

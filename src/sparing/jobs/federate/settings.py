@@ -150,6 +150,9 @@ class Settings:
     hostile: int = 1
     """Hostile models in a round that krum reckons with (count)."""
 
+    keep: int = 1
+    """Models whose mean krum takes (count); more than one is Multi-Krum."""
+
     clip_norm: float = 1.0
     """Largest norm of a client's update, for clip."""
 
