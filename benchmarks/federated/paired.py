@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
-from benchmarks.valley.numbers import MINUS, T95, bounds
+from benchmarks.valley.numbers import T95, bounds, mean
 
 
 def differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
@@ -24,12 +22,4 @@ def verdict(values: Sequence[float]) -> str:
 
 def shown(values: Sequence[float], digits: int = 1) -> str:
     """Mean difference with its interval, in the unit of the values."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return "–"
-    form = f"+.{digits}f"
-    text = f"{fmean(known):{form}}"
-    if len(known) in T95:
-        low, high = bounds(known)
-        text += f" [{low:{form}}, {high:{form}}]"
-    return text.replace("-", MINUS)
+    return mean(values, digits)
