@@ -120,7 +120,7 @@ def chapter(record: Record, work: Work = WORK) -> Section:
         "as hard without looking at the global model; FedDyn mends each client's drift by a vector that it keeps.\n\n"
         "Then the same FedAvg again, where each client draws one body "
         "block, trains it beside first and last layer, and sends only those. Bytes are foretold from shapes and "
-        "draws.\n\nIn the paper (Li et al., NeurIPS 2024, Table 1) FedSign leads five rivals on images with 100 clients "
+        "draws.\n\nIn the paper (Li et al., NeurIPS 2024, Table 1) FedSign leads five rivals on images, 100 clients "
         "of which 10 train in a round; what its signs add over a push outward, the paper does not test.\n\nGo deeper: "
         "`sparing federate --method fedavg fedsign own-sign hinge --alpha 0.1`."
     )
