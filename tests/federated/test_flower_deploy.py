@@ -35,11 +35,14 @@ def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monke
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert [one["received"] for one in record["rounds"]] == [[0, 1], [0, 1]]
     assert 0.5 < record["metrics"]["2"]["ssr"] <= 1
+    assert [one["evaluated"] for one in record["rounds"]] == [[0, 1], [0, 1]]
     monkeypatch.syspath_prepend(str(APP))
-    from flower_app.task import make_model, rows_of, settings_of
+    from flower_app.task import held_of, make_model, rows_of, settings_of
 
     method, schedule = settings_of({"gamma": 0.1, "rounds": 2, "participation": 1.0})
-    same = flower.run_in_process(make_model, [rows_of(0), rows_of(1)], method, schedule)
+    held = [held_of(0), held_of(1)]
+    same = flower.run_in_process(make_model, [rows_of(0), rows_of(1)], method, schedule, held=held)
+    assert record["held"]["2"]["accuracy"] == same.metrics[2]["held-accuracy"]
     found = load_file(tmp_path / "out" / "model.safetensors")
     for name, value in {**same.params, **same.buffers}.items():
         assert torch.equal(found[name], value), name

@@ -5,7 +5,7 @@ from functools import cache
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_app.task import make_model, rows_of, settings_of
+from flower_app.task import held_of, make_model, rows_of, settings_of
 from sparing.federated import flower
 
 app = ClientApp()
@@ -14,7 +14,7 @@ app = ClientApp()
 @cache
 def trainer(gamma: float, rounds: int, participation: float) -> ClientApp:
     method, schedule = settings_of({"gamma": gamma, "rounds": rounds, "participation": participation})
-    return flower.client_app(method, make_model, rows_of, schedule, mods=[flower.sign_telemetry])
+    return flower.client_app(method, make_model, rows_of, schedule, held_of=held_of, mods=[flower.sign_telemetry])
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -23,4 +23,5 @@ def answer(message: Message, context: Context) -> Message:
 
 
 app.train()(answer)
+app.evaluate()(answer)
 app.query()(answer)

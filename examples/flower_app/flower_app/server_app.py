@@ -18,12 +18,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     method, schedule = settings_of(config)
-    server = flower.strategy(method, schedule, make_model, int(config["clients"]), seed=int(config["seed"]))
+    server = flower.strategy(
+        method, schedule, make_model, int(config["clients"]), seed=int(config["seed"]),
+        evaluation=float(config["evaluation"]),
+    )  # fmt: skip
     result = server.start(grid, server.initial_arrays(), schedule.rounds, timeout=120)
     if config["output"]:
         folder = Path(config["output"])
         folder.mkdir(parents=True, exist_ok=True)
         save_file({**server.params, **server.buffers}, folder / "model.safetensors")
         metrics = {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
-        record = {"rounds": [asdict(one) for one in server.rounds], "metrics": metrics}
+        held = {number: dict(record) for number, record in result.evaluate_metrics_clientapp.items()}
+        record = {"rounds": [asdict(one) for one in server.rounds], "metrics": metrics, "held": held}
         (folder / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -22,13 +22,27 @@ from sparing.federated.flower_records import (
     vector_of,
     whole,
 )
-from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, seeded_model, workbench
+from sparing.federated.loop import (
+    Client,
+    Loss,
+    Visit,
+    Workbench,
+    buffers_of,
+    load_,
+    received_by,
+    seeded_model,
+    workbench,
+)
 from sparing.federated.loop import train as train_client
 from sparing.federated.methods import Method, Sent, State, Vector
+from sparing.federated.metrics import Accuracy, Evaluate
 from sparing.federated.settings import Schedule
 
 DataOf = Callable[[int], Client]
 """Number of a client, its node's ``partition-id`` -> its rows."""
+
+Judge = Callable[[Client], Evaluate]
+"""Held-out rows of a client -> what measures a model on them."""
 
 WHO = "who"
 """Record that says whose reply it is."""
@@ -40,6 +54,10 @@ _KEPT, _PENDING, _OWN = "sparing/kept/", "sparing/pending/", "sparing/own/"
 _ROUNDS = "sparing/rounds"  # record of the rounds whose state is kept and pending
 
 
+def _accuracy(rows: Client) -> Evaluate:
+    return Accuracy(rows.inputs, rows.targets)
+
+
 def client_app(
     method: Method,
     make_model: Callable[[], nn.Module],
@@ -47,6 +65,8 @@ def client_app(
     schedule: Schedule,
     *,
     loss: Loss = F.cross_entropy,
+    held_of: DataOf | None = None,
+    judge: Judge = _accuracy,
     mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
@@ -60,19 +80,24 @@ def client_app(
         data_of: Gives the rows of a client.
         schedule: The same value as the strategy has.
         loss: Mean loss of a batch.
+        held_of: Gives the rows of a client that it does not train on, to measure the global model there; a client
+            that keeps batch norm of its own measures the model with it. None: the app has no ``evaluate``.
+        judge: What measures a model on them; accuracy and loss of a classifier unless told.
         mods: Flower's, such as ``sign_telemetry``.
 
     Returns:
-        An app with ``train`` and, for the strategy to learn who is who, ``query``.
+        An app with ``train``, for the strategy to learn who is who ``query``, and with held-out rows ``evaluate``.
 
     Raises:
         UserError: If the method refuses the schedule.
     """
     method.check(schedule)
-    host = _Host(method, make_model, data_of, schedule, loss)
+    host = _Host(method, make_model, data_of, schedule, loss, held_of, judge)
     app = ClientApp(mods=list(mods))
     app.train()(host.train)
     app.query()(_say_who)
+    if held_of is not None:
+        app.evaluate()(host.evaluate)
     return app
 
 
@@ -85,6 +110,8 @@ class _Host:
     data_of: DataOf
     schedule: Schedule
     loss: Loss
+    held_of: DataOf | None
+    judge: Judge
     benches: dict[int, Workbench] = field(default_factory=dict)
 
     def train(self, message: Message, context: Context) -> Message:
@@ -99,6 +126,21 @@ class _Host:
         visit = train_client(bench, rows, sent, state, number=number - 1, client_id=client, own=own)
         memory.keep(visit, number)
         return Message(_reply(visit, len(rows)), reply_to=message)
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Measure the global model on the client's held-out rows and reply with the numbers."""
+        config = config_of(message.content)
+        number, client = whole(config, "server-round"), _number_of(context)
+        bench = self._bench(whole(config, "sparing-seed"))
+        sent, _ = _received(message.content, bench)
+        own = _Memory(context.state, bench).own(whole(config, "accepted-round"))
+        model = received_by(bench, sent, own)
+        load_(bench.model, model.params, model.buffers)
+        if self.held_of is None or not len(rows := self.held_of(client)):
+            raise RunError(f"client {client}, round {number}: it has no held-out rows to measure the model on")
+        numbers = {"one": 1.0, "num-examples": len(rows), **self.judge(rows)(bench.model)}
+        content = RecordDict({METRICS: MetricRecord(numbers), WHO: ConfigRecord({"client": client})})
+        return Message(content, reply_to=message)
 
     def _bench(self, seed: int) -> Workbench:
         if seed not in self.benches:
@@ -129,6 +171,25 @@ class _Memory:
             return {}, {}
         if not accepted:
             return fresh, {}
+        self._settle(accepted)
+        return get_state(self.records, _template(self.bench), f"{_KEPT}state/"), self.own(accepted)
+
+    def own(self, accepted: int) -> Vector:
+        """Return the own batch norm after the round that the server accepted last, empty where none is kept.
+
+        Args:
+            accepted: That round, 0 if there was none.
+
+        Raises:
+            RunError: If that of the round is not here.
+        """
+        if not accepted or self.bench.schedule.batch_norm != "local":
+            return {}
+        self._settle(accepted)
+        return get_state(self.records, _template(self.bench), f"{_KEPT}{_OWN}").get("own", {})
+
+    def _settle(self, accepted: int) -> None:
+        """Make what the accepted round left behind what is kept."""
         rounds = config_of(self.records, _ROUNDS)
         if rounds.get("pending") == accepted:
             self._promote(accepted)
@@ -137,9 +198,6 @@ class _Memory:
                 f"client state of round {accepted}: not at this node, which has {rounds.get('kept', 0)}; "
                 f"{self.bench.method.name} cannot go on without it; was the node restarted?"
             )
-        template = _template(self.bench)
-        own = get_state(self.records, template, f"{_KEPT}{_OWN}").get("own", {})
-        return get_state(self.records, template, f"{_KEPT}state/"), own
 
     def keep(self, visit: Visit, number: int) -> None:
         """Put aside what a round left behind, until the server says that it received the update."""

@@ -165,7 +165,8 @@ class FlowerRun:
     """What happened in each round."""
 
     metrics: dict[int, dict[str, Any]]
-    """Round, from 1 -> means of what the clients measured, and what ``evaluate`` did."""
+    """Round, from 1 -> means of what the clients measured, under ``held-`` that on held-out rows of theirs, and what
+    ``evaluate`` did."""
 
 
 def run_in_process(
@@ -175,6 +176,7 @@ def run_in_process(
     schedule: Schedule,
     *,
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    held: Sequence[Client] | None = None,
     loss: Loss = F.cross_entropy,
     seed: int = 0,
     guard: Guard | None = None,
@@ -189,6 +191,7 @@ def run_in_process(
         method: Settings of the method.
         schedule: Rounds, participation, local training.
         evaluate: Global model -> numbers by name, after each round.
+        held: Held-out rows of each client, on which all clients measure each new model.
         loss: Mean loss of a batch.
         seed: The experiment.
         guard: Which updates are left out.
@@ -202,9 +205,16 @@ def run_in_process(
         UserError: If there are no clients, or method, schedule and model do not fit together.
     """
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one")
-    app = client_app(method, make_model, lambda number: clients[number], schedule, loss=loss, mods=mods)
+    fits, why = held is None or len(held) == len(clients), "each client measures on rows of its own"
+    require(fits, "held", f"rows of {len(held or ())}", why, f"pass rows for each of {len(clients)} clients")
+    held_of = None if held is None else held.__getitem__
+    app = client_app(method, make_model, clients.__getitem__, schedule, loss=loss, held_of=held_of, mods=mods)
+    share = 0.0 if held is None else 1.0
     with _quiet():
-        server = strategy(method, schedule, make_model, len(clients), seed=seed, guard=guard, proxy=proxy, patience=0.0)
+        server = strategy(
+            method, schedule, make_model, len(clients), seed=seed, guard=guard, proxy=proxy, patience=0.0,
+            evaluation=share,
+        )  # fmt: skip
 
     def measured(number: int, arrays: Any) -> MetricRecord | None:
         if evaluate is None or not number:
@@ -215,9 +225,15 @@ def run_in_process(
     grid = InProcessGrid(app, len(clients))
     with _quiet():
         result = server.start(grid, server.initial_arrays(), schedule.rounds, evaluate_fn=measured)
-    both = (result.train_metrics_clientapp, result.evaluate_metrics_serverapp)
-    metrics = {n: {**both[0].get(n, {}), **both[1].get(n, {})} for n in range(1, schedule.rounds + 1)}
+    metrics = {n: _numbers(result, n) for n in range(1, schedule.rounds + 1)}
     return FlowerRun(server.params, server.buffers, server.state, server.rounds, metrics)
+
+
+def _numbers(result: Any, number: int) -> dict[str, Any]:
+    """Gather what was measured in a round by clients in training, by clients on held-out rows, and by the server."""
+    held = {f"held-{name}": value for name, value in result.evaluate_metrics_clientapp.get(number, {}).items()}
+    trained = result.train_metrics_clientapp.get(number, {})
+    return {**trained, **held, **result.evaluate_metrics_serverapp.get(number, {})}
 
 
 @contextmanager

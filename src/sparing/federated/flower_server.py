@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -12,16 +12,15 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
-from sparing.errors import RunError, require
+from sparing.errors import require
 from sparing.federated.buffers import mix, recalibrate
 from sparing.federated.faults import Fault, Guard, require_enough, sift
-from sparing.federated.flower_client import INITIAL, WHO
-from sparing.federated.flower_records import ARRAYS, CONFIG, config_of, get_state, put_state, record_of, vector_of
+from sparing.federated.flower_client import INITIAL
+from sparing.federated.flower_people import People, absent, last_line
+from sparing.federated.flower_records import ARRAYS, CONFIG, get_state, put_state, record_of, vector_of
 from sparing.federated.loop import Visit, buffers_of, load_, norm_names, seeded_model
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.settings import Schedule, drawn
-
-_POLL = 0.2  # seconds between two looks at who is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,9 @@ class FlowerRound:
     bytes_up: int
     """Arrays received from all clients together (bytes)."""
 
+    evaluated: tuple[int, ...] = ()
+    """Clients that measured the new model on rows of their own, where any were asked."""
+
 
 class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: its types are not read
     """Flower's FedAvg with the server step of a method, the drawn schedule, and memory of who was counted.
@@ -69,20 +71,20 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         guard: Guard | None = None,
         proxy: Tensor | None = None,
         mixture: bool = False,
+        evaluation: float = 0.0,
     ) -> None:
         """See ``strategy``."""
         by = "num-examples" if schedule.weights == "size" else "one"
-        super().__init__(fraction_train=schedule.participation, fraction_evaluate=0.0, weighted_by_key=by)
+        super().__init__(fraction_train=schedule.participation, fraction_evaluate=evaluation, weighted_by_key=by)
+        require(0 <= evaluation <= 1, "evaluation", evaluation, "it is a share of the clients", "pass 0 <= share <= 1")
         require(clients >= 1, "clients", clients, "somebody must train", "pass the number of all clients")
         method.check(schedule)
         self.method, self.schedule, self.clients, self.seed, self.mixture = method, schedule, clients, seed, mixture
         self.patience, self.guard, self.proxy = patience, guard or Guard(), proxy
         self.model = seeded_model(method, make_model, seed)
         lacks = schedule.batch_norm == "recalibrate" and proxy is None and bool(norm_names(self.model))
-        why = "the server needs rows of its own to estimate the statistics"
-        require(
-            not lacks, "batch_norm", '"recalibrate" without proxy', why, 'pass proxy=inputs, or batch_norm="average"'
-        )
+        got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
+        require(not lacks, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
         params = {name: p for name, p in named_parameters(self.model).items() if p.requires_grad}
         self.params: Vector = {name: p.detach().clone() for name, p in params.items()}
         self.buffers: Vector = {name: value.clone() for name, value in buffers_of(self.model).items()}
@@ -92,7 +94,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         fresh = method.client_state(self.params)
         self._beside = method.finish(first, self.params, fresh, 1, 1.0, self.buffers)[1].keys()
         self.rounds: list[FlowerRound] = []
-        self._people = _People(clients, patience)
+        self._people = People(clients, patience)
         self._accepted: dict[int, int] = {}  # client -> last round in which it was counted
         self._asked: dict[int, int] = {}  # node -> client, of the round under way
         self._drawn: tuple[int, ...] = ()
@@ -125,7 +127,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.buffers = {name: model[name] for name in self.buffers}
         self._drawn = drawn(self.schedule, self.clients, server_round - 1, self.seed)
         nodes = self._people.find(grid, self._drawn)
-        require_enough(len(nodes), server_round - 1, _absent(self._drawn, nodes), self.guard)
+        require_enough(len(nodes), server_round - 1, absent(self._drawn, nodes), self.guard)
         self._asked = {node: client for client, node in nodes.items()}
         messages = [self._message(server_round, node, client, arrays, config) for client, node in nodes.items()]
         self._bytes_down = sum(_bytes(message.content) for message in messages)
@@ -165,6 +167,58 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         # Metrics may differ between clients if mods do: only what all have is averaged.
         return self.initial_arrays(), self.train_metrics_aggr_fn(_alike(contents), self.weighted_by_key)
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients that measure the new model, and write to those that are there.
+
+        Args:
+            server_round: Of the round, from 1.
+            arrays: The new global model.
+            config: Sent along, with the round, the seed and what the server has of the client.
+            grid: Where the nodes are.
+
+        Returns:
+            A message for each of them; none if no share of the clients shall.
+        """
+        if not self.fraction_evaluate:
+            return []
+        chosen = drawn(self.schedule, self.clients, server_round - 1, self.seed, self.fraction_evaluate, "evaluation")
+        nodes = self._people.find(grid, chosen)
+        self._asked = {node: client for client, node in nodes.items()}
+        return [
+            self._message(server_round, node, client, arrays, config, MessageType.EVALUATE)
+            for client, node in nodes.items()
+        ]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average what the clients measured, by their held-out rows; who failed is named in the round's record.
+
+        Args:
+            server_round: Of the round, from 1.
+            replies: As they came, with errors.
+
+        Returns:
+            The means over all held-out rows, or None if nobody answered.
+        """
+        answers: dict[int, RecordDict] = {}
+        faults: list[Fault] = []
+        for reply in replies:
+            client = self._asked.get(reply.metadata.src_node_id)
+            if client is None or client in answers:
+                continue
+            if reply.has_error():
+                faults.append(Fault(client, "crash", f"evaluation: {last_line(reply.error.reason)}"))
+            elif fault := _unmeasured(reply.content):
+                faults.append(Fault(client, "not finite", f"evaluation: {fault}"))
+            else:
+                answers[client] = reply.content
+        last = self.rounds[-1]
+        self.rounds[-1] = replace(last, evaluated=tuple(sorted(answers)), faults=(*last.faults, *faults))
+        if not answers:
+            return None
+        return self.evaluate_metrics_aggr_fn(_alike([answers[client] for client in sorted(answers)]), "num-examples")
+
     def _step(self, updates: Sequence[Update]) -> None:
         """Take the method's server step, then the buffers'."""
         sent = Sent(self.params, self.extras, self.buffers)
@@ -178,15 +232,24 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
             recalibrate(self.model, self.proxy)
             self.buffers = {name: value.clone() for name, value in buffers_of(self.model).items()}
 
-    def _message(self, number: int, node: int, client: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
+    def _message(
+        self,
+        number: int,
+        node: int,
+        client: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        kind: str = MessageType.TRAIN,
+    ) -> Message:
         """Write to one client; the arrays are shared between the messages, the configuration is its own."""
         accepted = self._accepted.get(client, 0)
         says = ConfigRecord({**config, "server-round": number, "sparing-seed": self.seed, "accepted-round": accepted})
         content = RecordDict({ARRAYS: arrays, CONFIG: says})
-        put_state(content, self.extras)
-        if not accepted and number > 1 and self.method.client_state(self.initial):
+        put_state(content, self.extras if kind == MessageType.TRAIN else {})
+        late = kind == MessageType.TRAIN and not accepted and number > 1
+        if late and self.method.client_state(self.initial):
             content[INITIAL] = record_of(self.initial)
-        return Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node, group_id=str(number))
+        return Message(content=content, message_type=kind, dst_node_id=node, group_id=str(number))
 
     def _read(self, replies: Iterable[Message]) -> tuple[dict[int, tuple[Update, RecordDict]], list[Fault]]:
         """Read the replies by client; a second reply of one client, or one that nobody asked for, is passed over."""
@@ -197,7 +260,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
             if client is None or client in answers:
                 continue
             if reply.has_error():
-                faults.append(Fault(client, "crash", _last_line(reply.error.reason)))
+                faults.append(Fault(client, "crash", last_line(reply.error.reason)))
                 continue
             try:
                 answers[client] = (self._update(client, reply.content), reply.content)
@@ -232,6 +295,7 @@ def strategy(
     guard: Guard | None = None,
     proxy: Tensor | None = None,
     mixture: bool = False,
+    evaluation: float = 0.0,
 ) -> MethodStrategy:
     """Return the Flower strategy that runs the rounds of ``simulate``, to the same bits.
 
@@ -249,6 +313,8 @@ def strategy(
         guard: Which updates are left out.
         proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
+        evaluation: Share of all clients that measure each new model on held-out rows of their own; drawn apart from
+            those that train.
 
     Returns:
         A strategy for one run: it keeps the method's server state.
@@ -257,46 +323,9 @@ def strategy(
         UserError: If the method refuses the schedule, or rows are missing.
     """
     return MethodStrategy(
-        method, schedule, make_model, clients, seed=seed, patience=patience, guard=guard, proxy=proxy, mixture=mixture
-    )
-
-
-class _People:
-    """Which node is which client: asked once of every node, the newest node of a client holds."""
-
-    def __init__(self, clients: int, patience: float) -> None:
-        self.clients, self.patience = clients, patience
-        self.client_of: dict[int, int] = {}
-
-    def find(self, grid: Grid, wanted: Sequence[int]) -> dict[int, int]:
-        """Return the node of each wanted client that is online, in the order wanted; wait for those that are not."""
-        end = time.monotonic() + self.patience
-        while True:
-            online = list(grid.get_node_ids())
-            self._ask(grid, [node for node in online if node not in self.client_of])
-            nodes = {self.client_of[node]: node for node in self.client_of if node in set(online)}
-            if all(client in nodes for client in wanted) or time.monotonic() > end:
-                return {client: nodes[client] for client in wanted if client in nodes}
-            time.sleep(_POLL)
-
-    def _ask(self, grid: Grid, nodes: Sequence[int]) -> None:
-        if not nodes:
-            return
-        asks = [Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
-        for reply in grid.send_and_receive(asks, timeout=max(self.patience, 1.0)):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                raise RunError(f"node {node}: cannot say which client it is; {_last_line(reply.error.reason)}")
-            number = config_of(reply.content, WHO).get("client")
-            if not isinstance(number, int) or not 0 <= number < self.clients:
-                raise RunError(f"node {node}: says it is client {number} of {self.clients}; check its partition-id")
-            # Last in the order of the dictionary is newest.
-            self.client_of.pop(node, None)
-            self.client_of[node] = number
-
-
-def _absent(wanted: Sequence[int], nodes: dict[int, int]) -> list[Fault]:
-    return [Fault(client, "absent", "not online") for client in wanted if client not in nodes]
+        method, schedule, make_model, clients, seed=seed, patience=patience, guard=guard, proxy=proxy, mixture=mixture,
+        evaluation=evaluation,
+    )  # fmt: skip
 
 
 def _alike(contents: Sequence[RecordDict]) -> list[RecordDict]:
@@ -306,10 +335,18 @@ def _alike(contents: Sequence[RecordDict]) -> list[RecordDict]:
     return [RecordDict({"metrics": MetricRecord({name: record[name] for name in names})}) for record in records]
 
 
+def _unmeasured(content: RecordDict) -> str:
+    """Return what is wrong with a client's numbers, nothing if all are well."""
+    record = next(iter(content.metric_records.values()), None)
+    if record is None or not isinstance(rows := record.get("num-examples"), int | float) or not rows > 0:
+        return "no number of held-out rows"
+    spoilt = [name for name, value in record.items() if not math.isfinite(float(sum(_numbers(value))))]
+    return f"{spoilt[0]} is not finite" if spoilt else ""
+
+
+def _numbers(value: float | list[float]) -> list[float]:
+    return list(value) if isinstance(value, list) else [value]
+
+
 def _bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
-
-
-def _last_line(text: str | None) -> str:
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -130,7 +130,9 @@ def rate_at(schedule: Schedule, number: int) -> float:
     return schedule.lr * 0.5 * (1 + math.cos(math.pi * min((number - schedule.warmup_rounds) / max(span, 1), 1.0)))
 
 
-def drawn(schedule: Schedule, clients: int, number: int, seed: int) -> tuple[int, ...]:
+def drawn(
+    schedule: Schedule, clients: int, number: int, seed: int, share: float | None = None, purpose: str = "drawn"
+) -> tuple[int, ...]:
     """Return the clients that train in a round, drawn uniformly without replacement.
 
     It depends on nothing but the arguments, so every method and every engine sees the same clients.
@@ -140,6 +142,8 @@ def drawn(schedule: Schedule, clients: int, number: int, seed: int) -> tuple[int
         clients: All clients (count), K.
         number: Of the round, 0 for the first.
         seed: The experiment.
+        share: Of the clients, in place of the schedule's ``participation``.
+        purpose: Draws for another purpose than training do not depend on those.
 
     Returns:
         Client numbers in ascending order.
@@ -147,8 +151,9 @@ def drawn(schedule: Schedule, clients: int, number: int, seed: int) -> tuple[int
     Raises:
         UserError: If there are no clients.
     """
-    count = schedule.participants(clients)
-    order = torch.randperm(clients, generator=stream(seed, "federated", "drawn", number))
+    asked = schedule if share is None else replace(schedule, participation=share)
+    count = asked.participants(clients)
+    order = torch.randperm(clients, generator=stream(seed, "federated", purpose, number))
     return tuple(sorted(order[:count].tolist()))
 
 
