@@ -21,7 +21,8 @@ from sparing.valley.config import Noise, NoiseKind
 from sparing.valley.dare import Dare
 from sparing.valley.evaluators import NextToken
 from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import Method, merge
+from sparing.valley.merge import merge
+from sparing.valley.method import Method
 from sparing.valley.scan import scan
 from sparing.valley.sign_aware import SignAware
 from sparing.valley.ties import Ties

@@ -13,7 +13,8 @@ from sparing.seeds import stream
 from sparing.valley import slices
 from sparing.valley.dare import Dare
 from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import Method, merge, merged_tensor
+from sparing.valley.merge import merge, merged_tensor
+from sparing.valley.method import Method
 from sparing.valley.sign_aware import SignAware
 from sparing.valley.ties import Ties
 

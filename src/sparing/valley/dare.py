@@ -11,12 +11,13 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.seeds import stream
 from sparing.valley.linear import TaskArithmetic, added, task_vectors
-from sparing.valley.slices import Slices, merged_whole, together
+from sparing.valley.method import Method
+from sparing.valley.slices import Slices, together
 from sparing.valley.ties import Ties
 
 
 @dataclass(frozen=True, slots=True)
-class Dare:
+class Dare(Method):
     """Drop each element of every task vector with probability p, divide the rest by 1 − p, then merge.
 
     What is merged has mean τ and variance τ² p / (1 − p), element by element.
@@ -43,41 +44,8 @@ class Dare:
         why = "thresholds over the whole model would need all draws at once"
         require(whole, "then", 'Ties(across="model")', why, 'use Ties(across="tensor")')
 
-    @property
-    def needs_base(self) -> bool:
-        """True: a task vector starts at the base."""
-        return True
-
-    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name.
-
-        Args:
-            name: Canonical name; it chooses the stream of draws.
-            tensors: One of each model, of equal shapes.
-            base: The same tensor of the common ancestor.
-
-        Returns:
-            The merged tensor in the dtype of the first.
-
-        Raises:
-            UserError: If the base is missing, or the weights are not as many as the models.
-        """
-        return merged_whole(self.slices, name, tensors, base)
-
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Merge the tensors of one name in slices; the draw does not depend on how they are cut.
-
-        Args:
-            name: Canonical name; it chooses the stream of draws.
-            models: One tensor of each.
-            base: That of the common ancestor.
-
-        Yields:
-            Merged slices in the dtype of the first.
-
-        Raises:
-            UserError: As ``tensor``.
-        """
+        """Merge the tensors of one name in slices; the draw does not depend on how they are cut."""
         deltas = task_vectors(name, models, base)
         found = [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
         yield from added(base, map(self.then.rule(name, found), together(found)), models[0])

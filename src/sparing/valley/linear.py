@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.valley.slices import Slices, merged_whole, together
+from sparing.valley.method import Method
+from sparing.valley.slices import Slices, together
 
 Rule = Callable[[Sequence[Tensor]], Tensor]
 """What is added to a slice of the base: slices of the task vectors, one of each model, to a slice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Method):
     """The weighted mean of the models: Σ w_t θ_t / Σ w_t.
 
     Example:
@@ -37,36 +38,8 @@ class Linear:
         """False: a mean needs no ancestor."""
         return False
 
-    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name.
-
-        Args:
-            name: Canonical name, which a mean does not ask for.
-            tensors: One of each model, of equal shapes.
-            base: Not used.
-
-        Returns:
-            Their mean, in the dtype of the first; equal tensors come back bit by bit.
-
-        Raises:
-            UserError: If the weights are not as many as the models.
-        """
-        return merged_whole(self.slices, name, tensors, None)
-
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Merge the tensors of one name in slices.
-
-        Args:
-            name: Canonical name, which a mean does not ask for.
-            models: One tensor of each.
-            base: Not used.
-
-        Yields:
-            Slices of the mean, in the dtype of the first.
-
-        Raises:
-            UserError: If the weights are not as many as the models.
-        """
+        """Merge the tensors of one name in slices."""
         weights = weights_for(self.weights, len(models))
         for parts in together(models):
             merged, total = torch.zeros_like(widened(parts[0])), 0.0
@@ -79,7 +52,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskArithmetic:
+class TaskArithmetic(Method):
     """The base plus the sum of task vectors: θ₀ + λ Σ w_t (θ_t − θ₀).
 
     Source: Ilharco et al. 2023 (arXiv:2212.04089); λ = 0.4 is what Yadav et al. 2023 (arXiv:2306.01708) recommend
@@ -99,41 +72,8 @@ class TaskArithmetic:
         require_scale(self.scale)
         require_weights(self.weights)
 
-    @property
-    def needs_base(self) -> bool:
-        """True: a task vector starts at the base."""
-        return True
-
-    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name.
-
-        Args:
-            name: Canonical name.
-            tensors: One of each model, of equal shapes.
-            base: The same tensor of the common ancestor.
-
-        Returns:
-            The merged tensor in the dtype of the first.
-
-        Raises:
-            UserError: If the base is missing, or the weights are not as many as the models.
-        """
-        return merged_whole(self.slices, name, tensors, base)
-
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Merge the tensors of one name in slices.
-
-        Args:
-            name: Canonical name.
-            models: One tensor of each.
-            base: That of the common ancestor.
-
-        Yields:
-            Merged slices in the dtype of the first.
-
-        Raises:
-            UserError: As ``tensor``.
-        """
+        """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
         yield from added(base, map(self.rule(name, found), together(found)), models[0])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,27 +11,9 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of
 from sparing.valley.linear import Linear
+from sparing.valley.method import Method
 from sparing.valley.slices import Merging, Slices, merged_whole, slices_of, together
 from sparing.valley.ties import Ties
-
-
-class Method(Protocol):
-    """A way to merge: settings with a function of the tensors of one name.
-
-    It works on slices, so that its copies are small and tensors may stay on disk. Most numbers of a result depend on
-    the same numbers of the models alone; what else a method must know, such as a threshold, it takes from an earlier
-    reading. ``tensor`` is ``slices`` over tensors in memory (``merged_whole``).
-    """
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether it merges changes since a common ancestor."""
-
-    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name; the answer has the dtype of the first."""
-
-    def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Yield what ``tensor`` gives, in slices as the models' are."""
 
 
 def merge(states: Sequence[Model], *, base: Model | None = None, method: Method | None = None) -> dict[str, Tensor]:

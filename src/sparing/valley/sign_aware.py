@@ -10,12 +10,13 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.linear import added, require_scale, require_weights, task_vectors, weights_for
-from sparing.valley.slices import Slices, merged_whole, together
+from sparing.valley.method import Method
+from sparing.valley.slices import Slices, together
 from sparing.valley.ties import Ties, require_keep
 
 
 @dataclass(frozen=True, slots=True)
-class SignAware:
+class SignAware(Method):
     """TIES, with a veto: the merged change may not flip the sign of a base weight unless enough models flipped it.
 
     Where θ₀ + δ has the other sign than θ₀, the models whose own weight has it vote for the flip, each with the
@@ -52,41 +53,8 @@ class SignAware:
         require_scale(self.scale)
         require_weights(self.weights)
 
-    @property
-    def needs_base(self) -> bool:
-        """True: a task vector starts at the base."""
-        return True
-
-    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name.
-
-        Args:
-            name: Canonical name.
-            tensors: One of each model, of equal shapes.
-            base: The same tensor of the common ancestor.
-
-        Returns:
-            The merged tensor in the dtype of the first.
-
-        Raises:
-            UserError: If the base is missing, or the weights are not as many as the models.
-        """
-        return merged_whole(self.slices, name, tensors, base)
-
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Merge the tensors of one name in slices.
-
-        Args:
-            name: Canonical name.
-            models: One tensor of each.
-            base: That of the common ancestor.
-
-        Yields:
-            Merged slices in the dtype of the first.
-
-        Raises:
-            UserError: As ``tensor``.
-        """
+        """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
         assert base is not None
         yield from added(base, self._guarded(name, found, base), models[0])

@@ -26,7 +26,8 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.valley.compatible import require_sound
 from sparing.valley.linear import Linear
-from sparing.valley.merge import Method, is_weight, ready, require_base, rule_for, warn_of_factors
+from sparing.valley.merge import is_weight, ready, require_base, rule_for, warn_of_factors
+from sparing.valley.method import Method
 from sparing.valley.slices import Slices, lengths, together
 
 WEIGHTS = "model.safetensors"

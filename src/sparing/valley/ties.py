@@ -12,11 +12,12 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.linear import Rule, added, require_scale, require_weights, task_vectors, weights_for
-from sparing.valley.slices import Slices, merged_whole, slices_of, together
+from sparing.valley.method import Method
+from sparing.valley.slices import Slices, slices_of, together
 
 
 @dataclass(frozen=True, slots=True)
-class Ties:
+class Ties(Method):
     """Trim, elect sign, disjoint mean: θ₀ + λ · mean of the trimmed task vectors that have the elected sign.
 
     Source: Yadav et al. 2023 (arXiv:2306.01708), Algorithm 1, where k is ``keep`` and λ is ``scale``.
@@ -57,11 +58,6 @@ class Ties:
             'pass across="tensor" or "model", tied="none" or "plus"',
         )
 
-    @property
-    def needs_base(self) -> bool:
-        """True: a task vector starts at the base."""
-        return True
-
     def ready(self, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices]) -> Ties:
         """Return the method with the thresholds of these models, where it trims the whole task vector.
 
@@ -80,37 +76,8 @@ class Ties:
             found.append(threshold(_chained(parts), self.keep))
         return replace(self, thresholds=tuple(found))
 
-    def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name.
-
-        Args:
-            name: Canonical name.
-            tensors: One of each model, of equal shapes.
-            base: The same tensor of the common ancestor.
-
-        Returns:
-            The merged tensor in the dtype of the first.
-
-        Raises:
-            UserError: If the base is missing, the weights are not as many as the models, or the whole task vector
-                should be trimmed and its thresholds are not known.
-        """
-        return merged_whole(self.slices, name, tensors, base)
-
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Merge the tensors of one name in slices.
-
-        Args:
-            name: Canonical name.
-            models: One tensor of each; they are read for their thresholds, one by one, before they are merged.
-            base: That of the common ancestor.
-
-        Yields:
-            Merged slices in the dtype of the first.
-
-        Raises:
-            UserError: As ``tensor``.
-        """
+        """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
         yield from added(base, map(self.rule(name, found), together(found)), models[0])
 

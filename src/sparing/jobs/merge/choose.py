@@ -13,7 +13,7 @@ from sparing.jobs.merge.settings import How, Settings, letter
 from sparing.report import format_number
 from sparing.valley.dare import Dare
 from sparing.valley.linear import Linear, TaskArithmetic
-from sparing.valley.merge import Method
+from sparing.valley.method import Method
 from sparing.valley.sign_aware import SignAware
 from sparing.valley.ties import Ties
 

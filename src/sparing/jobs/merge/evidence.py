@@ -18,7 +18,8 @@ from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source
 from sparing.jobs.scan.checkpoints import kind_of, open_folder
 from sparing.jobs.scan.material import IMAGES, Look, image_rows, look_of, prepared, token_rows
-from sparing.valley.merge import Method, merged_tensor
+from sparing.valley.merge import merged_tensor
+from sparing.valley.method import Method
 from sparing.valley.statistics import batch_norms, refresh_
 
 CALIBRATION_BATCH = 256

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparing.jobs.disk import refusing_to_write, write_folder
 from sparing.jobs.merge.sources import Source
-from sparing.valley.merge import Method
+from sparing.valley.method import Method
 from sparing.valley.stream import checkpoint, merge_files
 
 MODEL, WEIGHTS = "model", "model.safetensors"
