@@ -62,7 +62,7 @@ def summary(record: Sequence[Mapping[str, Any]], first: float) -> dict[str, Any]
 
 def arms_of(case: Case) -> tuple[str, ...]:
     """Methods of a case."""
-    return tuple(arm for arm in ARMS if case.arms is None or arm in case.arms)
+    return tuple(arm for arm in ARMS if arm not in case.without)
 
 
 def tuned(store: Store, case: Case, arm: str) -> list[dict[str, Any]]:
