@@ -14,7 +14,16 @@ from sparing.sharding.mesh import Mesh
 from sparing.sharding.rings import SPAN, Counter, Ring
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
-LENGTHS = [[3], [2, 2], [5, 0], [0, 0, 0], [1, 4, 2], [3, 0, 5, 1], [SPAN // 4 + 3, SPAN // 2, 1]]
+LENGTHS = [
+    [3],
+    [2, 2],
+    [5, 0],
+    [0, 0, 0],
+    [1, 4, 2],
+    [3, 0, 5, 1],
+    [SPAN // 4 + 3, SPAN // 2, 1],
+    [SPAN // 2 + 3, SPAN],
+]
 
 
 def chunks(rank: int, lengths: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -85,6 +94,27 @@ def test_messages_are_counted_once_a_step_however_long() -> None:
 
     # chunk 2 is empty: ranks 1 and 0 send it in steps 0 and 1, and send nothing
     assert on_a_ring(3, work) == [(1, 4 * SPAN), (1, 4 * SPAN), (2, 8 * SPAN)]
+
+
+@pytest.mark.parametrize("lengths", [[SPAN // 2, SPAN // 2], [SPAN // 2 + 3, SPAN], [SPAN // 2] * 3], ids=str)
+def test_a_receipt_is_posted_before_the_neighbours_can_miss_it(lengths: list[int]) -> None:
+    """All ranks walk in step: where mine sends part k of a step before its receipt is posted, so does its neighbour,
+    whose message has then to be asked for, a round trip on a link that is full."""
+
+    def work(ring: Ring, counter: Counter) -> list[tuple[str, int]]:
+        events: list[tuple[str, int]] = []
+        receive, send = ring.receive, ring.send
+        ring.receive = lambda into, tag: events.append(("receipt", tag)) or receive(into, tag)  # type: ignore[method-assign]
+        ring.send = lambda part, tag: events.append(("message", tag)) or send(part, tag)  # type: ignore[method-assign]
+        ring.all_reduce_(chunks(ring.me, lengths, torch.float32))
+        return events
+
+    for events in on_a_ring(len(lengths), work):
+        for at, (kind, tag) in enumerate(events):
+            if kind == "message":
+                before = events[:at]
+                posted, all_of_them = before.count(("receipt", tag)), events.count(("receipt", tag))
+                assert posted > before.count(("message", tag)) or posted == all_of_them
 
 
 def test_the_receive_buffer_lasts() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,9 +116,9 @@ class Ring:
             return
         with self._told(doing):
             walk = _Walk(self, chunks, steps)
-            walk.leave(steps[0], walk.coming(steps[0] - 1))
             for t in range(steps[0], steps[0] + walk.ahead):
                 walk.expect(t)
+            walk.leave(steps[0], walk.coming(steps[0] - 1))
             for t in steps:
                 walk.leave(t + 1, walk.arrivals(t))
                 walk.expect(t + walk.ahead)
@@ -202,7 +203,7 @@ class _Walk:
         rooms = torch.split(ring.spare(longest * self.ahead), longest) if longest else [ring.spare(0)] * self.ahead
         self._rooms = [room.view(chunks[0].dtype) for room in rooms]
         self._arriving: dict[int, list[list[dist.Work]]] = {}
-        self._leaving: dict[int, list[dist.Work]] = {}
+        self._leaving: dict[int, deque[list[dist.Work]]] = {}
 
     def coming(self, t: int) -> Sequence[Tensor]:
         """Parts of the chunk that comes in step t, and leaves in the next."""
@@ -221,33 +222,41 @@ class _Walk:
         room = self._rooms[t % self.ahead]
         return torch.split(room[: self._chunks[self._place(t)].numel()], [part.numel() for part in self.coming(t)])
 
-    def expect(self, t: int) -> None:
-        """Post the receipts of a step; what has left from the same memory must be gone."""
-        if t in self.steps:
-            _settle(self._leaving.pop(t + 1 - self.ring.width, []))  # once: gloo waits for ever the second time
-            self._arriving[t] = [self.ring.receive(part, t) for part in self._room(t)]
+    def expect(self, t: int, most: int | None = None) -> None:
+        """Post the receipts of a step, or only of its first parts; what has left from the same memory must be gone."""
+        if t not in self.steps:
+            return
+        receipts = self._arriving.setdefault(t, [])
+        for part in self._room(t)[len(receipts) : most]:
+            if left := self._leaving.get(t + 1 - self.ring.width):
+                _settle(left.popleft())  # once: gloo waits for ever the second time
+            receipts.append(self.ring.receive(part, t))
 
     def arrivals(self, t: int) -> Iterator[Tensor]:
         """Parts of a step as they come, complete for the next one."""
-        for part, room, receipt in zip(self.coming(t), self._room(t), self._arriving.pop(t), strict=True):
-            _settle(receipt)
+        receipts = self._arriving.pop(t)
+        for at, (part, room) in enumerate(zip(self.coming(t), self._room(t), strict=True)):
+            _settle(receipts[at])
             if self._adds(t):
                 part += room
+            if not self._adds(t + 1):  # else its room may still hold what came and is not yet added
+                self.expect(t + 1, at + 1)
             yield part
 
     def leave(self, t: int, parts: Iterable[Tensor]) -> None:
         """Send what comes out of ``parts`` as step t, if that is one of mine; else only wait for it."""
-        leaving = self._leaving.setdefault(t, [])
+        leaving = self._leaving.setdefault(t, deque())
         if t in self.steps:
             self.ring.count(self._chunks[self._place(t - 1)])
         for part in parts:
             if t in self.steps:
-                leaving += self.ring.send(part, t)
+                leaving.append(self.ring.send(part, t))
 
     def end(self) -> None:
         """Wait until everything has left."""
-        for works in self._leaving.values():
-            _settle(works)
+        for parts in self._leaving.values():
+            for works in parts:
+                _settle(works)
 
 
 def _reason(error: RuntimeError) -> str:
