@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check results bench docs clean
+.PHONY: setup demo test check results docs clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.installed
@@ -24,18 +24,8 @@ check: setup  ## format, lint, types and floors
 test: check  ## everything that must hold before a commit
 	$(BIN)/python -m pytest -n 3 --dist loadscope
 
-results: setup  ## rebuild the tables of docs/results.md from the committed JSON
-	$(BIN)/python -m benchmarks.results
-
-bench: setup  ## measure again (hours on two cores, resumable by row); writes benchmarks/results/*.json
-	$(BIN)/python -m benchmarks.memory_grid
-	$(BIN)/python -m benchmarks.step_time
-	$(BIN)/python -m benchmarks.hypergrad_cost
-	$(BIN)/python -m benchmarks.hypergrad_cosine
-	$(BIN)/python -m benchmarks.hypergrad_ranks
-	$(BIN)/python -m benchmarks.condense_table
-	$(BIN)/python -m benchmarks.adapt_table
-	$(BIN)/python -m benchmarks.pde_table
+results: setup  ## rebuild tables and pictures of docs/results from the committed JSON; RUN=1 measures again (ONLY=NAME: a part)
+	$(BIN)/python -m benchmarks.results $(if $(RUN),--run) $(if $(ONLY),--only $(ONLY))
 
 docs: .venv/.docs  ## the documentation as a site: open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from benchmarks.network.predictions import judged, predicted
+from benchmarks.network.ties import judged as ties_judged
 from sparing.report import Record
 from sparing.sharding import Plan, Topology, Workload, effective, predict
 
@@ -58,16 +60,17 @@ def cells(record: Record) -> str:
     found = judged(rows, tie=0.03)
     lines = [
         [_place(row), "probed" if _place(row) in probed else "as held", row["plans"], f"{row['tau']:.2f}",
-         row["chosen"], row["best"], f"{100 * row['regret']:.0f} %", f"{row['off']:.2f}"]
+         f"{row['repeat']:.2f}", row["chosen"], row["best"], f"{100 * row['regret']:.0f} %", f"{row['off']:.2f}"]
         for row in found
     ]  # fmt: skip
-    hits, close = (fmean(row[name] for row in found) for name in ("hit", "close"))
-    tau, regret = (fmean(row[name] for row in found) for name in ("tau", "regret"))
+    hits, close, even = (fmean(row[name] for row in found) for name in ("hit", "close", "even"))
+    tau, repeat, regret = (fmean(row[name] for row in found) for name in ("tau", "repeat", "regret"))
     exact = sum(row["bytes_as_formula"] for row in rows)
-    best = f"{hits:.0%} hit, {close:.0%} within 3 %"
-    lines.append([f"mean of {len(found)}", "", "", f"{tau:.2f}", "", best, f"{100 * regret:.1f} %", ""])
-    head = ["groups×ranks, B′ : B, micro-steps, trainable", "links", "plans", "τ", "predicted best", "measured best",
-            "regret", "predicted over measured"]  # fmt: skip
+    best = f"{hits:.0%} hit, {close:.0%} within 3 %, {even:.0%} not told apart"
+    means = [f"{tau:.2f}", f"{repeat:.2f}", "", best, f"{100 * regret:.1f} %", ""]
+    lines.append([f"mean of {len(found)}", "", "", *means])
+    head = ["groups×ranks, B′ : B, micro-steps, trainable", "links", "plans", "τ", "τ of a repeat", "predicted best",
+            "measured best", "regret", "predicted over measured"]  # fmt: skip
     return table(head, lines) + f"\n\nCounted bytes equal the formula in {exact} of {len(rows)} rows."
 
 
@@ -123,9 +126,79 @@ def collectives(record: Record) -> str:
     return table(["", "s", "bytes alone, s", "less than flat", "n"], lines)
 
 
+def ties(record: Record) -> str:
+    """What each rule for plans of equal predicted time would have cost."""
+    lines = [
+        [row["rule"], f"{100 * row['mean']:.1f} %", f"{100 * row['worst']:.0f} %", f"{row['plan']} at {row['there']}",
+         row["cells"]]
+        for row in ties_judged(record)
+    ]  # fmt: skip
+    return table(["of plans that tie, the one with", "mean regret", "largest", "where", "cells"], lines)
+
+
+def scaling(record: Record) -> str:
+    """Every arm on more and more groups, each rank with as many rows as before: seconds, processor time and bytes."""
+    rows = sorted(record.table("arms"), key=lambda row: (row["groups"] * row["per_group"], row["seconds"]))
+    fewest = rows[0]["groups"] * rows[0]["per_group"]
+    base = {row["arm"]: row["seconds"] for row in rows if row["groups"] * row["per_group"] == fewest}
+    cores = int(record.environment["cores"])
+    lines = [
+        [f"{row['groups']}×{row['per_group']}", row["arm"], _ends(row, "seconds"),
+         f"{row['seconds'] / base[row['arm']]:.2f}×" if row["arm"] in base else "–", f"{row['cpu']:.2f}",
+         f"{100 * row['cpu'] / row['seconds'] / cores:.0f} %", f"{row['sent_inter'] / 2**20:.1f}",
+         f"{row['sent_intra'] / 2**20:.1f}", row["n"]]
+        for row in rows
+    ]  # fmt: skip
+    head = ["groups×ranks", "arm", "s per step", f"of {fewest} ranks' step", "CPU s, all ranks",
+            f"of {cores} cores", "MiB out of a group", "MiB inside", "n"]  # fmt: skip
+    return table(head, lines)
+
+
+def batch(record: Record) -> str:
+    """NNI beside ZeRO-1's plan with more and more micro-steps of a step: measured, simulated, and by bytes alone."""
+    cells: dict[int, dict[str, Row]] = {}
+    for row in record.table("arms"):
+        cells.setdefault(row["accumulate"], {})[row["arm"]] = row
+    lines = []
+    for micros, arms in sorted(cells.items()):
+        nni, nng, flat, alone = (arms[name] for name in ("NNI", "NNG", "NNG flat", "alone"))
+        told = "predicted" if "predicted" in nni else "predicted_nominal"
+        by_bytes = [alone["seconds"] + 8 * row["sent_inter"] / row["inter"] for row in (flat, nni)]
+        lines.append([
+            micros, _ends(alone, "seconds"), *(_ends(row, "seconds") for row in (nni, nng, flat)),
+            f"{nng['seconds'] / nni['seconds']:.2f}", f"{nng[told] / nni[told]:.2f}",
+            f"{flat['seconds'] / nni['seconds']:.2f}", f"{by_bytes[0] / by_bytes[1]:.2f}",
+        ])  # fmt: skip
+    head = ["micro-steps", "alone, s", "NNI, s", "NNG, s", "NNG on flat rings, s", "NNG over NNI", "simulated",
+            "flat NNG over NNI", "by bytes"]  # fmt: skip
+    return table(head, lines)
+
+
+def curves(document: Mapping[str, Any]) -> str:
+    """How far every arm's loss curve and weights end from those of one process."""
+    lines = [
+        [row["arm"], f"{row['first']:.4f}", f"{row['last']:.4f}", *(_tiny(row[n]) for n in ("apart_10", "apart")),
+         _tiny(row["weights"])]
+        for row in document["arms"]
+    ]  # fmt: skip
+    head = ["arm", "first loss, nat", "last loss, nat", "largest deviation of 10 steps", "of all steps",
+            "weights apart at the end"]  # fmt: skip
+    return table(head, lines)
+
+
+def _tiny(value: float) -> str:
+    return f"{value:.0e}" if value else "0"
+
+
 def filled(page: str) -> str:
     """The page with every table that has its rows."""
     page = marked(page, {"paper": paper()})
+    for name, file, build in (("scaling", "scaling", scaling), ("batch", "batch", batch), ("ties", "plans", ties)):
+        path = RESULTS / f"network_{file}.jsonl"
+        if f"<!-- {name} -->" in page and path.exists():
+            page = marked(page, {name: build(Record.read(path))})
+    if "<!-- curves -->" in page and (path := RESULTS / "network_curves.json").exists():
+        page = marked(page, {"curves": curves(json.loads(path.read_text()))})
     for name, build in {"reference": reference, "equal": reference, "plans": plans, "collectives": collectives}.items():
         if (path := RESULTS / f"network_{name}.jsonl").exists():
             record = Record.read(path)

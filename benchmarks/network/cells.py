@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,19 +69,29 @@ REFERENCE = Cell()
 """The cell of the issue: 2 × 2 ranks, 100 Mbit/s between groups, 2.5 Gbit/s inside."""
 
 
-def grid(**model: Any) -> list[Cell]:
-    """Every cell of the grid; cells that need the same ranks stand together.
+def grid(
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    ratios: Sequence[int] = RATIOS,
+    accumulates: Sequence[int] = ACCUMULATE,
+    trainables: Sequence[float] = TRAINABLE,
+    **model: Any,
+) -> list[Cell]:
+    """Every cell of a grid; cells that need the same ranks stand together.
 
     Args:
+        shapes: Groups and ranks of a group.
+        ratios: B'/B, each a key of ``RATES``.
+        accumulates: Micro-steps.
+        trainables: Shares of the weights that are trained.
         **model: Other fields of every cell: blocks, width, batch, seed.
 
     Returns:
-        The 81 cells.
+        81 cells where nothing else is said.
     """
     return [
         Cell(
             groups=groups, per_group=ranks, inter=RATES[ratio][0], intra=RATES[ratio][1],
             accumulate=accumulate, trainable=trainable, **model,
         )
-        for (groups, ranks), ratio, accumulate, trainable in itertools.product(SHAPES, RATIOS, ACCUMULATE, TRAINABLE)
+        for (groups, ranks), ratio, accumulate, trainable in itertools.product(shapes, ratios, accumulates, trainables)
     ]  # fmt: skip

@@ -123,7 +123,8 @@ def predicted(record: Record, *, held: bool = False, again: bool = False) -> Ite
             ).total  # fmt: skip
             old = None if again else row.get(column)
             yield {
-                **cell.plain(), "plan": plan, "measured": row["seconds"],
+                **cell.plain(), "plan": plan, "measured": row["seconds"], "low": row["seconds_low"],
+                "high": row["seconds_high"], "rounds": [float(one) for one in row["rounds"].split()],
                 "predicted": simulate(work, place, plan).seconds if old is None else old,
                 "bytes_as_formula": sent == (row["payload_intra"], row["payload_inter"]),
             }  # fmt: skip
@@ -146,8 +147,21 @@ def sign(a: float, b: float, tie: float) -> int:
     return 0 if abs(a - b) <= tie * max(a, b) else (1 if a > b else -1)
 
 
+def repeated(plans: Sequence[Row], tie: float) -> float:
+    """How well a measurement repeats its ranking of the plans: mean τ of a round and the medians of the others."""
+    rounds = [row["rounds"] for row in plans]
+    found = []
+    for at in range(len(rounds[0])):
+        others = [statistics.median(times[:at] + times[at + 1 :]) for times in rounds]
+        found.append(kendall([times[at] for times in rounds], others, tie))
+    return statistics.mean(found)
+
+
 def judged(rows: Iterable[Row], tie: float) -> list[dict[str, Any]]:
-    """How well each cell's plans are ranked: τ, whether the first is the first, and what the choice costs."""
+    """How well each cell's plans are ranked: τ, whether the first is the first, and what the choice costs.
+
+    ``even`` says that the rounds of the chosen plan and of the best overlap: the measurement does not tell them apart.
+    """
     cells: dict[Cell, list[Row]] = {}
     for row in rows:
         cells.setdefault(cell_of(row), []).append(row)
@@ -159,7 +173,8 @@ def judged(rows: Iterable[Row], tie: float) -> list[dict[str, Any]]:
             "trainable": cell.trainable, "plans": len(plans),
             "tau": kendall([row["measured"] for row in plans], [row["predicted"] for row in plans], tie),
             "chosen": chosen["plan"], "best": best["plan"], "regret": chosen["measured"] / best["measured"] - 1,
-            "hit": chosen["plan"] == best["plan"],
+            "hit": chosen["plan"] == best["plan"], "repeat": repeated(plans, tie),
+            "even": chosen["low"] <= best["high"],
             "close": chosen["measured"] <= best["measured"] * (1 + tie),
             "off": statistics.median(row["predicted"] / row["measured"] for row in plans),
         })  # fmt: skip

@@ -163,14 +163,7 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
         )  # fmt: skip
         inter, intra = RATES[options.ratio[0]]
         return [replace(cell, inter=options.inter or inter, intra=options.intra or intra)]
-    return [
-        cell
-        for cell in grid(**model)
-        if (cell.groups, cell.per_group) in options.shape
-        and round(cell.ratio) in options.ratio
-        and cell.accumulate in options.accumulate
-        and any(abs(cell.trainable - share) < 1e-9 for share in options.trainable)
-    ]
+    return grid(options.shape, options.ratio, options.accumulate, options.trainable, **model)
 
 
 def arms_of(names: Iterable[str], options: argparse.Namespace) -> list[str]:
@@ -204,7 +197,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     say = parser.add_argument
     say("--arms", default="all", help=f"names or sets ({', '.join(SETS)}), between commas")
-    say("--grid", action="store_true", help="all cells that the next four lists leave; else the first of each")
+    say("--grid", action="store_true", help="all cells of the next four lists, by default 81; else the first of each")
     say("--shape", type=lambda text: [shape_of(one) for one in text.split(",")], help="such as 2x2,4x2")
     say("--ratio", type=lambda text: [int(one) for one in text.split(",")], help="B'/B: 25, 5 or 1")
     say("--accumulate", type=lambda text: [int(one) for one in text.split(",")])

@@ -125,11 +125,19 @@ def fitting(seconds: float, job: dict[str, Any]) -> int:
     return max(1, min(job["steps"], int(job["seconds"] / slowest.item())))
 
 
+def curves(job: dict[str, Any]) -> None:
+    """Loss curves; what they need is not in every environment that ranks are started in."""
+    from benchmarks.network.curves import curves_job
+
+    curves_job(job, answer)
+
+
 KINDS = {
     "cell": cell_job,
     "p2p": lambda job: p2p_job(job, answer),
     "probe": lambda job: probe_job(job, answer),
     "collectives": lambda job: collectives_job(job, answer),
+    "curves": curves,
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class UserError(ValueError):
     """A mistake in what the user gave, said in one line; the command line exits with status 2.
@@ -24,7 +26,13 @@ class UserError(ValueError):
             do: The change or command that mends it.
         """
         self.what, self.got, self.why, self.do = what, got, why, do
-        super().__init__(f"{what}: got {got}; {why}; {do}".replace("\n", " "))
+        super().__init__(_shown(f"{what}: got {got}; {why}; {do}".replace("\n", " ")))
+
+
+def _shown(line: str) -> str:
+    """A line without letters that move a terminal's cursor: names in a file may be anybody's."""
+    moving = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return "".join(ascii(letter)[1:-1] if unicodedata.category(letter) in moving else letter for letter in line)
 
 
 def require(holds: bool, what: str, got: object, why: str, do: str) -> None:

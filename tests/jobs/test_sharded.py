@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zoo
+from oracles.processes import answers
 from sparing.errors import UserError
+from sparing.jobs import sharded
 from sparing.jobs.folder import CHECKPOINTS, Folder
 from sparing.jobs.sharded import check_spread as check
 from sparing.jobs.sharded import chosen, micro_steps, newest, ranks, refuse_cut, share, summed, workload_of
+from sparing.sharding import pace
+from sparing.sharding.choose import choose
+from sparing.sharding.config import Topology, Workload
 from sparing.sharding.levels import Plan
 from sparing.sharding.mesh import make_mesh
 
@@ -82,6 +89,69 @@ def test_alone_there_is_nothing_to_choose():
     with make_mesh() as mesh:
         assert chosen(Settings(), mesh, pytest.fail)[0] == Plan("NNN")
         assert summed(mesh, 1.5, 2.0) == [1.5, 2.0]
+
+
+LINE = Topology(groups=2, per_group=1, inter="1Mbps", latency_inter=1e-3)
+NEAR, FAR = pace.Pace(forward=0.001, backward=0.002), pace.Pace(forward=50.0, backward=100.0)
+
+
+def stack() -> torch.nn.Sequential:
+    """Sixteen blocks, of which the last trains: 266 kB whole."""
+    block = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(16)]
+    model = torch.nn.Sequential(*block).requires_grad_(False)
+    model[-1].requires_grad_(True)
+    return model
+
+
+def no_room() -> None:
+    raise torch.OutOfMemoryError
+
+
+Found = tuple[str, str, float | None, float | None]
+
+
+def choosing(paces: list[pace.Pace | None], memory: str | None = None, *, timed: bool = True) -> Found:
+    """What one of two ranks chooses and is told, if a micro-step takes so long there; None: it has no room."""
+    model, asked = stack(), []
+    micro = pace.Micro(model=model, loss=lambda: torch.zeros(()))
+
+    def noted(work: Workload, *rest: Any) -> Any:
+        asked.append(work)
+        return choose(work, *rest)
+
+    with make_mesh(groups=2) as mesh, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "pace_of", lambda *_: paces[mesh.rank] or no_room())
+        patch.setattr(sharded, "measure", lambda mesh: LINE)
+        patch.setattr(sharded, "choose", noted)
+        work = partial(workload_of, model, accumulate=2)
+        plan, why = chosen(replace(Settings(), memory=memory), mesh, work, (lambda: micro) if timed else None)
+    return plan.name, why, asked[0].seconds_forward, asked[0].seconds_backward
+
+
+def choices() -> list[Found]:
+    return [
+        choosing([NEAR, FAR]),
+        choosing([NEAR, None]),
+        choosing([FAR, FAR], "200kB"),
+        choosing([FAR, FAR], timed=False),
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_all_ranks_choose_by_the_slowest_of_them() -> None:
+    """A rank without room for the whole model and a micro-step times none, and then the wires alone count."""
+    work = workload_of(stack(), accumulate=2)
+    first, second = answers(2, choices)
+    assert first == second
+    fastest, wires = "the fastest, by", "by the wires alone"
+    assert first == [
+        (choose(replace(work, seconds_forward=50.0), LINE).plan.name,
+         f"{fastest} 50 s forward and 100 s backward a micro-step", 50.0, 100.0),
+        (choose(work, LINE).plan.name, f"the fastest, {wires}", None, None),
+        (choose(work, LINE, "200kB").plan.name, f"the fastest that fits, {wires}", None, None),
+        (choose(work, LINE).plan.name, f"the fastest, {wires}", None, None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "cut"), [(["manifest.json", "tree.json"], False), (["manifest.json"], True)])

@@ -10,7 +10,7 @@ import pytest
 
 from sparing.report import Figure, Page, Record, Sample, Section, Table
 from sparing.report.cells import columns
-from sparing.report.page import _prose
+from sparing.report.page import Number, _prose
 from sparing.report.palette import DARK, LIGHT
 from sparing.report.plots import Bar, Series, bars, lines
 
@@ -212,6 +212,44 @@ def test_a_page_of_one_chapter_has_no_list_of_chapters() -> None:
     assert "Caveats" not in short
     assert "record.jsonl" not in short
     read(short)
+
+
+def glance(**changes) -> Section:
+    numbers = [Number(value="12 MiB", label=f"held {EVIL}", note="n = 1"), Number(value="3 s", label="a step")]
+    settings = {"topic": "memory", "anchor": "first", "numbers": numbers, "commands": [f"run {EVIL}"]}
+    return Section("How much?", "Words.", **(settings | changes))
+
+
+def test_numbers_stand_in_their_chapter_and_the_first_of_each_in_the_strip() -> None:
+    second = glance(anchor="second", numbers=[Number(value="5 %", label="lost")], topic="")
+    text = Page("T", "Q", "A", [glance(), second, Section("Plain")]).render()
+    reader = read(text)
+    strip = text[text.index("<nav") : text.index("</nav>")]
+    assert re.findall(r'href="#(\w+)"', strip) == ["first", "second"]
+    assert "12\N{NO-BREAK SPACE}MiB" in strip
+    assert "How much?" in strip.split("</li>")[1], "without a topic the heading stands for it"
+    assert "3\N{NO-BREAK SPACE}s" not in strip
+    assert "3\N{NO-BREAK SPACE}s" in text[text.index("</nav>") :]
+    assert [values["id"] for tag, values in reader.tags if tag == "section"] == [
+        "first", "second", "chapter-3", "reproduce",
+    ]  # fmt: skip
+    assert f"run {EVIL}" in reader.words
+    assert "<script" not in text
+
+
+def test_details_are_folded_with_their_pictures_under_ids_of_their_own() -> None:
+    inner = Section("More", "Inside.", [FIGURE], [Table(ROWS)])
+    text = Page("T", "Q", "A", [glance(details=inner), Section("Plain", figures=[FIGURE])]).render()
+    read(text)
+    folded = text[text.index("<details><summary>More</summary>") :]
+    assert "Inside." in folded[: folded.index("</details>")]
+    ids = re.findall(r'\sid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_note_stands_below_the_chapters() -> None:
+    text = Page("T", "Q", "A", [Section("Only")], note="Not run: `x`.").render()
+    assert '<p class="note">Not run: <code>x</code>.</p>' in text[: text.index("</nav>")]
 
 
 def test_it_is_written_whole_and_the_same_twice(tmp_path) -> None:

@@ -1,7 +1,8 @@
 """Where a run stands after a round, and its file: one safetensors file, whole or not at all, resumed to the same bits.
 
 Momentum starts anew in each round and all randomness comes from streams of named labels, so between two rounds the
-vectors, the states and the number of the round are all there is.
+vectors, the states and the number of the round are all there is. The file holds a hash of itself, so that no byte of
+it can change unseen.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
 from sparing.report.atomic import write_whole
 
-_FORMAT, _VERSION = "sparing.federated", 1
+_FORMAT, _VERSION = "sparing.federated", 2
+_UNSEALED = b"0" * 64
+_ANEW = "remove it and resume to begin anew"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -92,8 +95,9 @@ def write(standing: Standing, path: str | PathLike[str], run: dict[str, str]) ->
         "clients": {str(client): state for client, state in standing.clients.items()},
         "own": {str(client): vector for client, vector in standing.own.items()},
     }
-    facts = {"format": _FORMAT, "version": _VERSION, "run": run, "rounds": standing.rounds, "rows": standing.rows}
-    return write_whole(path, pack(tree, facts))
+    known = {"format": _FORMAT, "version": _VERSION, "sha256": _UNSEALED.decode()}
+    data = pack(tree, known | {"run": run, "rounds": standing.rounds, "rows": standing.rows})
+    return write_whole(path, data.replace(_UNSEALED, hashlib.sha256(data).hexdigest().encode(), 1))
 
 
 def read(path: str | PathLike[str], run: dict[str, str]) -> Standing:
@@ -111,14 +115,17 @@ def read(path: str | PathLike[str], run: dict[str, str]) -> Standing:
     """
     name = Path(path).name
     try:
-        tree, facts = unpack(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        tree, facts = unpack(data)
         whole = (facts["format"], facts["version"]) == (_FORMAT, _VERSION)
+        sealed = str(facts["sha256"]) if whole else ""
     except OSError as error:
-        why = f"it cannot be read ({error.strerror})"
-        raise UserError("checkpoint", got=name, why=why, do="pass resume=False to begin anew") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError("checkpoint", got=name, why=str(error), do="pass resume=False to begin anew") from None
-    require(whole, "checkpoint", name, f"no {_FORMAT} of version {_VERSION}", "pass resume=False to begin anew")
+        raise UserError("checkpoint", got=name, why=f"it cannot be read ({error.strerror})", do=_ANEW) from None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise UserError("checkpoint", got=name, why=str(error), do=_ANEW) from None
+    require(whole, "checkpoint", name, f"no {_FORMAT} of version {_VERSION}", _ANEW)
+    same = hashlib.sha256(data.replace(sealed.encode(), _UNSEALED, 1)).hexdigest() == sealed
+    require(same, "checkpoint", name, "it changed since it was written", _ANEW)
     if odd := [what for what in run if facts["run"].get(what) != run[what]]:
         raise UserError(
             "checkpoint",

@@ -203,7 +203,7 @@ def load(path: str | PathLike[str], labels: Tensor | None = None) -> Split:
         split = _checked(known)
     except OSError as error:
         raise UserError("split", got=name, why=f"it cannot be read ({error.strerror})", do=_MEND) from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise UserError("split", got=name, why=f"it is not a whole split ({error})", do=_MEND) from None
     if labels is not None:
         _same_labels(split, labels)

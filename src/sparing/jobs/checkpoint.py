@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON, whole or not at all, each file known by its hash.
 
 A checkpoint is a directory ``step-00000120`` with ``tensors.safetensors``, ``tree.json`` and ``manifest.json``. It is
-written under a temporary name and renamed, so that a full disk or a killed process leaves the one before untouched.
+written under a temporary name and renamed, so that a full disk or a killed process leaves the one before untouched. The
+manifest says of which step and of which run it is, so that one in the place of another is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ KEPT = 2
 
 TENSORS, TREE, MANIFEST = "tensors.safetensors", "tree.json", "manifest.json"
 _REFERENCE = "__tensor__"
+_FORMAT = 2
 
 
 def to_plain(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
@@ -93,13 +95,14 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, tree: Mapping[str, Any]) -> Path:
+def save(folder: Path, step: int, tree: Mapping[str, Any], *, run: str = "") -> Path:
     """Write a checkpoint, then delete all but the newest two.
 
     Args:
         folder: Where checkpoints live.
         step: Optimizer steps finished.
         tree: What ``load`` shall give back.
+        run: Whose it is, in any words; ``load`` asks for the same ones.
 
     Returns:
         The checkpoint's directory.
@@ -114,7 +117,7 @@ def save(folder: Path, step: int, tree: Mapping[str, Any]) -> Path:
         save_file(tight(tensors), draft / TENSORS)
         (draft / TREE).write_text(json.dumps(plain), encoding="utf-8")
         files = {name: digest(draft / name) for name in (TENSORS, TREE)}
-        manifest = {"format": 1, "step": step, "sha256": files}
+        manifest = {"format": _FORMAT, "step": step, "run": run, "sha256": files}
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
     target = folder / name_of(step)
@@ -136,39 +139,47 @@ def saved(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def fault(path: Path) -> str:
+def fault(path: Path, run: str = "") -> str:
     """What is wrong with a checkpoint.
 
     Args:
         path: Its directory.
+        run: Whose it should be.
 
     Returns:
-        A few words, or nothing if every file has the hash that the manifest names.
+        A few words, or nothing if it is that step of that run and both files have the hash that the manifest names.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        wrong = [name for name, known in manifest["sha256"].items() if digest(path / name) != known]
+        step, known = name_of(manifest["step"]), manifest["sha256"]
+        if manifest["format"] != _FORMAT:
+            return f"{MANIFEST} is of another format"
+        wrong = [name for name in (TENSORS, TREE) if digest(path / name) != known[name]]
+        other = manifest["run"] != run
     except OSError as error:
         return f"{Path(error.filename).name} is missing" if error.filename else "unreadable"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is broken"
-    return f"{', '.join(wrong)} changed since it was written" if wrong else ""
+    if wrong:
+        return f"{', '.join(wrong)} changed since it was written"
+    return "another run wrote it" if other else f"it was written as {step}" if step != path.name else ""
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, *, run: str = "") -> dict[str, Any]:
     """Read a checkpoint whose files are as they were written.
 
     Args:
         path: Its directory.
+        run: Whose it should be, as ``save`` was told.
 
     Returns:
         The tree that was saved, tensors on the CPU.
 
     Raises:
-        UserError: If it is damaged; the message names the whole one before it, if there is one.
+        UserError: If it is damaged or another's; the message names the whole one before it, if there is one.
     """
-    if wrong := fault(path):
-        earlier = [other for other in saved(path.parent) if other < path and not fault(other)]
+    if wrong := fault(path, run):
+        earlier = [other for other in saved(path.parent) if other < path and not fault(other, run)]
         do = f"remove {path} and run again with --resume"
         do += f" to go on from {earlier[-1].name}" if earlier else "; no whole checkpoint is left, so it starts anew"
         raise UserError("checkpoint", got=f"{path.name}: {wrong}", why="it would not resume to the same bits", do=do)

@@ -55,8 +55,13 @@ def refusing_to_write(what: str, target: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        why, do = f"it cannot be written ({str(error).splitlines()[0]})", "pass a writable --out"
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers have no class of their own for what a disk says
+        if not isinstance(error, OSError | SafetensorError) and "(os error " not in str(error):
+            raise
+        said = str(error).partition("\n")[0]
+        why, do = f"it cannot be written ({said})", "pass a writable --out"
         if _is_full(error):
             why, do = "the disk is full; what was saved before is whole", "free space and run again with --resume"
         raise UserError(what, got=target, why=why, do=do) from error
@@ -83,6 +88,8 @@ def write_folder(target: Path, fill: Callable[[Path], object]) -> None:
     with refusing_to_write("saving", target):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            if old.exists() and not target.exists():  # a process was killed between the two renames below
+                old.rename(target)
             for leftover in (draft, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             draft.mkdir()

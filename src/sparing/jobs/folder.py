@@ -14,6 +14,7 @@ A job asks in this order, so that nothing is written before everything is known 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 
 from sparing.errors import UserError, require
 from sparing.jobs import checkpoint
-from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.disk import digest, refusing_to_write
 from sparing.report import Record
 from sparing.report.atomic import write_whole
 from sparing.report.record import plain
@@ -79,7 +80,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, files: Col
         ['lr (0.1 before, now 0.2)', 'data (other content)']
     """
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return [f"{n} (other content)" if n in files else f"{n} ({before.get(n)} before, now {now.get(n)})" for n in names]
+    shown = {n: (_short(before.get(n)), _short(now.get(n))) for n in names}
+    return [f"{n} (other content)" if n in files else "{} ({} before, now {})".format(n, *shown[n]) for n in names]
+
+
+def _short(value: object) -> str:
+    """A value in a few words; a file that is no mark of ours may hold anything."""
+    return text if len(text := str(value)) <= 60 else f"{text[:59]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,9 @@ class Folder:
             UserError: If it is no directory, holds a run that may not be touched, or none that can be resumed.
         """
         out = self.path
-        require(out.is_dir() or not out.exists(), "out", out, "it is not a directory", "pass another --out")
+        with refusing_to_write("out", out):  # a name may be too long to ask for
+            free = out.is_dir() or not out.exists()
+        require(free, "out", out, "it is not a directory", "pass another --out")
         if self.resume:
             there = self.at(RUN).is_file()
             require(there, "resume", out, "no run was started there", "leave --resume away, or pass its --out")
@@ -137,8 +146,39 @@ class Folder:
             Its tree, or None when the run starts at its beginning.
         """
         self.check_same(now, files=files)
-        found = checkpoint.saved(self.at(CHECKPOINTS)) if self.resume else []
-        return checkpoint.load(found[-1]) if found else None
+        if not self.resume:
+            return None
+        self._sweep_()
+        found = checkpoint.saved(self.at(CHECKPOINTS))
+        return checkpoint.load(found[-1], run=self.whose()) if found else None
+
+    def whose(self) -> str:
+        """Hash of the run's mark: what checkpoints carry of the run they belong to."""
+        return digest(self.at(RUN)) if self.at(RUN).is_file() else ""
+
+    def check_own(self, path: Path, tree: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of several ranks that is another run's, or of another step than its name says.
+
+        Args:
+            path: Its directory.
+            tree: What was saved with it; ``run`` as ``whose`` gave it, and ``step``.
+
+        Raises:
+            UserError: If it is.
+        """
+        own = tree.get("run") == self.whose() and checkpoint.name_of(tree.get("step", -1)) == path.name
+        why, do = "another run wrote it, or it is of another step", f"remove {path} and run again with --resume"
+        require(own, "checkpoint", path.name, why, do)
+
+    def _sweep_(self) -> None:
+        """Delete what a killed process left half-written; it lies under temporary names only."""
+        own = (RUN, RECORD, PAGE, *self.names, CHECKPOINTS)
+        drafts = [left for name in own for left in self.path.glob(f".{name}.*")]
+        drafts += [left for name in (CHECKPOINTS, *self.names) for left in self.at(name).glob(".*")]
+        for left in drafts:
+            if left.suffix in {".part", ".draft"}:
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def check_same(self, now: Mapping[str, Any], *, files: Collection[str] = ()) -> None:
         """Refuse to go on with another run; one that is not resumed has nothing to go on with.
@@ -154,15 +194,17 @@ class Folder:
             return
         try:
             before = json.loads(self.at(RUN).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            changed = differences(before, now, files=files)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             why = f"its {RUN} is broken ({error})"
             raise UserError("resume", got=self.path, why=why, do="start anew with --overwrite") from None
-        if changed := differences(before, now, files=files):
+        if changed:
             why, do = "a resumed run must reach the same bits", "pass the settings of the run, or another --out"
-            raise UserError("resume", got=", ".join(changed), why=why, do=do)
+            more = f" and {len(changed) - 9} more" if len(changed) > 9 else ""
+            raise UserError("resume", got=", ".join(changed[:9]) + more, why=why, do=do)
 
     def claim_(self, now: Mapping[str, Any]) -> None:
-        """Make the directory this run's: delete what may be deleted and leave a mark; resuming changes nothing.
+        """Make the directory this run's: delete what may be deleted and leave a mark; resuming keeps all that is whole.
 
         Args:
             now: Identity of the run.
@@ -171,6 +213,7 @@ class Folder:
             UserError: If the directory cannot be written.
         """
         if self.resume:
+            self._sweep_()
             return
         with refusing_to_write("out", self.path):
             for name in reversed(self.held()):  # the mark last, so that a deletion that was cut short can be repeated
@@ -188,7 +231,7 @@ class Folder:
         Returns:
             Its directory.
         """
-        return checkpoint.save(self.at(CHECKPOINTS), step, tree)
+        return checkpoint.save(self.at(CHECKPOINTS), step, tree, run=self.whose())
 
     def finish_(self, record: Record, write_page: Callable[[Record, Path], object]) -> None:
         """Write record and page.

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ from sparing.sharding.engine import Engine
 from sparing.sharding.levels import Plan
 from sparing.sharding.meet import join
 from sparing.sharding.mesh import Mesh, make_mesh
+from sparing.sharding.pace import Micro, slowest
 from sparing.sharding.probe import measure
 
 ALONE, AUTO = "none", "auto"
@@ -224,7 +226,7 @@ def workload_of(
     moments: int = 2,
     activation_bytes: int = 0,
 ) -> Workload:
-    """What a live model asks of memory and wires; how long it computes is left open.
+    """What a live model asks of memory and wires; how long it computes ``chosen`` finds out.
 
     Args:
         model: Before it is sharded.
@@ -253,13 +255,16 @@ def workload_of(
     return Workload.of(specs, accumulate=accumulate, activation_bytes=activation_bytes, **sizes)
 
 
-def chosen(settings: Spread, mesh: Mesh, workload: Callable[[], Workload]) -> tuple[Plan, str]:
+def chosen(
+    settings: Spread, mesh: Mesh, workload: Callable[[], Workload], micro: Callable[[], Micro] | None = None
+) -> tuple[Plan, str]:
     """The plan of a run: the one that was asked for, or the best for this model and machine.
 
     Args:
         settings: ``plan``, ``topology`` and ``memory``.
         mesh: The ranks.
         workload: What is trained.
+        micro: A micro-step to time, so that it is known what hides behind arithmetic; none: wires alone count.
 
     Returns:
         The plan, the same on every rank, and why it is that.
@@ -269,14 +274,24 @@ def chosen(settings: Spread, mesh: Mesh, workload: Callable[[], Workload]) -> tu
     if mesh.world == 1:
         return Plan("NNN"), "one process has nothing to share"
     topology = measure(mesh) if settings.topology is None else Topology.read(settings.topology)
-    choice = choose(workload(), topology, settings.memory)
+    work, pace = workload(), None
+    if micro is not None and _room_for(work, settings.memory):
+        pace = slowest(mesh, micro())
+    if pace is not None:
+        work = replace(work, seconds_forward=pace.forward, seconds_backward=pace.backward)
+    choice = choose(work, topology, settings.memory)
     letters = torch.tensor([ord(letter) for letter in choice.plan.name])
     plan = Plan("".join(map(chr, mesh.gather_scalars(letters)[0].tolist())))
-    why = choice.best.why
+    why = f"{choice.best.why}, by {pace or 'the wires alone'}"
     if mesh.rank == 0:
         sizes = " × ".join(map(str, mesh.sizes[::-1]))
-        sys.stderr.write(f"plan: {plan} on {sizes} ranks; {why} of {len(choice.ranking)}\n")
+        sys.stderr.write(f"plan: {plan} of {len(choice.ranking)} on {sizes} ranks; {why}\n")
     return plan, why
+
+
+def _room_for(work: Workload, memory: str | None) -> bool:
+    """Whether a rank may hold the whole model and a micro-step, as it does while one is timed."""
+    return memory is None or work.params * work.param_bytes + work.activations <= parse_bytes(memory)
 
 
 # ---- checkpoints

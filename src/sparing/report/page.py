@@ -73,9 +73,23 @@ class Sample:
     """Heading above the texts."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Number:
+    """One measured number, large."""
+
+    value: str
+    """With its unit."""
+
+    label: str
+    """What it is."""
+
+    note: str = ""
+    """Runs and seed behind it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A chapter: answer, words, pictures, tables, texts."""
+    """A chapter: answer, words, numbers, pictures, tables, texts, commands to go on with, and what is folded away."""
 
     title: str
     """Heading, also in the list of chapters."""
@@ -94,6 +108,21 @@ class Section:
 
     answer: str = ""
     """The chapter in one sentence with its number."""
+
+    topic: str = ""
+    """What it is about, in a few words above the heading."""
+
+    anchor: str = ""
+    """Its place in a link; "chapter-1" and so on by default."""
+
+    numbers: Sequence[Number] = ()
+    """To be read at a glance; on a page with such chapters the first of each stands in a strip at the top."""
+
+    commands: Sequence[str] = ()
+    """For readers who want to go deeper."""
+
+    details: Section | None = None
+    """What opens on a click, under its title: words, pictures, tables and texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +155,9 @@ class Page:
 
     caveats: Sequence[str] = ()
     """What the answer does not cover, one sentence each."""
+
+    note: str = ""
+    """Below the list of chapters."""
 
     def write(self, path: str | PathLike[str]) -> Path:
         """Write the page whole or not at all.
@@ -183,7 +215,7 @@ def _templates() -> Environment:
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.filters |= {"prose": _prose, "paragraphs": _paragraphs, "drawn": _drawn, "signed": _signed}
+    templates.filters |= {"prose": _prose, "paragraphs": _paragraphs, "drawn": _drawn, "signed": _signed, "kept": _kept}
     return templates
 
 
@@ -193,6 +225,11 @@ def _prose(text: str) -> Markup:
 
     marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))
     return Markup(re.sub(r"\*\*([^*\n]+)\*\*", r"<strong>\1</strong>", marked))  # noqa: S704  escaped above
+
+
+def _kept(text: str) -> str:
+    """A number on one line with its unit."""
+    return re.sub(r"(?<=\d) (?=%|nat|points|[KMG]iB|s\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _paragraphs(text: str) -> list[str]:

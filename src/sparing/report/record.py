@@ -134,6 +134,8 @@ class Record:
         seed, units, settings = header["seed"], header["units"], header["settings"]
         if not all(isinstance(unit, str) for unit in units.values()):
             raise refuse("a unit is not a text")
+        if isinstance(seed, list) and not all(isinstance(one, int) for one in seed):
+            raise refuse("a seed is not a whole number")
         read = [_row(line, row, refuse) for line, row in enumerate(rows, start=2)]
         return cls(
             question=header["question"],

@@ -19,7 +19,7 @@ from sparing.sharding.predict import Price, predict
 from sparing.sharding.simulate import Timeline, simulate
 
 TIE = 0.001
-"""Relative: times closer than this are the same, and memory decides."""
+"""Relative: times closer than this are the same, and messages, then slow bytes, then memory decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Choice:
     """The best plan and what became of the others."""
 
     plan: Plan
-    """The fastest that fits; of equally fast ones the smallest."""
+    """The fastest that fits; of equally fast ones the one with the fewest messages, then the smallest."""
 
     ranking: tuple[Verdict, ...]
     """All that fit from best to worst, then the others by time."""
@@ -110,7 +110,7 @@ def choose(
         memory: Memory of a rank: bytes, or text with a unit; none: no limit.
         top: Keep only so many verdicts.
         survives: Groups that may be lost without losing state: plans that keep a copy in every group.
-        tie: Relative difference of times below which memory decides.
+        tie: Relative difference of times below which messages decide, then bytes on the outermost axis, then memory.
         plans: Those to choose from; none: all effective ones of the machine's tiers.
 
     Returns:
@@ -157,20 +157,24 @@ def _judge(workload: Workload, topology: Topology, plan: Plan, rules: _Rules) ->
 
 
 def _ranked(verdicts: list[Verdict], tie: float) -> list[Verdict]:
-    """Return verdicts from best to worst: the smallest among the fastest, again and again."""
+    """Return verdicts from best to worst: the plainest among the fastest, again and again."""
     left, ranked = list(verdicts), []
     while left:
         near = min(verdict.seconds for verdict in left) * (1 + tie)
-        best = min((v for v in left if v.seconds <= near), key=_small)
+        best = min((v for v in left if v.seconds <= near), key=_plain)
         left.remove(best)
         ranked.append(best)
     return ranked
 
 
-def _small(verdict: Verdict) -> tuple[int, int, int]:
-    """Return what decides between equally fast plans: memory, then messages and bytes on the outermost axis."""
+def _plain(verdict: Verdict) -> tuple[int, int, int]:
+    """Return what decides between equally fast plans: messages on all axes, bytes on the outermost, memory.
+
+    A message costs what no time here knows, hidden behind arithmetic or not: threads that wake up, or kernels that are
+    started. Memory comes last because what fits fits.
+    """
     traffic = verdict.price.traffic
-    return verdict.memory, traffic.messages[-1], traffic.total[-1]
+    return sum(traffic.messages), traffic.total[-1], verdict.memory
 
 
 def _explained(verdict: Verdict, best: Verdict, rules: _Rules) -> Verdict:
@@ -182,10 +186,18 @@ def _reason(verdict: Verdict, best: Verdict, rules: _Rules) -> str:
     if verdict is best:
         return "the fastest that fits" if rules.memory is not None else "the fastest"
     if verdict.seconds <= best.seconds * (1 + rules.tie):
-        more = verdict.memory - best.memory
-        held = f"{_gigabytes(more)} more memory" if more else "same memory, no fewer messages"
-        return f"same time, {held} ({verdict.plan} beside {best.plan})"
+        return f"same time, {_more(verdict, best, rules.topology)} ({verdict.plan} beside {best.plan})"
     return f"{_slower(verdict.seconds, best.seconds)}: {_where(verdict.timeline, best.timeline, rules.topology)}"
+
+
+def _more(verdict: Verdict, best: Verdict, topology: Topology) -> str:
+    """Return what an equally fast plan has more of."""
+    messages, sent, held = (mine - other for mine, other in zip(_plain(verdict), _plain(best), strict=True))
+    if messages:
+        return "1 message more" if messages == 1 else f"{messages} messages more"
+    if sent:
+        return f"{_gigabytes(sent)} more on the {topology.axes[-1].name} link"
+    return f"{_gigabytes(held)} more memory" if held else "same messages, same memory"
 
 
 def _where(mine: Timeline, best: Timeline, topology: Topology) -> str:

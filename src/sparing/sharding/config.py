@@ -149,7 +149,7 @@ class Topology:
         """
         try:
             found = json.loads(written)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError("topology", got="text", why=f"it is no JSON: {error}", do=_REMEASURE) from None
         _check(found, {"version": int, "axes": list}, {"overlap": (int, float)}, "topology")
         version = found["version"]
@@ -189,6 +189,7 @@ def _check(found: Any, needed: dict[str, Any], allowed: dict[str, Any], what: st
     for key, value in found.items():
         require(key in kinds, f"{what}: {key}", repr(value), f"known are {', '.join(kinds)}", "drop it")
         right = isinstance(value, kinds[key]) and not isinstance(value, bool)
+        right &= not isinstance(value, int) or abs(value) < 2**53  # larger ones are no numbers of this world
         require(right, f"{what}: {key}", repr(value), "it is of another type", _REMEASURE)
 
 

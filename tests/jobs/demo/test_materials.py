@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zoo
 from sparing import UserError
 from sparing.jobs.demo import materials as room
-from sparing.jobs.demo.materials import gather, split
+from sparing.jobs.demo.layers import method_of
+from sparing.jobs.demo.materials import first_look, gather, split
 from sparing.jobs.demo.tiny import make_tiny_model
+from sparing.layersample import LayerSampling
 
 
 @given(tokens=st.integers(24, 400), length=st.integers(2, 8), want=st.tuples(*[st.integers(1, 20)] * 3))
@@ -39,6 +45,21 @@ def test_a_tiny_model_is_made_once_and_generates(tmp_path):
     assert tokenizer.decode(tokenizer("a little red hen")["input_ids"]) == "a little red hen"
     assert AutoModelForCausalLM.from_pretrained(path).config.num_hidden_layers == 6
     assert [p.name for p in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_a_first_look_is_a_quarter_of_the_work(made):
+    less = first_look(dataclasses.replace(made, steps=16), rows=1)
+    assert (less.steps, less.test.rows, less.dev.rows, len(less.prompts)) == (4, 1, 1, 1)
+    assert less.train.rows == 4 * made.batch
+    assert torch.equal(less.train.ids, made.train.ids[: 4 * made.batch])
+    assert all(len(rates) == 1 and rates[0] in made.rates[arm] for arm, rates in less.rates.items())
+
+
+def test_a_tied_head_freezes_with_its_embedding():
+    frozen = method_of("LISA, embedding frozen", zoo.llama(tied=True))
+    free = method_of("LISA, embedding frozen", zoo.llama(tied=False))
+    assert isinstance(frozen, LayerSampling)
+    assert (frozen.embed, frozen.head, free.embed, free.head) == (False, False, False, True)
 
 
 def test_auto_takes_the_first_that_can_be_had(tmp_path, monkeypatch):

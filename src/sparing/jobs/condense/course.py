@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sparing.hypergrad.optimizers import SGD
 from sparing.jobs.condense.material import Material, draw
 from sparing.jobs.condense.methods import schedule
 from sparing.jobs.condense.net import Shape, Weights, initial, logits, penalty
+from sparing.jobs.condense.ranks import Crew
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.schedule import rate
 from sparing.seeds import stream
@@ -49,7 +50,9 @@ class Course:
     step: int = 0
     """Outer steps finished."""
     seconds: float = 0.0
-    """CPU seconds spent on them, judging excluded."""
+    """CPU seconds of this process spent on them, judging excluded."""
+    crew: Crew = field(default_factory=Crew)
+    """The processes that share the directions."""
 
 
 def begun(settings: Condense, material: Material) -> Course:
@@ -140,14 +143,18 @@ def take_step_(course: Course) -> dict[str, Any]:
 
     Returns:
         A row: step, loss (the outer loss before the step), seconds (CPU, since the start), grad_norm, phase (the
-        method of the step), warning (what the method warns of, or nothing).
+        method of the step), warning (what the method warns of, or nothing); of several processes also ranks (how many
+        took part).
 
     Raises:
-        RunError: If the hypergradient is not finite; the images are then as before.
+        RunError: If the hypergradient is not finite, or the first process is lost; the images are then as before.
+        StoppedError: If the first process was interrupted before the step.
     """
     begin = time.process_time()
     step, method = course.step, schedule(course.settings, course.turn)(course.step)
-    result = hypergradient_at(course, step, method)
+    course.crew.begin_step(step, course.images)
+    result = hypergradient_at(course, step, course.crew.shared(method))
+    ranks = course.crew.end_step()
     slope = result.grad["images"]
     if not bool(torch.isfinite(slope).all()):
         do = "try a smaller --inner-lr"
@@ -161,7 +168,8 @@ def take_step_(course: Course) -> dict[str, Any]:
     course.step += 1
     course.seconds += time.process_time() - begin
     row = {"step": course.step, "loss": float(result.value), "seconds": course.seconds}
-    return row | {"grad_norm": float(slope.norm()), "phase": str(method), "warning": "; ".join(result.report.warnings)}
+    told = {"phase": str(method), "warning": "; ".join(result.report.warnings)}
+    return row | {"grad_norm": float(slope.norm())} | told | ranks
 
 
 def state_of(course: Course) -> dict[str, Any]:

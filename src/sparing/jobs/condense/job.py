@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ from torch import Tensor
 
 from sparing.jobs.condense.course import Course, begun, restore_, state_of
 from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_
-from sparing.jobs.condense.material import gather
+from sparing.jobs.condense.material import Material, gather
 from sparing.jobs.condense.methods import TITLES, simple
 from sparing.jobs.condense.outputs import IMAGES, PICTURE, folder_of, identity, save_images
 from sparing.jobs.condense.page import write_page
 from sparing.jobs.condense.pictures import gallery
+from sparing.jobs.condense.ranks import Crew, crew
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.disk import refusing_to_write
-from sparing.jobs.folder import tell_page
+from sparing.jobs.folder import Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.limits import at_least
 from sparing.report import Record, print_table
+from sparing.sharding.agree import checksum
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ def begin_(run: Run) -> None:
     chosen = course.settings.method
     others = [method for method in TITLES if method not in {chosen, "two-phase"}] if course.settings.compare else []
     for method in (chosen, *others):
-        value = simple(dataclasses.replace(course.settings, method=method))
+        value = course.crew.own(simple(dataclasses.replace(course.settings, method=method)))
         record.add("memory", method=TITLES[method], setting=str(value), peak=bytes_of_a_step(course, value))
 
 
@@ -71,13 +74,14 @@ def walk_(run: Run) -> None:
     Raises:
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
     """
-    every = run.course.settings.save_every
-    with patient() as signals:
+    every, ranks = run.course.settings.save_every, run.course.crew
+    with patient(always=ranks.several) as signals:
 
         def after(course: Course) -> None:
-            if course.step < course.steps:
+            stop = ranks.heard(signals)
+            if course.step < course.steps and ranks.first:
                 done = f"outer step {course.step} of {course.steps}"
-                save_when_due(run.save, signals, step=course.step, every=every, done=done)
+                save_when_due(run.save, stop, step=course.step, every=every, done=done)
 
         label = f"condense {run.course.material.name}, {TITLES[run.course.settings.method]}"
         advance_(run.course, run.record, run.kept, label=label, after=after)
@@ -105,25 +109,51 @@ def run(settings: Condense) -> Record:
         settings: All of them; nothing is written before all of them are known to work.
 
     Returns:
-        The record, also in OUT/record.jsonl, with tables "length", "memory", "curve", "train" and "methods".
+        The record, also in OUT/record.jsonl, with tables "length", "memory", "curve", "train" and "methods". Under
+        torchrun that of the first process is whole and written.
+
+    Raises:
+        UserError: If a setting or file is at fault, or the disk is full.
+        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
+        RunError: If a hypergradient is not finite, or the first of several processes is lost.
     """
     at_least(1, settings, "looks", why="the page shows the way")
+    with crew(settings) as ranks:
+        now = _read(settings, ranks)
+        walk_(now)
+        if ranks.first:
+            finish(now)
+    return now.record
+
+
+def _read(settings: Condense, ranks: Crew) -> Run:
+    """Read all there is, then begin a run or go on with it, on all processes alike."""
     folder, mark = folder_of(settings), identity(settings)
-    folder.check()
-    tree = folder.latest(mark)
-    material = gather(settings.data, held_out=settings.held_out)
+
+    def read() -> tuple[dict[str, Any] | None, Material]:
+        if ranks.first:
+            folder.check()
+        return folder.latest(mark), gather(settings.data, held_out=settings.held_out)
+
+    tree, material = ranks.in_turn(read)
     each = "one condensed image" if settings.per_class == 1 else f"{settings.per_class} condensed images"
     question = f"How well do nets do that are trained on {each} per class alone?"
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     now = Run(begun(settings, material), record)
-    if tree is None:
-        folder.claim_(mark)
-        begin_(now)
-    else:
+    course = now.course
+    course.crew = ranks
+    if tree is not None:
         now.restore_(tree)
-    walk_(now)
-    finish(now)
-    return record
+    ranks.agree(mark | {"outer step": course.step, "images": checksum(course.images)})
+    if tree is None:
+        ranks.on_first(partial(_begin_in, folder, mark, now))
+        course.steps, course.turn = ranks.told(course.steps, course.turn)
+    return now
+
+
+def _begin_in(folder: Folder, mark: dict[str, Any], run: Run) -> None:
+    folder.claim_(mark)
+    begin_(run)
 
 
 def show(record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 import time
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def fix_length_(course: Course, record: Record) -> None:
     settings = course.settings
     if settings.seconds is not None:
         share = settings.first_phase if settings.method == "two-phase" else 0.0
-        second = seconds_of_a_step(course, simple(settings))
+        second = seconds_of_a_step(course, course.crew.own(simple(settings)))
         first = seconds_of_a_step(course, HessianFree()) if share else second
         course.turn = round(share * settings.seconds / first)
         course.steps = max(1, course.turn + round((1 - share) * settings.seconds / second))
@@ -117,7 +118,7 @@ def advance_(
     label: str = "condense",
     after: Callable[[Course], None] = lambda course: None,
 ) -> None:
-    """Walk a run to its end and judge the images by several fresh nets.
+    """Walk a run to its end and judge the images by several fresh nets; of several processes the first judges.
 
     Args:
         course: The run, at its first step or at a restored one.
@@ -127,10 +128,12 @@ def advance_(
         after: Called after every step; may save, or raise to stop.
     """
     settings = course.settings
-    looks, title = look_steps(course.steps, settings.looks), TITLES[settings.method]
+    first, title = course.crew.first, TITLES[settings.method]
+    looks = look_steps(course.steps, settings.looks) if first else []
     if course.step == 0 and looks:
         look_(course, record, kept)
-    with Progress(label, total=course.steps, unit="outer step", resume_at=course.step) as bar:
+    shown = None if first else io.StringIO()
+    with Progress(label, total=course.steps, unit="outer step", resume_at=course.step, file=shown) as bar:
         while course.step < course.steps:
             row = take_step_(course)
             record.add("train", method=title, **row)
@@ -139,6 +142,8 @@ def advance_(
             seen = f"{record.table('curve')[-1]['accuracy']:.1f} %" if looks else "not yet judged"
             bar.advance(loss=row["loss"], accuracy=seen)
             after(course)
+    if not first:
+        return
     scores = judged(course, course.images, nets=settings.eval_nets)
     cost = {"steps": course.steps, "seconds": course.seconds, "seconds_per_step": course.seconds / course.steps}
     record.add("methods", method=title, **spread(scores), **cost, outer_lr=settings.outer_lr)

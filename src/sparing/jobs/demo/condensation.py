@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from sparing.jobs.condense.material import Material, gather
 from sparing.jobs.condense.methods import TITLES, simple
 from sparing.jobs.condense.outputs import save_images
 from sparing.jobs.condense.settings import Condense, Method
+from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.typeset import typeset_digits
 from sparing.report import Record
 
@@ -30,6 +33,12 @@ WORK: Final = Condense(
     seconds=25.0, eval_steps=100, eval_lr=0.02, eval_nets=3, looks=3,
 )  # fmt: skip
 """The paper's experiment at the size of three minutes on two cores."""
+
+WORKS: Final[Mapping[Scale, Condense]] = {
+    "small": WORK,
+    "tiny": dataclasses.replace(WORK, width=16, seconds=5.0, eval_steps=50, eval_nets=1, looks=2),
+}
+"""By the scale of the demo."""
 
 TABLES: Final = {"methods": "condensed", "curve": "condense_curve", "memory": "condense_memory"}
 """Table of a condensation -> table of the demo's record."""
@@ -96,6 +105,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK)
     if not left:
         return
     real = material()
+    unchanged(record, "condense_data", real.name)
     if not record.table("condense_data"):
         record.add("condense_data", name=real.name, classes=" ".join(real.classes))
     for method in left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -11,8 +12,10 @@ from typing import Final
 from safetensors.torch import load_file
 
 from sparing.errors import UserError
+from sparing.jobs.demo.settings import Scale
 from sparing.jobs.federate import job
 from sparing.jobs.federate.settings import Settings
+from sparing.jobs.folder import CHECKPOINTS
 from sparing.report import Record
 
 LOG = logging.getLogger("sparing.demo")
@@ -38,11 +41,17 @@ class Work:
 WORK: Final = Work()
 """A minute on two cores."""
 
+WORKS: Final[Mapping[Scale, Work]] = {
+    "small": WORK,
+    "tiny": Work(main=replace(WORK.main, rounds=20, every=4), flower_rounds=1),
+}
+"""By the scale of the demo."""
+
 RUNS: Final = ("main", "blocks", "flower")
 """Folders below the demo's."""
 
 
-def settings_of(run: str, work: Work, seed: int, folder: Path) -> Settings:
+def settings_of(run: str, work: Work, seed: int, folder: Path, *, resume: bool = False) -> Settings:
     """What ``sparing federate`` is asked in each run.
 
     Args:
@@ -50,12 +59,14 @@ def settings_of(run: str, work: Work, seed: int, folder: Path) -> Settings:
         work: Size of the work.
         seed: Of the chapter.
         folder: Of the demo.
+        resume: Whether to go on with what an interrupted run left in its folder, instead of deleting it.
 
     Returns:
         Settings; "embedded" is the run that Flower's is compared with.
     """
     at = folder / "federated" / run
-    own = replace(work.main, seed=seed, out=at, resume=(at / "checkpoints").exists())
+    begun = resume and (at / CHECKPOINTS).exists()
+    own = replace(work.main, seed=seed, out=at, resume=begun, overwrite=at.exists() and not begun)
     if run == "main":
         return own
     alone = replace(own, method=("fedavg",))
@@ -86,7 +97,8 @@ def _flower(record: Record, path: Path, work: Work, seed: int) -> None:
     models = []
     for run in ("embedded", "flower"):
         settings = settings_of(run, work, seed, path.parent)
-        _run(record, path, run, settings)
+        if run not in _done(record):
+            _run(record, path, run, settings)
         models.append(load_file(settings.out / job.MODELS / "fedavg.safetensors"))
     one, other = models
     apart = max(float((one[name] - other[name]).abs().max()) for name in one)
@@ -94,7 +106,7 @@ def _flower(record: Record, path: Path, work: Work, seed: int) -> None:
     record.write(path)
 
 
-def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK) -> None:
+def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK, resume: bool = False) -> None:
     """Do the runs that the record does not hold yet.
 
     Args:
@@ -103,11 +115,12 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK) -> 
         seed: Of split, weights and draws.
         path: File of the record; the runs lie beside it.
         work: Size of the work.
+        resume: Whether to go on with what an interrupted run left beside the record, instead of deleting it.
     """
     try:
         for run in ("main", "blocks"):
             if run not in _done(record):
-                _run(record, path, run, settings_of(run, work, seed, path.parent))
+                _run(record, path, run, settings_of(run, work, seed, path.parent, resume=resume))
     except UserError as missing:
         LOG.warning("demo: the chapter on federated learning is left out (%s)", missing)
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparing.blocks import tied
 from sparing.jobs.demo.materials import Materials
+from sparing.jobs.demo.resuming import unchanged
 from sparing.jobs.finetune.evaluate import continuations, held_out_loss
 from sparing.jobs.finetune.loop import fit
 from sparing.jobs.finetune.settings import Full, Lora, Method, Training
@@ -91,10 +92,13 @@ def sweep(arm: Arm, record: Record, bar: Progress) -> float:
         bar: Advanced once a rate.
 
     Returns:
-        The rate of least development loss.
+        The rate of least development loss; a single one is taken untried.
     """
-    losses = {}
-    for lr in arm.materials.rates[arm.name]:
+    losses: dict[float, float] = {}
+    tried = arm.materials.rates[arm.name]
+    if len(tried) == 1:
+        return tried[0]
+    for lr in tried:
         losses[lr] = try_rate(arm, lr)
         record.add("sweep", method=arm.name, lr=lr, dev_loss=losses[lr])
         bar.advance(method=arm.name, dev_loss=losses[lr])
@@ -141,6 +145,12 @@ def _summary(arm: Arm, lr: float, run: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def left(record: Record) -> list[str]:
+    """The contenders that the record does not hold yet."""
+    done = {row["method"] for row in record.table("arms")}
+    return [name for name in ARMS if name not in done]
+
+
 def run_chapter(materials: Materials, record: Record, *, seed: int, path: Path) -> None:
     """Run every arm that the record does not hold yet; the record is written after each.
 
@@ -150,11 +160,14 @@ def run_chapter(materials: Materials, record: Record, *, seed: int, path: Path) 
         seed: Seed of the chapter.
         path: File of the record.
     """
-    done = {row["method"] for row in record.table("arms")} if "arms" in record.tables else set()
-    open_arms = [Arm(name=name, materials=materials, seed=seed) for name in ARMS if name not in done]
-    trials = sum(len(materials.rates[arm.name]) for arm in open_arms)
-    with Progress("learning rates", total=trials, unit="run") as bar:
+    unchanged(record, "materials", materials.title)
+    if not record.table("materials"):
+        record.add("materials", name=materials.title, licence=materials.licence)
+    open_arms = [Arm(name=name, materials=materials, seed=seed) for name in left(record)]
+    trials = sum(len(tried) for arm in open_arms if len(tried := materials.rates[arm.name]) > 1)
+    with Progress("fine-tune", total=trials + len(open_arms), unit="run") as bar:
         for arm in open_arms:
             lr = sweep(arm, record, bar)
             whole_run(arm, lr, record)
             record.write(path)
+            bar.advance(method=arm.name, lr=f"{lr:g}")

@@ -10,19 +10,18 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from sparing.data import asset, available, bundled_text, fetch, load_text, wiki_articles
 from sparing.errors import UserError
+from sparing.jobs.demo.settings import Scale, Source
 from sparing.jobs.finetune.models import load_model, load_tokenizer
 from sparing.jobs.finetune.packing import Packed, pack_stream
-
-Source = Literal["auto", "stories", "smollm", "bundled"]
 
 LOG = logging.getLogger("sparing.demo")
 
@@ -195,12 +194,36 @@ def bundled(out: Path) -> Materials:
     )  # fmt: skip
 
 
-def gather(source: Source, out: Path) -> Materials:
+def first_look(whole: Materials, *, rows: int = 4) -> Materials:
+    """The same model and text for a quarter of the steps: no search for a rate, fewer rows to judge by.
+
+    Args:
+        whole: Model, text and lengths of the demo as it is meant.
+        rows: Rows to judge by, of development and of test (count).
+
+    Returns:
+        Less of it; each arm keeps the middle one of its rates.
+    """
+    steps = min(whole.steps, max(4, whole.steps // 4))
+    rates = {arm: tried[len(tried) // 2 :][:1] for arm, tried in whole.rates.items()}
+    return replace(
+        whole, train=_first(whole.train, steps * whole.batch), dev=_first(whole.dev, rows), trial=1, rates=rates,
+        test=_first(whole.test, rows), steps=steps, prompts=whole.prompts[:1],
+    )  # fmt: skip
+
+
+def _first(packed: Packed, rows: int) -> Packed:
+    kept = None if packed.positions is None else packed.positions[:rows]
+    return replace(packed, ids=packed.ids[:rows], labels=packed.labels[:rows], positions=kept)
+
+
+def gather(source: Source, out: Path, scale: Scale = "small") -> Materials:
     """Take the materials that can be had, in the order stories, smollm, bundled.
 
     Args:
         source: One of them, or "auto" for the first that works.
         out: Folder of the demo.
+        scale: How much of them is used.
 
     Returns:
         The materials.
@@ -208,6 +231,11 @@ def gather(source: Source, out: Path) -> Materials:
     Raises:
         UserError: If the one asked for cannot be had.
     """
+    whole = _gather(source, out)
+    return first_look(whole) if scale == "tiny" else whole
+
+
+def _gather(source: Source, out: Path) -> Materials:
     makers: dict[str, Callable[[Path], Materials]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
     if source != "auto":
         return makers[source](out)

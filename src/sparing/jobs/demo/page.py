@@ -1,4 +1,4 @@
-"""The demo for people: its table in the terminal, its page with pictures."""
+"""The demo for people: its tables in the terminal, its page of questions and answers."""
 
 from __future__ import annotations
 
@@ -8,192 +8,182 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.condense.methods import ROLES as CONDENSERS
-from sparing.jobs.demo import condensation_page, federated_page, sharding_page, transfer_page, valley_page
+from sparing.jobs.demo import (
+    condensation_page,
+    federated_page,
+    layers_page,
+    sharding_page,
+    transfer_page,
+    valley_page,
+)
+from sparing.jobs.demo.chapter import Chapter
+from sparing.jobs.demo.condensation import WORKS as CONDENSE
+from sparing.jobs.demo.federated import WORKS as FEDERATE
+from sparing.jobs.demo.settings import NAMES, Name, Scale
+from sparing.jobs.demo.sharding import WORKS as SHARD
+from sparing.jobs.demo.transfer import WORKS as TRANSFER
 from sparing.jobs.transfer.figures import ROLES as RULES
-from sparing.memory import CATEGORIES
-from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots, print_table
+from sparing.report import Page, Record, format_number, print_table
 
-ROLES: Final[dict[str, plots.Role]] = {
-    "full": "reference", "LISA": "ours", "LISA, embedding frozen": "extension", "LoRA": "rival",
+COMPLETE: Final[dict[Name, tuple[str, int]]] = {
+    "memory": ("arms", 4), "condense": ("condensed", 3), "transfer": ("coordinates", 1), "shard": ("shards", 1),
+    "valley": ("valley_merges", 2), "federate": ("federated_methods", 5),
 }  # fmt: skip
-COLUMNS: Final = (
-    "method",
-    "lr",
-    "loss_before",
-    "loss_after",
-    "seconds_per_step",
-    "faster",
-    "peak_measured",
-    "peak_predicted",
+"""The table that a chapter fills last, and its rows when it is done (count)."""
+
+TOPICS: Final[dict[Name, str]] = {
+    "memory": "fine-tuning memory", "condense": "long inner runs", "transfer": "tuning sparse nets",
+    "shard": "slow networks", "valley": "merging nets", "federate": "data that stay put",
+}  # fmt: skip
+"""What each chapter is about, for one that was not run."""
+
+CAVEATS: Final = (
+    "One seed and small runs: a demonstration, not a comparison of quality.",
+    "Measured comparisons, with their commands, seeds and intervals, are in docs/results.md.",
+    "Figures of the papers are their authors', on their machines; they are not measured here.",
 )
 
 
-def arms(record: Record) -> list[dict[str, Any]]:
-    """Rows of the methods, with how many times faster than full fine-tuning a step was."""
-    rows = record.table("arms")
-    full = next(row["seconds_per_step"] for row in rows if row["method"] == "full")
-    return [row | {"faster": full / row["seconds_per_step"]} for row in rows]
-
-
-def show(record: Record) -> None:
-    """Print the table of methods and where the page is.
+def finished(record: Record) -> list[Name]:
+    """The chapters that a record holds whole.
 
     Args:
-        record: What ``run`` returned.
+        record: Of the demo.
+
+    Returns:
+        Their names, in the order of the page.
     """
-    units = record.units | {"faster": "×"}
-    print_table(
-        arms(record), title=record.table("run")[0]["materials"], units=units, columns=list(COLUMNS), roles=ROLES
-    )
-    if record.table("condensed"):
-        print_table(
-            condensation_page.rows_of(record), title="One condensed image per class, equal CPU time", units=units,
-            columns=list(condensation_page.COLUMNS), roles=CONDENSERS,
-        )  # fmt: skip
-    if record.table("transfer_runs"):
-        print_table(
-            transfer_page.rows_of(transfer_page.study_of(record)), title="Best rates and losses by density",
-            columns=list(transfer_page.COLUMNS), roles=RULES,
-        )  # fmt: skip
-    if record.table("shard_runs"):
-        print_table(
-            sharding_page.rows_of(record), title="Four processes, two groups: bytes and seconds",
-            units=sharding_page.UNITS, columns=list(sharding_page.COLUMNS), roles=sharding_page.ROLES,
-        )  # fmt: skip
-    if record.table("valley_merges"):
-        print_table(
-            valley_page.rows_of(record), title="Two averages of two nets: gaps predicted and measured",
-            units=valley_page.UNITS, columns=list(valley_page.COLUMNS), roles=valley_page.ROLES,
-        )  # fmt: skip
-    if record.table("federated_methods"):
-        print_table(
-            federated_page.rows_of(record), title="One hundred clients that keep their data",
-            units=federated_page.UNITS, columns=list(federated_page.COLUMNS), roles=federated_page.roles(),
-        )  # fmt: skip
-    sys.stdout.write(f"report: {record.table('run')[0]['page']}\n")
+    return [name for name in NAMES if len(record.table(COMPLETE[name][0])) >= COMPLETE[name][1]]
 
 
-def answer(record: Record) -> str:
-    """One sentence with its numbers."""
-    by = {row["method"]: row for row in arms(record)}
-    lisa, full, frozen = by["LISA"], by["full"], by["LISA, embedding frozen"]
-    saved = full["peak_measured"] / lisa["peak_measured"]
-    held = {method: format_number(row["peak_measured"], "B") for method, row in by.items()}
-    return (
-        f"LISA ends at a held-out loss of **{format_number(lisa['loss_after'])}** nat/token, full fine-tuning at "
-        f"{format_number(full['loss_after'])}; at its peak a step holds **{held['LISA']}**, full {held['full']} "
-        f"({format_number(saved, '×')}). With the embedding frozen it holds {held['LISA, embedding frozen']}, and a "
-        f"step is {format_number(frozen['faster'], '×')} as fast as a full one."
-    )
+def _makers(record: Record, folder: Path) -> dict[Name, Callable[[], Chapter]]:
+    """What makes each chapter of the page."""
+    scale: Scale = record.settings["scale"]
+    return {
+        "memory": lambda: layers_page.chapter(record, scale),
+        "condense": lambda: condensation_page.chapter(record, CONDENSE[scale], folder),
+        "transfer": lambda: transfer_page.chapter(record, TRANSFER[scale]),
+        "shard": lambda: sharding_page.chapter(record, SHARD[scale]),
+        "valley": lambda: valley_page.chapter(record),
+        "federate": lambda: federated_page.chapter(record, FEDERATE[scale]),
+    }
 
 
-def loss_figure(record: Record) -> Figure:
-    """Held-out loss against training seconds."""
-    best = min(arms(record), key=lambda row: row["loss_after"])
-    series = plots.series(record.table("curve"), x="seconds", y="loss", by="method", roles=ROLES)
-    return plots.lines(
-        series, title=f"In the same number of steps, {_named(best['method'])} ends lowest",
-        x=plots.Axis("training time", unit="s"), y=plots.Axis("held-out loss", unit="nat/token"),
-        caption="Test rows, seen neither in training nor when choosing the rate. One run each (n = 1, one seed).",
-    )  # fmt: skip
+def chapters_of(record: Record, folder: Path) -> list[Chapter]:
+    """The chapters of the page.
+
+    Args:
+        record: Of the demo.
+        folder: Where its files lie.
+
+    Returns:
+        Those that are done.
+    """
+    makers = _makers(record, folder)
+    return [makers[name]() for name in finished(record)]
 
 
-def bytes_figure(record: Record) -> Figure:
-    """Held-out loss against bytes."""
-    rows = arms(record)
-    least, best = min(rows, key=lambda row: row["peak_measured"]), min(rows, key=lambda row: row["loss_after"])
-    points = [(row["method"], [row["peak_measured"]], [row["loss_after"]]) for row in rows]
-    return plots.scatter(
-        [plots.Series(method, peak, loss, role=ROLES[method]) for method, peak, loss in points],
-        title=f"{_named(least['method'])} holds least, {_named(best['method'])} ends lowest",
-        x=plots.Axis("measured peak of a step", unit="B"), y=plots.Axis("held-out loss at the end", unit="nat/token"),
-        caption="Lower left is better. One run each (n = 1, one seed).",
-    )  # fmt: skip
+def times(record: Record) -> dict[str, dict[str, float]]:
+    """Seconds, by the clock and of the processors, that each chapter took, interrupted and resumed parts together.
+
+    Args:
+        record: Of the demo.
+
+    Returns:
+        By chapter: "seconds" and "cpu_seconds".
+    """
+    found: dict[str, dict[str, float]] = {}
+    for row in record.table("chapters"):
+        sums = found.setdefault(row["chapter"], {"seconds": 0.0, "cpu_seconds": 0.0})
+        for name in sums:
+            sums[name] += row[name]
+    return found
 
 
-def memory_figure(record: Record) -> Figure:
-    """Bytes at the peak by category, predicted beside measured."""
-    rows = record.table("memory")
-    worst = max(abs(row["peak_predicted"] / row["peak_measured"] - 1) for row in arms(record))
-    stacks = [plots.Stack(row["method"], {part: row[part] for part in CATEGORIES}, kind=row["kind"]) for row in rows]
-    return plots.stacked_bars(
-        stacks, title=f"Prediction and measurement agree within {max(worst * 100, 0.1):.1f} %",
-        value=plots.Axis("held at the peak of a step", unit="B"),
-        caption="Predicted from shapes alone, with nothing allocated; measured by counting live tensors. Float32.",
-    )  # fmt: skip
+def opening(record: Record) -> str:
+    """What the page is, and what made it.
 
+    Args:
+        record: Of the demo.
 
-def layers_figure(record: Record) -> Figure:
-    """Which layer trained when, in the LISA run."""
-    switches = [row for row in record.table("switches") if row["method"] == "LISA"]
-    drawn = [{int(block) for block in str(row["blocks"]).split()} for row in switches]
-    layers = 1 + max((block for blocks in drawn for block in blocks), default=0)
-    values = [[float(layer in blocks) for blocks in drawn] for layer in range(layers)]
-    edges = [row["step"] for row in switches]
-    edges.append(2 * edges[-1] - edges[-2] if len(edges) > 1 else edges[-1] + 1)
-    return plots.heatmap(
-        values, title="Two layers train at a time; a new pair is drawn every five steps",
-        x=plots.Axis("step"), y=plots.Axis("layer"), x_edges=edges, kind="switch",
-        caption="The run called LISA; embedding, final norm and head train throughout.",
-    )  # fmt: skip
-
-
-def samples(record: Record) -> list[Sample]:
-    """Continuations of the same openings, before and after."""
-    texts: dict[str, dict[str, str]] = {}
-    for row in record.table("samples"):
-        texts.setdefault(str(row["prompt"]), {})[str(row["when"])] = str(row["text"])
-    return [Sample(prompt=prompt, texts=by_when) for prompt, by_when in texts.items()]
-
-
-def _named(method: str) -> str:
-    return {"full": "full fine-tuning"}.get(method, method)
+    Returns:
+        One paragraph.
+    """
+    count, took = len(finished(record)), sum(row["seconds"] for row in times(record).values())
+    parts = [
+        f"One command ran **{count} small experiment{'s' if count > 1 else ''}** on real data on this machine"
+        + (f" in {format_number(took, 's')}" if took else "")
+        + ", without a GPU. Each chapter asks one question, answers it with what was measured, and puts the figure of "
+        "the paper it comes from beside ours; you need not know the papers.",
+    ]
+    if record.settings["scale"] == "tiny":
+        parts.append(
+            "The scale is **tiny**: budgets are cut so far that methods which are close are not told apart, and single "
+            "numbers mean little. `sparing demo` runs the scale that is meant, small, in about ten minutes."
+        )
+    return " ".join(parts)
 
 
 def write_page(record: Record, path: Path) -> None:
     """Write the page.
 
     Args:
-        record: A finished demo.
-        path: File of the page.
+        record: Of a demo with at least one finished chapter.
+        path: File of the page; the record lies beside it.
     """
-    run = record.table("run")[0]
-    units = record.units | {"faster": "×"}
-    table = Table(arms(record), title="The four methods", units=units, columns=list(COLUMNS), roles=ROLES)
-    sweep = Table(
-        record.table("sweep"), title="Learning rates tried, on the development rows", units=units, roles=ROLES
-    )
-    chapter = Section(
-        "Layer sampling: fine-tune a few layers at a time",
-        text=(
-            f"The model and the text: {run['materials']}. Every method starts from the same weights, sees the same "
-            "rows in the same order and takes the same number of steps; its learning rate is the best of three, tried "
-            "for a few steps and judged on development rows.\n\nLISA (Pan et al., NeurIPS 2024) trains embedding, head "
-            "and a few layers drawn anew every few steps; what is frozen has no gradient and no optimizer state. With "
-            "the embedding frozen as well, the backward pass stops at the lowest drawn layer."
-        ),
-        figures=[loss_figure(record), bytes_figure(record), memory_figure(record), layers_figure(record)],
-        tables=[table, sweep],
-        samples=samples(record),
-    )
-    caveats = [
-        "One seed and few steps: a demonstration, not a comparison of quality.",
-        "Measured comparisons, with their commands, are in docs/results.md.",
-        "At this size the logits are most of the activations; the share that LISA saves grows with the model.",
-    ]
+    done = finished(record)
+    more = "sparing demo --resume --chapters"
+    missing = [f"{TOPICS[name]} (`{more} {name}`)" for name in NAMES if name not in done]
+    spent = ", ".join(f"{name} {format_number(row['seconds'], 's')}" for name, row in times(record).items())
+    materials = record.table("materials")
+    facts: dict[str, Any] = {"scale": record.settings["scale"], "time": spent}
+    if materials:
+        facts["licences"] = materials[0]["licence"]
     page = Page(
-        title="sparing: training with little", question=record.question, answer=answer(record),
-        sections=[chapter, *_others(record, path)], record=record, caveats=caveats,
-        reproduce={"go deeper": "sparing finetune --help", "licences": run["licence"]},
+        title="sparing: training with little",
+        question=record.question, answer=opening(record), record=record, caveats=CAVEATS, reproduce=facts,
+        sections=[chapter.section for chapter in chapters_of(record, path.parent)],
+        note=f"Not run here: {'; '.join(missing)}." if missing else "",
     )  # fmt: skip
     page.write(path)
 
 
-def _others(record: Record, path: Path) -> list[Section]:
-    """The chapters after the first that were run."""
-    chapters: list[tuple[str, Callable[[Record], Section]]] = [
-        ("condensed", lambda made: condensation_page.chapter(made, path.parent)),
-        ("transfer_runs", transfer_page.chapter), ("shards", sharding_page.chapter),
-        ("valley_merges", valley_page.chapter), ("federated_methods", federated_page.chapter),
-    ]  # fmt: skip
-    return [chapter(record) for table, chapter in chapters if record.table(table)]
+def show(record: Record) -> None:
+    """Print a table for each chapter, and where the page is.
+
+    Args:
+        record: What ``run`` returned.
+    """
+    scale: Scale = record.settings["scale"]
+    for name in finished(record):
+        rows, title, options = _table(name, record, scale)
+        if rows:
+            print_table(rows, title=title, **options)
+    sys.stdout.write(f"report: {record.table('run')[-1]['page']}\n")
+
+
+def _table(name: Name, record: Record, scale: Scale) -> tuple[list[dict[str, Any]], str, dict[str, Any]]:
+    """Rows, title and settings of a chapter's table in the terminal."""
+    if name == "memory":
+        room, title = layers_page, record.table("materials")[0]["name"]
+        return room.rows_of(record), title, _options(room.UNITS, room.COLUMNS, room.ROLES)
+    if name == "condense":
+        title, columns = "One condensed image per class, equal CPU time", condensation_page.COLUMNS
+        return condensation_page.rows_of(record), title, _options(record.units, columns, CONDENSERS)
+    if name == "transfer":
+        rows = transfer_page.rows_of(transfer_page.study_of(record, TRANSFER[scale]))
+        return rows, "Best rates and losses by density", _options(transfer_page.UNITS, transfer_page.COLUMNS, RULES)
+    if name == "shard":
+        title = "Four processes, two groups: bytes and seconds"
+        options = _options(sharding_page.UNITS, sharding_page.COLUMNS, sharding_page.ROLES)
+        return sharding_page.rows_of(record), title, options
+    if name == "valley":
+        title = "Two averages of two nets: gaps predicted and measured"
+        options = _options(valley_page.UNITS, valley_page.COLUMNS, valley_page.ROLES)
+        return valley_page.rows_of(record), title, options
+    options = _options(federated_page.UNITS, federated_page.COLUMNS, federated_page.roles(FEDERATE[scale]))
+    return federated_page.rows_of(record, FEDERATE[scale]), "One hundred clients that keep their data", options
+
+
+def _options(units: Any, columns: Any, roles: Any) -> dict[str, Any]:
+    return {"units": dict(units), "columns": list(columns), "roles": roles}

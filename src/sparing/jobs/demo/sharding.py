@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from sparing.errors import RunError
 from sparing.jobs.demo import sharding_ranks
+from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.sharding_ranks import Work
 from sparing.report import Record
 from sparing.sharding import Plan, Topology, Workload, effective, predict, simulate
@@ -32,6 +33,12 @@ MEMORY: Final = 80e9
 
 ACCUMULATE: Final = 10
 """Micro-steps of its experiments."""
+
+WORKS: Final[Mapping[Scale, Work]] = {
+    "small": Work(),
+    "tiny": Work(plans=("NNN", "IIG", "GGG"), width=256, blocks=2, batch=8, accumulate=2, steps=3),
+}
+"""What the processes here do, by the scale of the demo."""
 
 SECONDS: Final = 300.0
 """After which the processes are ended (s)."""
@@ -64,7 +71,7 @@ CASES: Final = (
 """The paper's."""
 
 
-def run_chapter(record: Record, *, seed: int, path: Path, work: Work | None = None) -> None:
+def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORKS["small"]) -> None:
     """Plan for the paper's cluster, and run a few plans here, as far as the record does not hold them.
 
     Args:
@@ -79,7 +86,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Work | None = No
         record.write(path)
     if record.table("shard_runs"):
         return
-    work = work or Work(seed=seed)
+    work = replace(work, seed=seed)
     try:
         found = run_ranks(work)
     except (OSError, RunError) as failure:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sparing.jobs.demo.chapter import Chapter, Claim, once
 from sparing.jobs.demo.sharding import MEMORY
+from sparing.jobs.demo.sharding_ranks import Work
 from sparing.report import Figure, Record, Section, Table, format_number, plots
+from sparing.report.page import Number
 
 ROLES: Final[dict[str, plots.Role]] = {
     "NNN": "reference", "NNG": "second_rival", "IIG": "ours", "GGG": "rival", "NIG": "extension", "III": "extension",
@@ -44,6 +47,25 @@ def exact(record: Record) -> bool:
     return all(row[one] == row[other] for row in rows_of(record) for one, other in pairs)
 
 
+def planned(record: Record) -> str:
+    """What fits on the paper's cluster, in a sentence.
+
+    Args:
+        record: Of the demo.
+
+    Returns:
+        How many plans fit, and the fastest of them.
+    """
+    full = case_of(record, "65B, full")
+    fitting = [row for row in full.values() if row["fits"]]
+    best = min(fitting, key=lambda row: row["seconds"])
+    return (
+        f"Of {len(full)} ways to split a model of 65 billion parameters over 32 GPUs of 80 GB, {len(fitting)} fit; the "
+        f"fastest of these, **{best['plan']}**, keeps the links busy for **{format_number(best['seconds'], 's')}** a "
+        f"step, ZeRO-3 (GGG) for {format_number(full['GGG']['seconds'], 's')}."
+    )
+
+
 def answer(record: Record) -> str:
     """One sentence with its numbers.
 
@@ -51,26 +73,74 @@ def answer(record: Record) -> str:
         record: Of the demo.
 
     Returns:
-        What fits on the paper's cluster, and what the processes here sent and held.
+        What the processes here sent and held; without them, what fits on the paper's cluster.
     """
-    full = case_of(record, "65B, full")
-    fitting = [row for row in full.values() if row["fits"]]
-    best = min(fitting, key=lambda row: row["seconds"])
-    told = (
-        f"Of {len(full)} ways to split a model of 65 billion parameters over 32 GPUs of 80 GB, {len(fitting)} fit; the "
-        f"fastest of these, **{best['plan']}**, keeps the links busy for **{format_number(best['seconds'], 's')}** a "
-        f"step, ZeRO-3 (GGG) for {format_number(full['GGG']['seconds'], 's')}."
-    )
     runs = {str(row["plan"]): row for row in rows_of(record)}
     if not {"IIG", "NNN", "GGG"} <= runs.keys():
-        return told
+        return planned(record)
     same = "to the byte as predicted" if exact(record) else "NOT as predicted: a bug"
     ratio = runs["GGG"]["seconds"] / runs["IIG"]["seconds"]
     return (
-        f"{told} On four processes here, bytes sent and held are {same}; IIG holds "
-        f"**{format_number(runs['IIG']['held'] / runs['NNN']['held'] * 100)} %** of what DDP (NNN) does, and a step is "
-        f"**{format_number(ratio, '×')}** as fast as under ZeRO-3."
+        f"On four processes with a slow link between two pairs, the split **IIG** holds "
+        f"**{format_number(runs['IIG']['held'] / runs['NNN']['held'] * 100)} %** of what plain data parallelism does, "
+        f"and a step is **{format_number(ratio, '×')}** as fast as ZeRO-3's; bytes sent and held are **{same}**."
     )
+
+
+def numbers(record: Record) -> tuple[Number, Number, Number]:
+    """Speed, bytes, and what fits.
+
+    Args:
+        record: Of the demo.
+
+    Returns:
+        Three; the planner's own where no process could be started.
+    """
+    full = case_of(record, "65B, full")
+    fitting = sum(row["fits"] for row in full.values())
+    fits = Number(
+        value=f"{fitting} of {len(full)}", note="computed from shapes, nothing run",
+        label="ways to split 65 billion parameters that fit 32 GPUs of 80 GB",
+    )  # fmt: skip
+    runs = {str(row["plan"]): row for row in rows_of(record)}
+    if not {"IIG", "NNN", "GGG"} <= runs.keys():
+        gain = format_number(full["GGG"]["seconds"] / full["IIG"]["seconds"], "×")
+        wire = Number(value=gain, note=fits.note, label="time that links are busy in a step: ZeRO-3 over IIG, 65B")
+        held = Number(value=format_number(full["IIG"]["held"], "B"), note=fits.note, label="held by a GPU under IIG")
+        return wire, held, fits
+    note = once(record.seed, "quickest of a few steps")
+    ratio = format_number(runs["GGG"]["seconds"] / runs["IIG"]["seconds"], "×")
+    share = format_number(100 * runs["IIG"]["held"] / runs["NNN"]["held"])
+    return (
+        Number(value=ratio, note=note, label="as fast a step under IIG as under ZeRO-3, four processes, slow link"),
+        Number(
+            value=f"{share} %", note="counted tensor by tensor, as predicted" if exact(record) else "NOT as predicted",
+            label="of the bytes that plain data parallelism (DDP) holds in each process: IIG",
+        ),
+        fits,
+    )  # fmt: skip
+
+
+def claims(record: Record) -> list[Claim]:
+    """What the paper states of its cluster, and what was found here."""
+    by = {row["statement"]: row for row in statements(record)}
+    fits, lead = by["65B, full: what fits 80 GB"], by["7B, full: leaders"]
+    told = [
+        Claim(
+            what="plans that fit 80 GB: 65B, all trained", paper=fits["paper"],
+            here=f"{fits['by_formula']} (the paper did not try GIG)",
+        ),
+        Claim(what="quickest plans: 7B, all trained", paper=lead["paper"], here=f"{lead['by_formula']} (by formula)"),
+    ]  # fmt: skip
+    for size in ("7B", "65B"):
+        row = by[f"{size}, full: IIG over ZeRO-3"]
+        seen = f"{row['simulated']} in time on the links (simulated)"
+        told.append(Claim(what=f"speed of IIG over ZeRO-3: {size}, all trained", paper=row["paper"], here=seen))
+    runs = {str(row["plan"]): row for row in rows_of(record)}
+    if {"IIG", "GGG"} <= runs.keys():
+        ratio = format_number(runs["GGG"]["seconds"] / runs["IIG"]["seconds"], "×")
+        told.append(Claim(what="the same: small net, four processes", paper="–", here=f"{ratio} (measured)"))
+    return told
 
 
 def memory_figure(record: Record) -> Figure:
@@ -163,36 +233,62 @@ def _named(row: dict[str, Any]) -> str:
     return f"{row['plan']} ({row['known_as']})" if row["known_as"] else str(row["plan"])
 
 
-def chapter(record: Record) -> Section:
+def details(record: Record) -> Section:
+    """All that a first look can do without."""
+    text = planned(record)
+    figures, tables = [memory_figure(record)], [_paper(record)]
+    if rows := rows_of(record):
+        text += (
+            f"\n\nEvery plan trains the same: losses differ by at most {format_number(apart(record))}, relative, "
+            "which is the rounding of float32 sums in another order."
+        )
+        figures.append(wire_figure(record))
+        note = "predicted seconds: links alone; processes on this machine also compute, and share its cores. One run."
+        ran = Table(rows, "Four processes, two groups", UNITS, COLUMNS, note, ROLES)
+        tables = [ran, Table(rows, "Sent by a process in a step", UNITS, SENT, roles=ROLES), *tables]
+    else:
+        figures = []
+    title = "More: what fits and why, bytes on every link, each statement of the paper, every number"
+    return Section(title, text, figures, tables)
+
+
+def chapter(record: Record, work: Work) -> Chapter:
     """The chapter.
 
     Args:
         record: Of the demo.
+        work: Size of the work.
 
     Returns:
-        A section of the page.
+        As its page shows it.
     """
-    text = (
-        "What if the links between machines are 25 times slower than those inside? PaRO (Zhang et al., NeurIPS 2024) "
-        "splits parameters, gradients and optimizer state each on its own: **N** not at all, **I** inside a group of "
-        "GPUs, **G** over all of them. What must move often stays inside a group; what moves once a step goes over all."
-        "\n\nA plan is three letters; 14 of 27 make sense. They are data here: one engine runs them all, and bytes on "
-        "every link are known before anything runs. Every plan trains the same: losses below differ by at most "
-        f"{format_number(apart(record))}, relative, which is the rounding of float32 sums in another order.\n\nGo "
-        "deeper: `sparing plan --params 65e9 --groups 4 --per-group 8 --inter 80Gbps --intra 2000Gbps --memory 80GB "
-        "--accumulate 10`, or `torchrun --nproc-per-node 2 -m sparing probe` for the links you have."
+    here = (
+        f"Four processes of this machine then train a small net by {len(work.plans)} plans, with links between two "
+        "groups held back."
     )
-    if not rows_of(record):
-        text = text.replace(text[text.index(" Every plan trains") : text.index("\n\nGo deeper")], "")
-    figures = [memory_figure(record)]
-    tables = [_paper(record)]
-    if rows_of(record):
-        figures += [wire_figure(record), speed_figure(record)]
-        note = "predicted seconds: links alone; processes on this machine also compute, and share its cores. One run."
-        rows = rows_of(record)
-        ran = Table(rows, "Four processes, two groups", UNITS, COLUMNS, note, ROLES)
-        tables = [ran, Table(rows, "Sent by a process in a step", UNITS, SENT, roles=ROLES), *tables]
-    return Section("Sharding: split by how fast the links are", text, figures, tables, answer=answer(record))
+    return Chapter(
+        name="shard", topic="Slow networks · PaRO",
+        question="How should a model be split over machines when the network between them is slow?",
+        answer=answer(record), numbers=numbers(record), claims=claims(record), details=details(record),
+        picture=speed_figure(record) if rows_of(record) else memory_figure(record),
+        story=(
+            "PaRO splits parameters, gradients and optimizer state each on its own: **N** not at all, **I** inside a "
+            "group of GPUs, **G** over all of them. What must move often stays inside a group; what moves once a step "
+            "goes over all. A plan is three letters, DDP is NNN and ZeRO-3 is GGG; 14 of 27 make sense. All are priced "
+            f"for the paper's cluster, 25 times slower between machines than inside. {here if rows_of(record) else ''}"
+        ),
+        paper="Zhang et al., PaRO, NeurIPS 2024, its measurements on 32 A100 GPUs",
+        limits=(
+            "Here are two cores and no GPU: the net is small, the network the paper's a thousand times slower. The "
+            "paper's ratios contain arithmetic that hides part of the traffic; how long links are busy ranks plans and "
+            "bounds the gain, it does not foretell it."
+        ),
+        deeper=(
+            "sparing plan --params 65e9 --groups 4 --per-group 8 --inter 80Gbps --intra 2000Gbps --memory 80GB "
+            "--accumulate 10",
+            "torchrun --nproc-per-node 2 -m sparing probe    # the links you have",
+        ),
+    )  # fmt: skip
 
 
 def _paper(record: Record) -> Table:

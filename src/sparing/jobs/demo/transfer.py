@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from sparing.errors import UserError
+from sparing.jobs.demo.settings import Scale
 from sparing.jobs.transfer.coordinates import add_coordinates
 from sparing.jobs.transfer.grid import Cell, cells
 from sparing.jobs.transfer.material import digits
@@ -22,6 +25,12 @@ WORK: Final = Transfer(
 )  # fmt: skip
 """The paper's Figure 6 at the size of a minute on two cores."""
 
+WORKS: Final[Mapping[Scale, Transfer]] = {
+    "small": WORK,
+    "tiny": replace(WORK, widths=(128,), base_width=64, densities=(1.0, 0.125), rates=(-10, -8, -6, -4), steps=40),
+}
+"""By the scale of the demo."""
+
 SAVED_EVERY: Final = 10
 """Runs between two writes of the record (count)."""
 
@@ -35,13 +44,15 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Transfer = WORK)
         path: File of the record.
         work: Size of the work.
     """
+    have = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in record.table("transfer_runs")}
+    left = [cell for cell in cells(work) if (*cell.params.values(),) not in have]
+    if not left and record.table("coordinates"):
+        return
     try:
         material = digits()
     except UserError as missing:
         LOG.warning("demo: the chapter on scaling is left out (%s)", missing)
         return
-    have = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in record.table("transfer_runs")}
-    left = [cell for cell in cells(work) if (*cell.params.values(),) not in have]
     total = len(cells(work))
     with Progress("transfer", total=total, unit="run", resume_at=total - len(left)) as bar:
         for at, cell in enumerate(left, start=1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sparing.errors import UserError
+from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import save_tensors
 from sparing.jobs.scan.asks import Ask
 from sparing.jobs.scan.checkpoints import Subject
@@ -53,6 +55,15 @@ class Work:
 
 WORK: Final = Work()
 """A minute on two cores."""
+
+WORKS: Final[Mapping[Scale, Work]] = {
+    "small": WORK,
+    "tiny": Work(
+        start=2000, half=700, rows=400, training=Training(epochs=4), tuning=Training(epochs=2, rate=0.02), positions=7,
+        scan=Settings(checkpoint="demo", points=7, draws=2),
+    ),
+}  # fmt: skip
+"""By the scale of the demo."""
 
 ASKS: Final = (Ask("gaussian", 0.0), Ask("gaussian", 1.0))
 PAIRS: Final = {"one start": ("tuned-a", "tuned-b"), "two random starts": ("other-a", "other-b")}
@@ -266,6 +277,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK) -> 
     except UserError as missing:
         LOG.warning("demo: the chapter on valleys is left out (%s)", missing)
         return
+    unchanged(record, "valley_data", on.name)
     if not record.table("valley_data"):
         sizes = {"start": len(on.start[1]), "half": len(on.halves["a"][1]), "rows": on.evaluate.rows}
         record.add("valley_data", name=on.name, draws=work.scan.draws, **sizes)

@@ -158,6 +158,8 @@ def _from_file(path: Path, seed: int, validation: float) -> Rows:
     groups = tensors.get("groups")
     for part in ("", "test_"):
         _check_rows(path, part, tensors[f"{part}inputs"], tensors[f"{part}targets"])
+    one, other = (tuple(tensors[part].shape[1:]) for part in ("inputs", "test_inputs"))
+    require(one == other, "data", f"rows of {one} and test rows of {other} in {path.name}", "they differ", "save alike")
     alone = groups is None or (groups.shape == tensors["targets"].shape and not groups.is_floating_point())
     require(alone, "data", path, "groups needs one whole number a training row", "save it so")
     found = [tensors[part] for part in _NEEDED]
@@ -166,10 +168,12 @@ def _from_file(path: Path, seed: int, validation: float) -> Rows:
 
 
 def _check_rows(path: Path, part: str, inputs: Tensor, targets: Tensor) -> None:
-    fine = inputs.ndim >= 2 and targets.ndim == 1 and len(inputs) == len(targets) > 0
+    fine = inputs.ndim >= 2 and targets.ndim == 1 and len(inputs) == len(targets) > 0 < inputs.numel()
     got = f"{part}inputs {tuple(inputs.shape)} and {part}targets {tuple(targets.shape)} in {path.name}"
     require(fine, "data", got, "each row needs numbers and one class", "save shapes (n, …) and (n,)")
-    whole = not targets.is_floating_point() and int(targets.min()) >= 0
+    real = not inputs.is_complex()
+    require(real, "data", f"{part}inputs in {path.name}", "they are complex numbers", "save real and imaginary parts")
+    whole = not (targets.is_floating_point() or targets.is_complex()) and int(targets.long().min()) >= 0
     require(whole, "data", f"{part}targets in {path.name}", "classes are counted from 0", "save integers >= 0")
-    finite = bool(inputs.isfinite().all())
+    finite = bool(inputs.float().isfinite().all())
     require(finite, "data", f"{part}inputs in {path.name}", "some are not finite", "save finite numbers")

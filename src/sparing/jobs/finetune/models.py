@@ -77,10 +77,11 @@ def config_of(path: Path) -> Any:
         _refuse(path, "it has no config.json", do)
     try:
         plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        quantised = bool(plain.get("quantization_config"))
         config = _transformers().AutoConfig.from_pretrained(path, local_files_only=True)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - as below: a field of a wrong type has errors of its own
         _refuse(path, f"its config.json is broken ({_words(error)})")
-    if plain.get("quantization_config"):
+    if quantised:
         _refuse(path, "its parameters are quantised and cannot be trained", "pass the unquantised model")
     return config
 

@@ -64,6 +64,8 @@ def _string(row: Mapping[str, Any], name: str, line: int) -> str:
     value = row[name]
     if not isinstance(value, str):
         _refuse(line, f"{name} = {json.dumps(value)[:40]}", f'"{name}" must be a string', "quote it")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        _refuse(line, f"half a character in {name}", "it cannot be written as UTF-8", "escape both halves, or drop it")
     return value
 
 
@@ -129,13 +131,16 @@ def example(row: object, line: int) -> Example:
 
 def _parse(text: str, line: int) -> Example:
     try:
-        row = json.loads(text)
+        return example(json.loads(text), line)
     except json.JSONDecodeError as error:
         got = f"{text[:40]!r} (column {error.colno}: {error.msg})"
         _refuse(line, got, "it is not JSON", "write one whole JSON object per line")
+    except UserError:
+        raise
+    except ValueError as error:  # such as a number of more digits than Python reads
+        _refuse(line, f"{text[:40]!r}", f"it cannot be read ({error})", "write one whole JSON object per line")
     except RecursionError:
         _refuse(line, "brackets without end", "it is nested too deep", "write a flat JSON object")
-    return example(row, line)
 
 
 def _contents(path: Path) -> str:

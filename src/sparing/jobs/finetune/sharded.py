@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from sparing.jobs.finetune.course import Course, device_of, groups_for, seeded
 from sparing.jobs.finetune.evaluate import loss_of, loss_sum, measuring
 from sparing.jobs.finetune.labels import IGNORED
 from sparing.jobs.finetune.loop import advance_
+from sparing.jobs.finetune.outputs import folder_of
 from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.prices import predicted
 from sparing.jobs.finetune.settings import Finetune, Training
@@ -41,6 +42,7 @@ from sparing.sharding.apply import shard_
 from sparing.sharding.config import Workload
 from sparing.sharding.engine import Engine
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.pace import Micro
 
 
 @dataclass(slots=True)
@@ -151,6 +153,17 @@ def check_method(method: LayerSampling) -> None:
     require(method.state in {"reset", "reset_all"}, "lisa.state", method.state, why, do)
 
 
+def _first_interval(model: nn.Module, training: Training) -> tuple[str | Sequence[str] | None, list[str]]:
+    """Where the body is, and the blocks that do not train at first."""
+    method = training.method
+    if not isinstance(method, LayerSampling):
+        return None, []
+    blocks = find_blocks(model, body=method.body)
+    count = sum(block.role == "body" for block in blocks)
+    drawn = method.sampler.draw(count, method.active, seed=training.seed, interval=0)
+    return method.body, resting(blocks, method, drawn)
+
+
 @dataclass(slots=True)
 class Crew:
     """What a rank needs to take part in a run."""
@@ -184,7 +197,8 @@ class Crew:
         if isinstance(method, LayerSampling):
             check_method(method)
             check_blocks(model, find_blocks(model, body=method.body), method)
-        plan, why = chosen(self.settings, self.mesh, partial(self._work, model, training))
+        work, micro = partial(self._work, model, training), partial(self._micro, model, training)
+        plan, why = chosen(self.settings, self.mesh, work, micro)
         groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
         self.engine = shard_(
             model,
@@ -203,18 +217,18 @@ class Crew:
 
     def _work(self, model: nn.Module, training: Training) -> Workload:
         """What a step asks of memory and wires, with the blocks of the first interval."""
-        method, world, rest = training.method, self.mesh.world, list[str]()
-        if isinstance(method, LayerSampling):
-            blocks = find_blocks(model, body=method.body)
-            count = sum(block.role == "body" for block in blocks)
-            rest = resting(blocks, method, method.sampler.draw(count, method.active, seed=training.seed, interval=0))
-        seen = 0
+        (body, rest), seen = _first_interval(model, training), 0
         if self.settings.memory is not None:
             nobody = torch.optim.AdamW([torch.zeros(1)])
             seen = predicted(Course(model, training, 1, nobody, None), self.data).activations
-        body = method.body if isinstance(method, LayerSampling) else None
-        accumulate = micro_steps(training.accumulate, world)
+        accumulate = micro_steps(training.accumulate, self.mesh.world)
         return workload_of(model, accumulate=accumulate, body=body, resting=rest, activation_bytes=seen)
+
+    def _micro(self, model: nn.Module, training: Training) -> Micro:
+        """The largest micro-step of the first step, to be timed."""
+        rows = window(0, rows=self.data.rows, batch=training.batch, accumulate=training.accumulate, seed=training.seed)
+        largest, (body, rest) = share(rows, 0, self.mesh.world)[0], _first_interval(model, training)
+        return Micro(model=model, loss=lambda: share_loss(model, self.data, largest), resting=rest, body=body)
 
     def take_step_(self, course: Course, data: Packed) -> dict[str, Any]:
         """One optimizer step of all ranks.
@@ -299,7 +313,8 @@ class Crew:
         Returns:
             Its directory.
         """
-        tree = {"seconds": course.seconds, "seen": course.seen, "rows": record.rows}
+        own = {"run": folder.whose(), "step": course.step}
+        tree = own | {"seconds": course.seconds, "seen": course.seen, "rows": record.rows}
         return save(self.engine, folder, course.step, tree)
 
     def restore_(self, course: Course, path: Path) -> Mapping[str, Any]:
@@ -313,6 +328,7 @@ class Crew:
             What ``save`` put beside it.
         """
         tree = checkpoint.load_(self.engine, path)
+        folder_of(self.settings).check_own(path, tree)
         course.step, course.seconds, course.seen = step_of(path), tree["seconds"], tree["seen"]
         if course.sampler is not None and course.step:
             cast("Draws", course.sampler).adopt_(course.step - 1)

@@ -60,8 +60,9 @@ def _given(path: Path, vocabulary: int, end: int | None) -> Any:
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
         config = AutoConfig.for_model(plain["model_type"], **{k: v for k, v in plain.items() if k != "model_type"})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"it is no transformers configuration ({type(error).__name__}: {str(error).splitlines()[0][:100]})"
+    except Exception as error:  # noqa: BLE001 - a field of a wrong type has errors of other libraries
+        words = str(error).strip().partition("\n")[0][:100]
+        why = f"it is no transformers configuration ({type(error).__name__}: {words})"
         raise UserError("config", got=path, why=why, do=do) from None
     config.vocab_size = vocabulary
     config.bos_token_id = config.eos_token_id = config.pad_token_id = end

@@ -26,18 +26,21 @@ from sparing.jobs.folder import Folder
 from sparing.jobs.pretrain.choices import law_of
 from sparing.jobs.pretrain.course import Course, live_share
 from sparing.jobs.pretrain.loop import advance_
-from sparing.jobs.pretrain.material import Part
+from sparing.jobs.pretrain.material import Part, crops
 from sparing.jobs.pretrain.optimizers import factory_for, groups_for
+from sparing.jobs.pretrain.outputs import folder_of
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.pretrain.step import batch_of, set_rates_
 from sparing.jobs.sharded import chosen, note_traffic, save, shape_of, share, step_of, summed, workload_of
 from sparing.report import Record
 from sparing.scaling.apply import apply_
 from sparing.scaling.plan import Plan
+from sparing.seeds import stream
 from sparing.sharding import checkpoint
 from sparing.sharding.apply import shard_
 from sparing.sharding.engine import Engine
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.pace import Micro
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class Crew:
         masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
         masks.verify()  # the first forward pass would look for weights where there are slices
         work = partial(workload_of, model, accumulate=1, moments=1 if settings.optimizer == "sgd" else 2)
-        cut, why = chosen(settings, self.mesh, work)
+        cut, why = chosen(settings, self.mesh, work, partial(self._micro, model, train))
         self.engine = shard_(
             model,
             cut,
@@ -84,6 +87,13 @@ class Crew:
         self.record.add("sharding", plan=cut.name, known_as=cut.known_as, why=why, **shape_of(self.mesh))
         model.train()
         return Course(model, settings, train, masks.plan, masks, self.engine.optimizer, None, density=live_share(masks))
+
+    def _micro(self, model: nn.Module, train: Tensor) -> Micro:
+        """The largest share of a batch, to be timed."""
+        count, draw = math.ceil(self.settings.batch / self.mesh.world), stream(self.settings.seed, "batch", 0)
+        rows = crops(train, batch=count, context=self.settings.context, generator=draw)
+        inputs, targets = (part.to(device_of(model)) for part in rows)
+        return Micro(model=model, loss=lambda: summed_loss(model, inputs, targets))
 
     def take_step_(self, course: Course) -> dict[str, Any]:
         """One optimizer step of all ranks.
@@ -142,7 +152,8 @@ class Crew:
         Returns:
             Its directory.
         """
-        return save(self.engine, folder, course.step, {"seconds": course.seconds, "rows": record.rows})
+        own = {"run": folder.whose(), "step": course.step}
+        return save(self.engine, folder, course.step, own | {"seconds": course.seconds, "rows": record.rows})
 
     def restore_(self, course: Course, path: Path) -> Mapping[str, Any]:
         """Put a freshly begun run where a checkpoint left it, on these ranks and under this plan.
@@ -155,6 +166,7 @@ class Crew:
             What ``save`` put beside it.
         """
         tree = checkpoint.load_(self.engine, path)
+        folder_of(self.settings).check_own(path, tree)
         course.step, course.seconds, course.density = step_of(path), tree["seconds"], live_share(course.masks)
         return tree
 

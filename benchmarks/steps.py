@@ -1,0 +1,208 @@
+"""Every benchmark as a step: its commands, about how long they take on two cores, what they write and what they need.
+
+This is the one list: ``python -m benchmarks.results --list`` prints it, ``--run`` goes through it in this order, and
+tests/docs/test_claims.py holds that every file of ``benchmarks/results`` is written by exactly one step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """Something that a step cannot do without."""
+
+    name: str
+    """In a few words."""
+    there: Callable[[], bool]
+    """Whether this machine has it."""
+    get: str
+    """What to do where it has not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Commands that write files of results, one after the other."""
+
+    name: str
+    """What ``--only`` calls it."""
+    commands: tuple[str, ...]
+    """Command lines; ``python`` is this interpreter, ``$NAME`` an environment variable."""
+    hours: float
+    """About how long they take on two cores (h): from the files' own CPU seconds where they keep them."""
+    writes: tuple[str, ...]
+    """Files in ``benchmarks/results``."""
+    page: str
+    """Page of docs/results that shows them."""
+    needs: tuple[Need, ...] = ()
+    """Beyond ``make setup``; a step whose needs are not met is left out, and said to be."""
+
+
+def _package(name: str, install: str) -> Need:
+    return Need(name=name, there=lambda: importlib.util.find_spec(name) is not None, get=install)
+
+
+def _interpreter(variable: str, holds: str) -> Need:
+    get = f"make an environment with {holds} and name its python in {variable}; see benchmarks/peers/__init__.py"
+    return Need(name=f"{variable} ({holds})", there=lambda: bool(os.environ.get(variable)), get=get)
+
+
+ROOT = Need(
+    name="root", there=lambda: hasattr(os, "geteuid") and os.geteuid() == 0,
+    get="run as root: network namespaces and token buckets are made",
+)  # fmt: skip
+HIGHER = _package("higher", "pip install -e '.[bench]'")
+TORCHOPT = _package("torchopt", "pip install -e '.[bench]'")
+BETTY = _package("betty", "pip install 'pip<24.1' && pip install --no-deps betty-ml==0.1.1")
+LANDSCAPES = _package("loss_landscapes", "pip install --no-deps loss-landscapes==3.0.6")
+SPARSELAB = _package("sparselab", "pip install --no-deps sparselab==0.2.2")
+HARNESS = _package("lm_eval", "pip install -e '.[eval]'")
+DEEPSPEED = _interpreter("SPARING_DEEPSPEED", "DeepSpeed 0.19.8")
+MERGEKIT = _interpreter("SPARING_MERGEKIT", "mergekit 0.1.5")
+FLOWER = _interpreter("SPARING_FLOWER", "flwr[simulation] 1.41.0")
+PFL = _interpreter("SPARING_PFL", "pfl 0.6.0")
+
+
+def _one(name: str, page: str, hours: float, *needs: Need, kind: str = "json") -> Step:
+    """A module of its own name that writes one file of its own name."""
+    return Step(
+        name=name,
+        commands=(f"python -m benchmarks.{name}",),
+        hours=hours,
+        writes=(f"{name}.{kind}",),
+        page=page,
+        needs=needs,
+    )
+
+
+def _parts(module: str, stem: str, hours: dict[str, float], needs: dict[str, tuple[Need, ...]]) -> tuple[Step, ...]:
+    """Parts of a package, ``--only`` each."""
+    return tuple(
+        Step(
+            name=f"{stem}_{part}", commands=(f"python -m benchmarks.{module} --only {part}",), hours=taken,
+            writes=(f"{stem}_{part}.json",), page=stem, needs=needs.get(part, ()),
+        )
+        for part, taken in hours.items()
+    )  # fmt: skip
+
+
+SWEEP = "python -m benchmarks.network.sweep"
+REFERENCE = "--rounds 3 --steps 1 --seconds 6 --out benchmarks/results/network_reference.jsonl"
+RIVALS = "fsdp2,fsdp2 no-sync,fsdp2 hybrid,fsdp2 hybrid no-sync,fsdp2 rings,fsdp2 hybrid rings"
+EQUAL = "--ratio 1 --steps 1 --seconds 4 --probe 0 --out benchmarks/results/network_equal.jsonl"
+GRID = f"{SWEEP} --grid --shape 2x2 --rounds 3"
+NETWORK = (
+    Step(
+        name="network_reference", hours=1.0, writes=("network_reference.jsonl",), page="sharding",
+        needs=(ROOT, DEEPSPEED),
+        commands=(
+            f"{SWEEP} --arms 'alone,plans,ddp,{RIVALS},zero-1,zero-2,zero-3,zero-3 lean' {REFERENCE} --probe 5 "
+            "--python $SPARING_DEEPSPEED",
+            f"{SWEEP} --arms 'NNG overlapped,IIG overlapped,GGG overlapped' {REFERENCE} --probe 0",
+        ),
+    ),
+    Step(
+        name="network_equal", hours=0.5, writes=("network_equal.jsonl",), page="sharding", needs=(ROOT,),
+        commands=(
+            f"{SWEEP} --arms 'alone,ddp,NNN,NNN flat,NNN gloo,NNN overlapped' --rounds 7 {EQUAL}",
+            f"{SWEEP} --arms 'III,III overlapped,GGG,GGG flat,GGG overlapped,{RIVALS}' --rounds 3 {EQUAL}",
+        ),
+    ),
+    Step(
+        name="network_plans", hours=2.0, writes=("network_plans.jsonl",), page="sharding", needs=(ROOT,),
+        commands=(
+            f"{GRID} --arms alone,plans --width 256 --steps 1 --seconds 2 --probe 5 "
+            "--out benchmarks/results/network_plans.jsonl",
+        ),
+    ),
+    Step(
+        name="network_batch", hours=0.3, writes=("network_batch.jsonl",), page="sharding", needs=(ROOT,),
+        commands=(
+            f"{GRID} --ratio 25 --accumulate 1,4,16,64 --trainable 1 --arms 'alone,NNI,NNG,NNG flat' --blocks 4 "
+            "--steps 2 --seconds 4 --probe 4 --out benchmarks/results/network_batch.jsonl",
+        ),
+    ),
+    Step(
+        name="network_scaling", hours=0.2, writes=("network_scaling.jsonl",), page="sharding", needs=(ROOT,),
+        commands=(
+            f"{SWEEP} --grid --shape 1x2,2x2,4x2 --ratio 25 --accumulate 4 --trainable 1 "
+            "--arms 'alone,NNG overlapped,GGG,ddp' --rounds 3 --steps 2 --probe 4 "
+            "--out benchmarks/results/network_scaling.jsonl",
+        ),
+    ),
+    Step(
+        name="network_curves", hours=0.1, writes=("network_curves.json",), page="sharding",
+        commands=("python -m benchmarks.network.curves",),
+    ),
+    Step(
+        name="network_collectives", hours=0.2, writes=("network_collectives.jsonl",), page="sharding", needs=(ROOT,),
+        commands=(
+            "python -m benchmarks.network.collectives --rounds 11",
+            "python -m benchmarks.network.collectives --links throttled --sharing 1 --rounds 11",
+        ),
+    ),
+    _one("shard_kills", "sharding", 0.2, kind="jsonl"),
+)  # fmt: skip
+VALLEY = (
+    *_parts(
+        "valley", "valley",
+        {
+            "fits": 0.3, "noises": 0.3, "ratio": 0.2, "groups": 0.1, "special": 0.1, "scales": 0.2, "hyper": 0.4,
+            "statistics": 0.2, "line": 0.1, "peers": 0.2, "soups": 1.0,
+        },
+        {"peers": (LANDSCAPES,)},
+    ),
+    Step(
+        name="valley_forecast", commands=("python -m benchmarks.valley --only forecast",), hours=0.1,
+        writes=("valley_forecast.json", "valley_predictions.json"), page="valley",
+    ),
+    *_parts(
+        "valley", "valley", {"steering": 0.2, "text": 0.2, "merges": 0.2, "speed": 0.1}, {"speed": (LANDSCAPES,)}
+    ),
+    Step(
+        name="valley_mergekit", hours=0.1, writes=("valley_mergekit.json",), page="valley", needs=(MERGEKIT,),
+        commands=("python -m benchmarks.valley.mergekit_check --python $SPARING_MERGEKIT",),
+    ),
+)  # fmt: skip
+TRANSFER = tuple(
+    Step(
+        name=f"transfer_{case}", commands=(f"python -m benchmarks.transfer_tables --only {case}",), hours=hours,
+        writes=(f"transfer_{case}.json",), page="scaling",
+    )
+    for case, hours in {"mlp": 0.5, "text": 2.1, "sigma": 0.1, "iso": 0.1, "dynamic": 0.3, "decay": 0.1}.items()
+)  # fmt: skip
+STEPS: tuple[Step, ...] = (
+    _one("memory_grid", "memory", 0.7),
+    _one("step_time", "step-time", 0.1, kind="jsonl"),
+    _one("norm_skew", "claims", 0.1),
+    _one("hypergrad_cost", "hypergradients", 0.3, HIGHER, TORCHOPT, BETTY, kind="jsonl"),
+    _one("hypergrad_cosine", "hypergradients", 0.2, kind="jsonl"),
+    _one("hypergrad_ranks", "hypergradients", 0.1, kind="jsonl"),
+    _one("condense_table", "hypergradients", 0.9),
+    _one("adapt_table", "hypergradients", 0.9),
+    _one("pde_table", "hypergradients", 0.4),
+    *TRANSFER,
+    _one("scaling_speed", "scaling", 0.5, SPARSELAB, kind="jsonl"),
+    _one("pretrain_pareto", "scaling", 0.5, HARNESS),
+    *NETWORK,
+    *VALLEY,
+    *_parts(
+        "federated", "federated", {"methods": 1.2, "faults": 0.2, "bytes": 0.1, "speed": 0.2},
+        {"speed": (FLOWER, PFL)},
+    ),
+    *_parts("trust", "trust", {"kills": 1.0, "disks": 0.3, "mutations": 0.5}, {"disks": (ROOT,)}),
+    Step(
+        name="composition_lisa_sharding", hours=0.5, writes=("composition_lisa_sharding.jsonl",), page="composition",
+        needs=(ROOT,), commands=("python -m benchmarks.composition --only lisa_sharding",),
+    ),
+    Step(
+        name="composition_importance", hours=0.5, writes=("composition_importance.json",), page="composition",
+        commands=("python -m benchmarks.composition --only importance",),
+    ),
+    _one("prices", "predicted", 0.1, kind="jsonl"),
+)  # fmt: skip
+"""In the order in which they run: what others start from comes first."""

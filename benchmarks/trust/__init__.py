@@ -1,0 +1,19 @@
+"""What holds when a machine fails: runs killed, checkpoints damaged, disks full, folders that cannot be written.
+
+Run ``python -m benchmarks.trust`` for everything, or one part of it with ``--only``. A finished row is not measured
+again. ``--part 0/2`` does every second piece, for two processes on two cores; ``--job`` names the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+JOBS = ("finetune", "pretrain", "condense", "federate")
+"""Verbs that are tried."""
+
+PARTS: dict[str, Callable[[Sequence[str], int, int], None]] = {
+    name: lambda jobs, share, of, name=name: import_module(f"benchmarks.trust.{name}").run(jobs, share, of)
+    for name in ("kills", "disks", "mutations")
+}
+"""Part -> what measures it, given the jobs and which share of how many."""

@@ -1,0 +1,85 @@
+"""What travels between the processes of a condensation: a number for each direction, and why the first one ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor
+
+from sparing.errors import RunError
+from sparing.hypergrad.spread import Spread
+from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.roll import first_line
+
+LOOK = 0.1
+"""How long those who wait for the first sleep at most between two looks (s)."""
+
+OVER: Final = "over"
+"""Key under which the first leaves why it ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery(Spread):
+    """A spread whose ranks can be seen to have delivered."""
+
+    def exchange(self, weights: Tensor, count: int) -> Tensor:
+        """Say that this rank has its weights, then do as every spread, unless the first has ended.
+
+        Args:
+            weights: Of the owned directions, in order.
+            count: Directions in all.
+
+        Returns:
+            Shape (count,); not a number where a rank was lost.
+
+        Raises:
+            RunError: If the first has failed or is gone.
+            StoppedError: If it was interrupted.
+        """
+        self.store.set(self._sign(self.rank), "yes")
+        if self.rank:
+            self.store.set(self._key(self.rank), json.dumps(weights.double().tolist()))
+            hear(self.store, self._key("all"), self.timeout * (self.size + 1))
+        return super().exchange(weights, count)
+
+    def missing(self) -> list[int]:
+        """Ranks that have not delivered."""
+        return [rank for rank in range(self.size) if not self.store.check([self._sign(rank)])]
+
+    def _sign(self, rank: int) -> str:
+        return f"delivered/{self.key}/{rank}"
+
+
+def hear(store: Any, key: str, seconds: float) -> str:
+    """Wait for what the first leaves, or for its end.
+
+    Args:
+        store: Of the run.
+        key: What to wait for.
+        seconds: How long at most.
+
+    Returns:
+        What it left.
+
+    Raises:
+        RunError: If it has failed, is gone, or leaves nothing.
+        StoppedError: If it was interrupted; it has saved.
+    """
+    until, pause = time.monotonic() + seconds, 0.001
+    words, word = "it left nothing", None
+    try:
+        while time.monotonic() < until and word is None:
+            if store.check([key]):
+                return str(store.get(key).decode())
+            word = json.loads(store.get(OVER)) if store.check([OVER]) else None
+            time.sleep(pause)  # a store that is asked to wait complains when time is up
+            pause = min(2 * pause, LOOK)
+    except RuntimeError as error:
+        words = first_line(error)
+    if word is not None:
+        raise (StoppedError if word["stopped"] else RunError)(word["words"])
+    do = "run the same command with --resume to go on from the last checkpoint"
+    raise RunError(f"rank 0 is gone ({words}); {do}")

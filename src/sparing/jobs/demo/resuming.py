@@ -1,0 +1,56 @@
+"""Going on with a demo: with the same settings, and on the same data, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sparing.errors import require
+from sparing.report import Record
+
+
+def opened(fresh: Record, path: Path, *, resume: bool) -> Record:
+    """The record that a demo adds to.
+
+    Args:
+        fresh: An empty one with the settings of this call.
+        path: Where the record lies.
+        resume: Whether to go on with the one that is there.
+
+    Returns:
+        That one, or the fresh one, which is then on the disk.
+
+    Raises:
+        UserError: If the one that is there was made with other settings.
+    """
+    if resume and path.exists():
+        there = Record.read(path)
+        told = {name: there.settings.get(name) for name in fresh.settings}
+        do = "pass the settings it began with, another --out, or leave --resume away to start over"
+        why = f"the demo in {path.parent.name} began with {_listed(told)}"
+        require(told == fresh.settings, "resume", _listed(fresh.settings), why, do)
+        return there
+    fresh.write(path)
+    return fresh
+
+
+def _listed(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def unchanged(record: Record, table: str, found: str, *, column: str = "name") -> None:
+    """Refuse to go on with other data than a chapter began with, such as where a download fails now that worked then.
+
+    Args:
+        record: Of the demo.
+        table: Where the chapter wrote what it works on.
+        found: What it would work on now.
+        column: Of its name in the table.
+
+    Raises:
+        UserError: If the two differ.
+    """
+    for row in record.table(table)[:1]:
+        why = f"the chapter began on {row[column]}, which is not to be had now"
+        do = "make it available again, or leave --resume away to start over"
+        require(row[column] == found, "resume", found, why, do)

@@ -1,0 +1,187 @@
+"""How long a rank computes: a micro-step of the live model, timed before it is sharded; nothing has changed afterwards.
+
+micro = Micro(model=model, loss=lambda: model(**batch).loss)
+pace = slowest(mesh, micro)                      # on all ranks; the same on each
+Workload.of(specs, seconds_forward=pace.forward, seconds_backward=pace.backward)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.blocks import Block, find_blocks
+from sparing.report import Progress
+from sparing.sharding.jointly import jointly
+from sparing.sharding.mesh import Mesh
+
+TIMED = 2
+"""Micro-steps that are timed after one that warms up, of which the shorter counts (count)."""
+
+LONG = 5.0
+"""A first micro-step of so many seconds warms nothing up any more: it counts, and is the only one (s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Micro:
+    """A micro-step of one rank, which can be taken again and again."""
+
+    model: nn.Module
+    """The whole model."""
+
+    loss: Callable[[], Tensor]
+    """Runs the forward pass on some rows; what it returns has the backward pass behind it."""
+
+    resting: Collection[str] = ()
+    """Names of blocks that do not train at first."""
+
+    body: str | Sequence[str] | None = None
+    """Where the repeated blocks are, as for ``find_blocks``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What the arithmetic of a micro-step takes."""
+
+    forward: float
+    """Forward pass (s)."""
+
+    backward: float
+    """Backward pass, with what it computes again (s)."""
+
+    def __str__(self) -> str:
+        """In words, for the reason of a choice."""
+        return f"{self.forward:.3g} s forward and {self.backward:.3g} s backward a micro-step"
+
+
+def pace_of(micro: Micro, advance: Callable[[], object] = lambda: None) -> Pace:
+    """Time a micro-step. Weights, buffers, gradients, modes and random numbers are as before afterwards, to the bit.
+
+    Gradients are dropped one by one as they come, so no more is held than the activations and the largest of them.
+
+    Args:
+        micro: What to time.
+        advance: Called after each micro-step that was taken.
+
+    Returns:
+        The shortest of a few.
+    """
+    taken: list[Pace] = []
+    with _unchanged(micro):
+        for turn in range(TIMED + 1):
+            taken.append(_timed(micro))
+            advance()
+            if turn == 0 and taken[0].forward + taken[0].backward > LONG:
+                return taken[0]
+    return min(taken[1:], key=lambda pace: pace.forward + pace.backward)
+
+
+def slowest(mesh: Mesh, micro: Micro, label: str = "arithmetic") -> Pace | None:
+    """Time a micro-step on all ranks at once, as they will compute; all call it, and all get the same.
+
+    Args:
+        mesh: The ranks.
+        micro: Of this rank.
+        label: Words before the progress bar of rank 0; empty for none.
+
+    Returns:
+        The longest of each pass, or None if there was no room for a whole micro-step on some rank.
+
+    Raises:
+        UserError: On all ranks, if the micro-step of one fails by a mistake of the user's.
+        RunError: On all ranks, if it fails otherwise; the rank is named.
+    """
+    mesh.gather_scalars(torch.zeros(1))  # all begin together
+
+    def work() -> Pace | None:
+        try:
+            with _bar(label if mesh.rank == 0 else "") as advance:
+                return pace_of(micro, advance)
+        except torch.OutOfMemoryError:
+            return None
+
+    mine = jointly(mesh, work)
+    row = torch.tensor([0.0, 0.0, 1.0] if mine is None else [mine.forward, mine.backward, 0.0], dtype=torch.float64)
+    forward, backward, short = mesh.gather_scalars(row).amax(0).tolist()
+    return None if short else Pace(forward=forward, backward=backward)
+
+
+def _timed(micro: Micro) -> Pace:
+    """One forward and one backward pass."""
+    begin = _clock(micro.model)
+    loss = micro.loss()
+    middle = _clock(micro.model)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return Pace(forward=middle - begin, backward=_clock(micro.model) - middle)
+
+
+def _clock(model: nn.Module) -> float:
+    """Seconds, once the device of the model has nothing left to do."""
+    device = _device(model)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+@contextlib.contextmanager
+def _unchanged(micro: Micro) -> Iterator[None]:
+    """Let the model train for a while, and put everything back that a pass changes."""
+    model, device = micro.model, _device(micro.model)
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(m, name, b, b.clone()) for m in modes for name, b in m.named_buffers(recurse=False)]
+    grads = {p: p.grad for p in model.parameters()}
+    rest = [p for block in find_blocks(model, body=micro.body) if block.name in micro.resting for p in _live(block)]
+    known = random.getstate()
+    model.train()
+    for parameter in grads:
+        parameter.grad = None
+    for parameter in rest:
+        parameter.requires_grad_(False)
+    watched: list[Any] = [p for p in grads if p.requires_grad]
+    hooks = [parameter.register_post_accumulate_grad_hook(_drop) for parameter in watched]
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(known)
+        for hook in hooks:
+            hook.remove()
+        for parameter in rest:
+            parameter.requires_grad_(True)
+        for parameter, grad in grads.items():
+            parameter.grad = grad
+        for module, name, buffer, value in buffers:
+            setattr(module, name, buffer)  # a pass may have put another in its place
+            with torch.no_grad():
+                buffer.copy_(value)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _live(block: Block) -> list[nn.Parameter]:
+    return [p for p in block.params.values() if p.requires_grad]
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+@contextlib.contextmanager
+def _bar(label: str) -> Iterator[Callable[[], object]]:
+    """A bar, or none; what to call after each micro-step."""
+    if not label:
+        yield lambda: None
+        return
+    with Progress(label, total=TIMED + 1, unit="micro-step") as bar:
+        yield bar.advance
