@@ -12,7 +12,7 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup  ## the main job, on real data: fine-tune a language model with little memory, condense MNIST
+demo: setup  ## the main job: six questions on real data, one page of answers
 	$(BIN)/sparing demo
 
 check: setup  ## format, lint, types and floors
