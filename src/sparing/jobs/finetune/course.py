@@ -17,6 +17,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
 from sparing.jobs.finetune.batches import steps_of
 from sparing.jobs.finetune.settings import Full, Lora, Training
+from sparing.jobs.finetune.zeros import keeping_zeros
 from sparing.layersample import LayerSampling, Sampler
 from sparing.seeds import stream
 
@@ -233,7 +234,7 @@ def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equ
     model.train()
     sampler = None
     try:
-        with recomputing(model, training.checkpointing):
+        with recomputing(model, training.checkpointing), keeping_zeros(model, training.keep_zeros):
             if isinstance(method, Full):
                 model.requires_grad_(True)
             optimizer, sampler = equip(model, training)

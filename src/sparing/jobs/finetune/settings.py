@@ -168,6 +168,10 @@ class Pace:
     checkpointing: bool = False
     """Whether activations are computed again in backward instead of held (yes or no)."""
 
+    keep_zeros: bool = False
+    """Whether weights that are exactly zero stay so: a pruned model, such as `pretrain` exports, stays pruned (yes or
+    no). In one process, and not with LoRA, whose additions would fill the zeros."""
+
     evaluate_every: int = 0
     """Steps between measurements of the held-out loss (count); 0: before and after only."""
 
@@ -290,6 +294,10 @@ class Finetune(Pace):
         at_least(0, self, "save_every", "max_new_tokens")
         check_intent(resume=self.resume, overwrite=self.overwrite)
         check_spread(self)
+        why, do = "what LoRA adds fills the zeros when it is merged", "pass --method lisa or full"
+        require(not self.keep_zeros or self.method != "lora", "keep_zeros", "yes with LoRA", why, do)
+        why, do = "zeros are kept in one process", "pass --plan none"
+        require(not self.keep_zeros or self.plan == "none", "keep_zeros", f"yes with {self.plan}", why, do)
         if self.method == "lisa":
             self.lisa.sampling()
 
