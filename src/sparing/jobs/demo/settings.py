@@ -34,7 +34,7 @@ class Settings:
     """Chapters to run, such as `memory condense`; with `--resume` they join those that are there."""
 
     scale: Scale = "small"
-    """Size of the runs: small takes about ten minutes on two cores, tiny two, for a first look at the page; methods
+    """Size of the runs: small takes about ten minutes on two cores, tiny three, for a first look at the page; methods
     that are close are not told apart there."""
 
     source: Source = "auto"
