@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,3 +156,10 @@ def test_what_is_saved_transformers_loads(tmp_path: Path, model_dir: Path) -> No
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert AutoTokenizer.from_pretrained(tmp_path).decode([64]) == "a"
+
+
+def test_a_missing_extra_is_not_blamed_on_the_file(tmp_path, monkeypatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"^transformers: got not installed"):
+        models.config_of(tmp_path)

@@ -75,10 +75,11 @@ def config_of(path: Path) -> Any:
         _refuse(path, "it is not a directory" if path.exists() else "there is no such directory", do)
     if not (path / "config.json").is_file():
         _refuse(path, "it has no config.json", do)
+    library = _transformers()  # what it says of a missing extra is no fault of the file
     try:
         plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
         quantised = bool(plain.get("quantization_config"))
-        config = _transformers().AutoConfig.from_pretrained(path, local_files_only=True)
+        config = library.AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - as below: a field of a wrong type has errors of its own
         _refuse(path, f"its config.json is broken ({_words(error)})")
     if quantised:
