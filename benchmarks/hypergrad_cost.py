@@ -1,9 +1,9 @@
 """What one exact or estimated hypergradient costs: bytes against unroll depth, seconds against a plain run and peers.
 
-Run ``python -m benchmarks.hypergrad_cost`` (about twelve minutes on one quiet core); ``--part time`` and ``--part
-memory`` do one half each. The peers are higher, TorchOpt and betty; ``benchmarks/peers/__init__.py`` says how to get
-them, and one that is missing is left out. Problem: a weight for each of 1,024 MNIST images, 784-128-10 perceptron, full
-batch, SGD with momentum, one thread.
+Run ``python -m benchmarks.hypergrad_cost`` (about twelve minutes on one quiet core); ``--part time``, ``--part memory``
+and ``--part defaults`` do a part each. The peers are higher, TorchOpt and betty; ``benchmarks/peers/__init__.py`` says
+how to get them, and one that is missing is left out. Problem: a weight for each of 1,024 MNIST images, 784-128-10
+perceptron, full batch, SGD with momentum, one thread.
 
 Seconds are CPU seconds of the process. Every round times one call of every arm in turn, so a machine that slows down
 slows all alike; ratios are taken round by round. Least and most of seven rounds hold
@@ -158,20 +158,29 @@ def memory_rows(depths: tuple[int, ...]) -> list[dict[str, Any]]:
     with Progress("memory", total=len(arms) * len(depths), unit="process") as bar:
         for name in arms:
             for steps in depths:
-                command = [
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    "-m",
-                    "benchmarks.hypergrad_cost",
-                    "--child",
-                    name,
-                    str(steps),
-                ]
-                done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | ALLOCATOR)
-                rows.append({"arm": name, "steps": steps, **json.loads(done.stdout.splitlines()[-1])})
+                rows.append({"arm": name, "steps": steps, **measured(name, steps, ALLOCATOR)})
                 bar.advance(peak=rows[-1]["peak"] / 2**20)
     return rows
+
+
+def default_rows(pairs: int = 3) -> list[dict[str, Any]]:
+    """Peak bytes of the shortest and the longest run of one direction, where glibc is left alone."""
+    name, depths = "ForwardGradient b=1", (10, 640)
+    with Progress("allocator's defaults", total=pairs * len(depths), unit="process") as bar:
+        rows = []
+        for pair in range(pairs):
+            for steps in depths:
+                rows.append({"pair": pair, "arm": name, "steps": steps, **measured(name, steps, {})})
+                bar.advance(process=rows[-1]["process"] / 2**20)
+    return rows
+
+
+def measured(name: str, steps: int, variables: dict[str, str]) -> dict[str, int]:
+    """What a fresh process says of one call."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.hypergrad_cost", "--child", name, str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | variables)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def goals(times: list[dict[str, Any]], memory: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -208,7 +217,7 @@ def main() -> None:
     """Measure and write the record; a part that was not asked for is kept from the record that is there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--part", choices=["time", "memory", "both"], default="both")
+    parser.add_argument("--part", choices=["time", "memory", "defaults", "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="small depths and three rounds, to try it")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--child", nargs=2, metavar=("ARM", "T"))
@@ -218,13 +227,15 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     before = Record.read(options.out) if options.out.exists() else None
-    kept = {table: before.table(table) if before else [] for table in ("time", "memory")}
-    if options.part != "memory":
+    kept = {table: before.table(table) if before else [] for table in ("time", "memory", "defaults")}
+    if options.part in {"time", "all"}:
         depths, rounds = ((10,), 3) if options.quick else (TIME_DEPTHS, options.rounds)
         fewer = {160: min(rounds, 3)}  # a round takes a minute and a half there
         kept["time"] = [row for steps in depths for row in time_rows(steps, fewer.get(steps, rounds))]
-    if options.part != "time":
+    if options.part in {"memory", "all"}:
         kept["memory"] = memory_rows((5, 40) if options.quick else MEMORY_DEPTHS)
+    if options.part in {"defaults", "all"}:
+        kept["defaults"] = default_rows()
     write(kept, options.out, options.rounds)
 
 

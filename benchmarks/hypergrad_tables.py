@@ -34,6 +34,15 @@ def memory(record: Record) -> str:
     return table(["MiB at T =", *depths], lines)
 
 
+def defaults(record: Record) -> str:
+    """Resident set of a short and a long run in turn, where the allocator is left alone."""
+    held = {(row["pair"], row["steps"]): row["process"] / MIB for row in record.table("defaults")}
+    short, long = sorted({steps for _, steps in held})
+    pairs = [(held[pair, short], held[pair, long]) for pair in sorted({pair for pair, _ in held})]
+    lines = [[at, f"{one:.0f}", f"{two:.0f}", f"{two / one:.2f}×"] for at, (one, two) in enumerate(pairs, start=1)]
+    return table(["pair", f"MiB at T = {short}", f"MiB at T = {long}", "ratio"], lines)
+
+
 def seconds(record: Record) -> str:
     """CPU seconds of one hypergradient, against a plain run and against higher."""
     lines = [
@@ -208,7 +217,8 @@ def filled(page: str) -> str:
     spread_out = Record.read(RESULTS / "hypergrad_ranks.jsonl")
     return marked(page, {
         "ranks": ranks(spread_out),
-        "memory": memory(cost), "seconds": seconds(cost), "goals": goals(cost), "cosines": cosines(near),
+        "memory": memory(cost), "defaults": defaults(cost), "seconds": seconds(cost), "goals": goals(cost),
+        "cosines": cosines(near),
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),
         "adaptation": adaptation(adapted), "tokens": token_cosines(adapted), "equations": equations(inverted),
     })  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -54,30 +54,43 @@ def _ends(row: Row, name: str, form: str = ".2f") -> str:
 
 
 def cells(record: Record) -> str:
-    """How well the simulator ranks the plans, cell by cell, told the links as they were probed, or else as held."""
+    """How well the simulator ranks the plans, cell by cell, with the work of the cores and without."""
     rows = _best_known(record)
-    probed = {_place(row) for row in predicted(record)}
-    found = judged(rows, tie=0.03)
+    probed, bare = {_place(row) for row in predicted(record)}, _best_known(record, wires=True)
+    found, alone = judged(rows, tie=0.03), judged(bare, tie=0.03)
     lines = [
-        [_place(row), "probed" if _place(row) in probed else "as held", row["plans"], f"{row['tau']:.2f}",
-         f"{row['repeat']:.2f}", row["chosen"], row["best"], f"{100 * row['regret']:.0f} %", f"{row['off']:.2f}"]
-        for row in found
+        [_place(row), "probed" if _place(row) in probed else "as held", f"{row['tau']:.2f}", f"{row['repeat']:.2f}",
+         row["chosen"], row["best"], f"{100 * row['regret']:.0f} %", f"{100 * row['fresh']:+.0f} %",
+         f"{row['off']:.2f}",
+         f"{other['chosen']}, {100 * other['regret']:.0f} %, {other['off']:.2f}"]
+        for row, other in zip(found, alone, strict=True)
     ]  # fmt: skip
-    hits, close, even = (fmean(row[name] for row in found) for name in ("hit", "close", "even"))
-    tau, repeat, regret = (fmean(row[name] for row in found) for name in ("tau", "repeat", "regret"))
+    tau, repeat, off = (fmean(row[name] for row in found) for name in ("tau", "repeat", "off"))
+    fresh = f"{100 * fmean(row['fresh'] for row in found):+.1f} %"
+    means = [f"{tau:.2f}", f"{repeat:.2f}", "", _hits(found), _regret(found), fresh, f"{off:.2f}"]
+    bare_tau = fmean(row["tau"] for row in alone)
+    lines.append([f"mean of {len(found)}", "", *means, f"τ {bare_tau:.2f}; {_hits(alone)}; {_regret(alone)}"])
+    head = ["groups×ranks, B′ : B, micro-steps, trainable", "links", "τ", "τ of a repeat", "predicted best",
+            "measured best", "regret", "in a fresh round", "predicted over measured",
+            "wires alone: best, regret, predicted over measured",
+            ]  # fmt: skip
     exact = sum(row["bytes_as_formula"] for row in rows)
-    best = f"{hits:.0%} hit, {close:.0%} within 3 %, {even:.0%} not told apart"
-    means = [f"{tau:.2f}", f"{repeat:.2f}", "", best, f"{100 * regret:.1f} %", ""]
-    lines.append([f"mean of {len(found)}", "", "", *means])
-    head = ["groups×ranks, B′ : B, micro-steps, trainable", "links", "plans", "τ", "τ of a repeat", "predicted best",
-            "measured best", "regret", "predicted over measured"]  # fmt: skip
     return table(head, lines) + f"\n\nCounted bytes equal the formula in {exact} of {len(rows)} rows."
 
 
-def _best_known(record: Record) -> list[dict[str, Any]]:
+def _hits(found: Sequence[Row]) -> str:
+    hits, close, even = (fmean(row[name] for row in found) for name in ("hit", "close", "even"))
+    return f"{hits:.0%} hit, {close:.0%} within 3 %, {even:.0%} not told apart"
+
+
+def _regret(found: Sequence[Row]) -> str:
+    return f"{100 * fmean(row['regret'] for row in found):.1f} %"
+
+
+def _best_known(record: Record, *, wires: bool = False) -> list[dict[str, Any]]:
     """Predictions from the probe, where a cell has one, and from the rates that its links are held to elsewhere."""
     found = {(_place(row), row["plan"]): row for row in predicted(record, held=True)}
-    found |= {(_place(row), row["plan"]): row for row in predicted(record)}
+    found |= {(_place(row), row["plan"]): row for row in predicted(record, wires=wires)}
     return list(found.values())
 
 

@@ -102,7 +102,7 @@ def sparse_bytes() -> Pairs:
     known = {row["sparsity"]: row for row in _read("prices", "sparse") if row["what"] == "held"}
     rows = [row for row in _read("scaling_speed", "model") if row["arm"] == "masked" or row["csr"] == row["layers"]]
     return Pairs(
-        what="bytes of weights, masks and gradients of a sparse Llama, masked dense and CSR",
+        what="bytes of weights, masks, gradients and AdamW of a sparse Llama, masked dense and CSR",
         unit="B",
         by="`scaling.predict`, shapes",
         against="its tensors, 1 each",

@@ -39,8 +39,7 @@ from typing import Any
 
 import torch
 
-from sparing.jobs.finetune.evaluate import measuring
-from sparing.jobs.finetune.step import DivergedError
+from sparing.jobs.live import measuring
 from sparing.jobs.pretrain.course import Course, begin, planned
 from sparing.jobs.pretrain.evaluate import measured
 from sparing.jobs.pretrain.export import ordinary, save_model
@@ -48,6 +47,7 @@ from sparing.jobs.pretrain.material import Material, cut, gather, read_text
 from sparing.jobs.pretrain.models import config_for, fresh
 from sparing.jobs.pretrain.settings import Pretrain, RuleName
 from sparing.jobs.pretrain.step import take_step_
+from sparing.jobs.step import DivergedError
 from sparing.report import Progress, environment
 from sparing.report.atomic import write_whole
 from sparing.report.record import plain

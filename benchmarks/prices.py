@@ -206,7 +206,7 @@ def step_rows() -> Iterator[dict[str, Any]]:
 
 
 def sparse_rows() -> Iterator[dict[str, Any]]:
-    """Bytes held by the sparse Llama before its first step, and live weights of ``pretrain_pareto``."""
+    """Bytes held by the sparse Llama after a step, optimizer included, and live weights of ``pretrain_pareto``."""
     from benchmarks import pretrain_pareto, scaling_speed
     from sparing.jobs.pretrain.course import planned
     from sparing.jobs.pretrain.models import config_for, fresh
@@ -216,7 +216,7 @@ def sparse_rows() -> Iterator[dict[str, Any]]:
     model = scaling_speed.llama(512)
     for sparsity in SPARSITIES:
         price = predict(model, plan(model, density=1 - sparsity), tokens=512)
-        held = [each.params + each.grads for each in (price.bytes_dense, price.bytes_sparse)]
+        held = [each.params + each.grads + each.optimizer for each in (price.bytes_dense, price.bytes_sparse)]
         yield {"what": "held", "sparsity": sparsity, "masked": held[0], "auto": held[1]}
     for density in pretrain_pareto.DENSITIES:
         settings = pretrain_pareto.Run("supar", density, 0, -9).settings

@@ -222,7 +222,7 @@ def llama(width: int) -> nn.Module:
 def model_rows(d: int, sparsity: float, extent: Extent) -> Iterable[dict[str, Any]]:
     """Whole steps, masked dense and as ``convert_`` chooses; the losses show that both train alike."""
     ids = torch.randint(2048, (2, extent.tokens // 2), generator=stream(0, "speed", "ids"))
-    steps, losses, extra = {}, {}, {}
+    steps, losses, extra, built = {}, {}, {}, {}
     for name in ("masked", "auto"):
         model = llama(d)
         chosen = plan(model, density=1 - sparsity)
@@ -231,12 +231,13 @@ def model_rows(d: int, sparsity: float, extent: Extent) -> Iterable[dict[str, An
         found = convert_(model, masks, optimizer=optimizer, tokens=extent.tokens) if name == "auto" else {}
         losses[name], steps[name] = (loss := []), model_step(model, optimizer, ids, loss)
         extra[name] = {"layers": len(masks), "csr": sum(choice.backend == "csr" for choice in found.values())}
-        extra[name]["held"] = held(model, optimizer)
+        built[name] = (model, optimizer)
     seconds = timed(steps, extent.rounds, f"model d = {d}, sparsity {sparsity}")
     for name in steps:
         yield {
             "d": d, "sparsity": sparsity, "arm": name, "n": extent.rounds, **spread("seconds", seconds[name]),
-            **spread("faster", against(seconds, name, "masked")), **extra[name], "loss": losses[name][-1],
+            **spread("faster", against(seconds, name, "masked")), **extra[name], "held": held(*built[name]),
+            "loss": losses[name][-1],
         }  # fmt: skip
 
 

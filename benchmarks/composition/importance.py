@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.composition.importance_cases import CASES, Case, Rows, batch_of, fresh, loss_on, rows_of
 from benchmarks.composition.importance_learn import ACTIVE, blocks_of, learned
 from benchmarks.valley import store
-from sparing.jobs.finetune.evaluate import loss_sum
+from sparing.jobs.lm.losses import loss_sum
 from sparing.layersample import Adaptive, Fixed, LayerSampling, Sampler, Uniform, Weighted
 
 UNIFORM, NORM, LEARNED, FREE = "uniform", "gradient norm", "learned", "learned, not billed"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sparing.data import bundled_text, cache_directory, load_text
 from sparing.jobs.demo.materials import unwrapped
 from sparing.jobs.demo.tiny import make_tiny_model
-from sparing.jobs.finetune.evaluate import held_out_loss
-from sparing.jobs.finetune.models import load_model, load_tokenizer
-from sparing.jobs.finetune.packing import Packed, pack_stream
+from sparing.jobs.lm.losses import held_out_loss
+from sparing.jobs.lm.models import load_model, load_tokenizer
+from sparing.jobs.lm.packing import Packed, pack_stream
 from sparing.seeds import stream
 
 

@@ -22,7 +22,7 @@ from benchmarks.network.cells import Cell
 from benchmarks.network.engine_arm import Ours, mesh
 from benchmarks.network.problem import LEARNING_RATE, model
 from sparing import sharding as sh
-from sparing.jobs.finetune.sharded import draws_for
+from sparing.jobs.finetune.draws import draws_for
 from sparing.layersample import LayerSampling, Sampler
 
 ALONE = "alone"

@@ -55,8 +55,6 @@ class Case:
     """Test rows (count); None is all there are."""
     alphas: tuple[float, ...] = ALPHAS
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
-    without: tuple[str, ...] = ()
-    """Methods that are not run."""
     every: int = 4
     """Rounds between evaluations."""
 
@@ -135,6 +133,6 @@ CASES = (
     Case(data="mnist-1d", net="MLP, BN", rounds=40, rates=LOW, alphas=(0.5, 0.1)),
     Case(
         data="cifar10", net="CNN, BN", rounds=24, batch=32, train=8000, test=2000, rates=LOW, alphas=(0.5, 0.1),
-        tuning_seeds=(100,), without=("moon",),
+        tuning_seeds=(100,),
     ),
 )  # fmt: skip

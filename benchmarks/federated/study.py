@@ -60,11 +60,6 @@ def summary(record: Sequence[Mapping[str, Any]], first: float) -> dict[str, Any]
     }
 
 
-def arms_of(case: Case) -> tuple[str, ...]:
-    """Methods of a case."""
-    return tuple(arm for arm in ARMS if arm not in case.without)
-
-
 def tuned(store: Store, case: Case, arm: str) -> list[dict[str, Any]]:
     """Rows of a method's settings on the tuning seeds."""
     rows = []
@@ -130,10 +125,10 @@ def run(share: int, of: int) -> None:
     """Choose settings, then measure seed by seed, so that a stop leaves whole seeds; costly methods at the end."""
     store = Store("methods")
     for late in (False, True):
-        wanted = {case: [arm for arm in arms_of(case) if (arm in LATE) == late] for case in CASES}
+        wanted = [arm for arm in ARMS if (arm in LATE) == late]
         trials = [
             (case, arm, setting, seed)
-            for case in CASES for arm in wanted[case] if arm in METHODS
+            for case in CASES for arm in wanted if arm in METHODS
             for setting in settings(arm, case) for seed in case.tuning_seeds
         ]  # fmt: skip
         for case, arm, setting, seed in trials[share::of]:
@@ -141,5 +136,5 @@ def run(share: int, of: int) -> None:
         groups = [(case, alpha, seed) for seed in SEEDS for case in CASES for alpha in case.alphas]
         for case, alpha, seed in groups[share::of]:
             group = Group(store, case, alpha, seed)
-            for arm in wanted[case]:
+            for arm in wanted:
                 group.measure(arm)

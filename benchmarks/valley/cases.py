@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sparing.data import cache_directory, load_images
-from sparing.jobs.scan.nets import Norm, ResNet, Scale, Training, Vgg, begin, inputs_of, train
+from sparing.jobs.subjects.images import inputs_of
+from sparing.jobs.subjects.nets import Norm, ResNet, Scale, Training, Vgg, begin, train
 from sparing.seeds import stream
 
 SEEDS = range(5)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.valley.cases import RESNET_CIFAR, STANDARD, TRAINING, VGG, Case, folder, kept, rows_of
-from sparing.jobs.scan.nets import train
+from sparing.jobs.subjects.nets import train
 
 EPOCHS = (1, 2, 3, 5, 10)
 """Epochs at which the halves are compared; the last is the end of the run."""

@@ -31,10 +31,12 @@ def dead() -> dict[str, torch.Tensor]:
     return {name: value == 0 for name, value in model.named_parameters() if value.dim() == 2}
 
 
+@pytest.mark.parametrize("engine", ["loop", "batched", "workers"])
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedSign(gamma=0.1)], ids=lambda m: type(m).__name__)
-def test_masked_weights_are_zero_after_every_round(method):
-    """FedSign pushes along sign(0) = 0: a masked weight feels no force."""
-    found = simulate(sparse, CLIENTS, method, SCHEDULE, engine="loop")
+def test_masked_weights_are_zero_after_every_round(method, engine):
+    """FedSign pushes along sign(0) = 0: a masked weight feels no force. Stacked copies must keep the mask too."""
+    found = simulate(sparse, CLIENTS, method, SCHEDULE, engine=engine, workers=2)
+    assert found.engine == engine
     zeros = dead()
     assert sum(int(where.sum()) for where in zeros.values()) > 150
     for name, where in zeros.items():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import zoo
 from sparing import hypergrad as hg
-from sparing.jobs.finetune.packing import pack_stream
+from sparing.jobs.lm.packing import pack_stream
 from sparing.sharding.config import Topology
 
 ROOT = Path(__file__).parents[2]

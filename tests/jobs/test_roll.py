@@ -10,8 +10,8 @@ from torch.distributed import HashStore
 
 from sparing.errors import RunError, UserError
 from sparing.jobs import roll
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.roll import Roll, of_network
+from sparing.jobs.step import DivergedError
 
 
 @pytest.fixture

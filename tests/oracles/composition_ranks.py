@@ -15,7 +15,7 @@ import zoo
 from oracles.engine_ranks import counted
 from sparing import scaling
 from sparing import sharding as sh
-from sparing.jobs.finetune.sharded import draws_for
+from sparing.jobs.finetune.draws import draws_for
 from sparing.layersample import LayerSampling, Sampler
 from sparing.sharding import checkpoint
 

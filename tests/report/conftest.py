@@ -7,6 +7,7 @@ import io
 import pytest
 
 from sparing.report.figure import Canvas, Figure
+from sparing.report.palette import Inks
 
 
 class Terminal(io.StringIO):
@@ -33,7 +34,7 @@ def drawn():
 
     def draw(figure: Figure, *, narrow: bool = False) -> Canvas:
         drawing = Drawing(figsize=(8, 5), dpi=72)
-        canvas = Canvas(drawing, drawing.add_subplot(), "light", narrow)
+        canvas = Canvas(drawing, drawing.add_subplot(), Inks("light"), narrow)
         figure.draw(canvas)
         return canvas
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from sparing.report.figure import Figure, scoped
-from sparing.report.palette import ground
+from sparing.report.palette import Inks
 from sparing.report.plots import Bar, Series, bars, heatmap, lines
 
 HOSTILE = 'a & <b> "c" $x_1$ --> <script>'
@@ -25,7 +25,9 @@ def figure() -> Figure:
 @pytest.fixture(scope="module")
 def drawings(figure) -> dict[str, str]:
     return {
-        f"{theme} {narrow}": figure.svg(theme, narrow=narrow) for theme in ("light", "dark") for narrow in (False, True)
+        f"{theme} {narrow}": figure.svg(theme, narrow=narrow)
+        for theme in ("light", "dark", "both")
+        for narrow in (False, True)
     }
 
 
@@ -75,7 +77,24 @@ def test_the_page_decides_the_size(drawings) -> None:
 def test_the_reference_is_black_on_light_and_white_on_dark(drawings) -> None:
     assert "stroke: #000000" in drawings["light False"]
     assert "stroke: #ffffff" in drawings["dark False"]
-    assert ground("dark").ink in drawings["dark False"]
+    assert Inks("dark").ground.ink in drawings["dark False"]
+
+
+def test_a_drawing_for_both_grounds_is_each_of_them(figure, drawings) -> None:
+    """Variables put in by hand as light or dark give that drawing, but for the ids, which tell drawings apart."""
+    both = drawings["both False"]
+    style = both[both.index("<style>") : both.index("</style>") + len("</style>")]
+    light, dark = style.split("@media screen and (prefers-color-scheme:dark)")
+    for theme, rules in (("light", light), ("dark", dark)):
+        values = dict(re.findall(r"(--c[0-9a-f]{6}-[0-9a-f]{6}):(#\w{6})", rules))
+        made = re.sub(r"var\((--[\w-]+)\)", lambda match, values=values: values[match[1]], both.replace(style, ""))
+        assert nameless(made) == nameless(drawings[f"{theme} False"])
+    assert "#01f" not in both
+
+
+def nameless(svg: str) -> str:
+    """Without what differs by design: ids, which are hashes, the case of colours, and black, which matplotlib omits."""
+    return re.sub(r"p[0-9a-f]{8}-[\w.]+|fill: #000000; ", "", svg).lower()
 
 
 def test_text_stays_text_in_the_readers_fonts(drawings) -> None:
@@ -99,14 +118,14 @@ def test_a_png_is_twice_as_wide_as_the_page(figure, tmp_path: Path, theme, narro
     with Image.open(figure.save_png(tmp_path / "p.png", theme=theme, narrow=narrow)) as picture:
         assert abs(picture.width - width) <= 1  # matplotlib truncates to whole pixels
         corner = "#{:02x}{:02x}{:02x}".format(*picture.convert("RGB").getpixel((0, 0)))
-    assert corner == ground(theme).paper
+    assert corner == Inks(theme).ground.paper
 
 
 def test_a_stand_alone_svg_has_title_and_ground(figure, tmp_path: Path) -> None:
     text = figure.save_svg(tmp_path / "p.svg").read_text()
     assert text.startswith("<?xml")
     assert "Loss falls" in text
-    assert ground("light").paper in text
+    assert Inks("light").ground.paper in text
 
 
 def test_scoping_leaves_other_words_alone() -> None:

@@ -136,26 +136,24 @@ def test_ids_are_unique_though_a_figure_is_shown_twice(page) -> None:
     assert set(targets) <= set(ids)
 
 
-def test_every_picture_has_words_and_four_drawings(page) -> None:
+def test_every_picture_has_words_and_a_drawing_for_desk_and_phone(page) -> None:
     pictures = [attributes for tag, attributes in page.tags if attributes.get("role") == "img"]
     assert [attributes["aria-label"] for attributes in pictures] == [FIGURE.alt, FIGURE.alt]
     drawn = [attributes["class"] for tag, attributes in page.tags if tag == "svg"]
-    assert drawn == ["light wide", "light narrow", "dark wide", "dark narrow"] * 2
+    assert drawn == ["wide", "narrow"] * 2
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_exactly_one_drawing_shows_on_each_screen(text, dark, narrow) -> None:
+def test_exactly_one_drawing_shows_on_each_screen(text, narrow) -> None:
     """The rules of the style sheet, applied by hand in their order."""
     style = text[text.index("<style>") : text.index("@media print")]
-    now = {name for name, on in (("(prefers-color-scheme: dark)", dark), ("(max-width: 560px)", narrow)) if on}
+    now = {name for name, on in (("(max-width: 560px)", narrow),) if on}
     shown = set()
     for media, line in _blocks(style):
         if set(filter(None, media.split(" and "))) <= now:
-            for names, state in re.findall(r"((?:\.plot \.\w+\.\w+(?:, )?)+) \{ display: (\w+)", line):
-                drawings = set(re.findall(r"\.plot \.(\w+)\.(\w+)", names))
-                shown = shown | drawings if state == "block" else shown - drawings
-    assert shown == {("dark" if dark else "light", "narrow" if narrow else "wide")}
+            for name, state in re.findall(r"\.plot \.(\w+) \{ display: (\w+)", line):
+                shown = shown | {name} if state == "block" else shown - {name}
+    assert shown == {"narrow" if narrow else "wide"}
 
 
 def _blocks(style: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sparing.report.palette import DARK, LIGHT, ROLES, contrast, ground, mixed, style
+from sparing.report.palette import DARK, LIGHT, ROLES, Inks, contrast, mixed, style
 
 
 def test_contrast_is_that_of_known_pairs() -> None:
@@ -35,8 +35,8 @@ def test_the_colours_are_those_of_the_house() -> None:
     assert [style(role).colour for role in ROLES] == [
         "#0072B2", "#56B4E9", "#000000", "#D55E00", "#E69F00", "#8A8A8A", "#009E73", "#F0E442",
     ]  # fmt: skip
-    assert style("reference").on("dark") == "#FFFFFF"
-    assert all(style(role).on("dark") == style(role).colour for role in ROLES if role != "reference")
+    assert style("reference").dark == "#FFFFFF"
+    assert all(style(role).dark == style(role).colour for role in ROLES if role != "reference")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -45,7 +45,18 @@ def test_methods_stand_off_the_paper(theme) -> None:
     pale = {"extension", "second_rival", "warning"} if theme == "light" else set()
     for role in ROLES:
         if role not in pale:
-            assert contrast(style(role).on(theme), ground(theme).paper) >= 3
+            assert contrast(Inks(theme).of(role), Inks(theme).ground.paper) >= 3
+
+
+def test_stand_ins_are_one_for_a_pair_and_blend_on_each_ground() -> None:
+    both, light, dark = Inks("both"), Inks("light"), Inks("dark")
+    assert both.of("ours") == light.of("ours") == dark.of("ours")  # the same on both: nothing stands in
+    ink = both.ground.ink
+    assert ink == both.ground.ink
+    assert both.pairs[ink] == (light.ground.ink, dark.ground.ink)
+    pale = both.pale(ink, 0.2, 0.4)
+    assert both.pairs[pale] == (light.pale(light.ground.ink, 0.2), dark.pale(dark.ground.ink, 0.0, 0.4))
+    assert len({*both.pairs, *both.pairs.values()}) == 2 * len(both.pairs)
 
 
 def test_mixing_ends_at_its_ends() -> None:

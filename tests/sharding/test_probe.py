@@ -105,11 +105,16 @@ def test_contention_is_how_much_slower_all_lines_are_together(monkeypatch: pytes
         return latency + size * (3 if axis == 1 and not only_first else 1) / rate
 
     monkeypatch.setattr(probe, "_hop", hop)
+    monkeypatch.setattr(probe, "_work", lambda mesh, axis, size, seconds: (axis + 1) * (2e-4 + 1e-9 * size))
+    monkeypatch.setattr(probe, "_crowding", lambda mesh: 3.0)
     found = measure(wt.meshes((3, 2))[0], label="")
     assert found.sizes == (3, 2)
     inner, outer = found.axes
     assert (inner.rate, inner.latency, inner.sharing) == pytest.approx((1e9, 1e-5, 1.0))
     assert (outer.rate, outer.latency, outer.sharing) == pytest.approx((1e7, 1e-3, 3.0))
+    assert (inner.work, inner.work_per_byte) == pytest.approx((2e-4, 1e-9))
+    assert (outer.work, outer.work_per_byte) == pytest.approx((4e-4, 2e-9))
+    assert found.crowding == 3.0
     alone = measure(wt.meshes((1, 2))[0], label="")
     assert alone.axes[0].rate == math.inf
     assert alone.axes[1].sharing == 1.0  # one line has nobody to share with

@@ -273,6 +273,18 @@ def test_no_overlap_is_one_after_the_other():
     assert half.seconds == pytest.approx((hidden.seconds + shown.seconds) / 2, rel=1e-12)
 
 
+def test_crowded_cores_need_their_time():
+    """III with one block: 3 micro-steps, each one gather and one reduction of 3 messages and 3/4 of 4000 bytes."""
+    link, none = Link(name="intra", size=4, rate=1e9, work=0.5, work_per_byte=1e-3), Link(name="inter", size=1, rate=1)
+    labour = 3 * 2 * (3 * 0.5 + 3000 * 1e-3)
+    crowded = simulate(ONE_BLOCK, Topology(axes=[link, none], crowding=2.0), "III")
+    assert crowded.cores == crowded.seconds == pytest.approx(3 * 7.0 + 2.0 * labour, rel=1e-12)
+    free = simulate(ONE_BLOCK, Topology(axes=[link, none]), "III")
+    assert (free.cores, free.seconds) == (0.0, pytest.approx(3 * 7.0, rel=1e-4))
+    slow = replace(link, rate=1.0)  # the wire is what takes long
+    assert simulate(ONE_BLOCK, Topology(axes=[slow, none], crowding=2.0), "III").seconds > 3 * 2 * 3000
+
+
 def test_ten_thousand_ranks_are_one():
     """The inter rings of n = 10 000: g − 1 hops of latency each, nearly all of a slice's bytes."""
     big = Topology(groups=1250, per_group=8, inter=10e9, intra=250e9, latency_inter=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -104,7 +105,10 @@ def test_a_throttled_network_is_measured_as_it_was_set(ranks: list[dict[str, Any
     """The throttle only ever adds time, so a loaded machine can make a link look slower, but not faster."""
     told = {answer["measured"]["paced"] for answer in ranks}
     assert len(told) == 1
-    intra, inter = told.pop().axes
+    machine = told.pop()
+    intra, inter = machine.axes
+    assert machine.crowding == wr.WORLD / len(os.sched_getaffinity(0))
+    assert all(1e-6 < axis.work < 0.1 and axis.work_per_byte >= 0 for axis in (intra, inter))  # a tenth of a second
     assert (intra.name, intra.size, inter.name, inter.size) == ("intra", 2, "inter", 3)
     # upper limits of time are wide because the machine may be busy
     assert 4e-3 * 0.8 < intra.latency < 40e-3

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sparing.cli import main
 from sparing.errors import UserError
-from sparing.jobs.finetune.records import Chat, Pair, Text, read_examples
 from sparing.jobs.folder import Folder
+from sparing.jobs.lm.records import Chat, Pair, Text, read_examples
 
 DEEP = [b'{"text": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(880, 1010, 10)]
 """Around the depth that Python's parser takes, where what is parsed may be too deep to be shown."""

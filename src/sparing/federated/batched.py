@@ -171,7 +171,16 @@ class Batched:
         each = F.cross_entropy(outputs.flatten(0, 1), self._targets[rows].flatten(), reduction="none")
         losses = (each.view_as(share) * share.to(each.dtype)).sum(1)
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        return losses.detach(), {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
+        grads = {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
+        return losses.detach(), {name: _hooked(self._bench.params[name], grad) for name, grad in grads.items()}
+
+
+def _hooked(parameter: nn.Parameter, grads: Tensor) -> Tensor:
+    """Show each client's gradient to the parameter's own hooks, as the loop does: such a hook keeps sparse weights."""
+    for hook in (parameter._backward_hooks or {}).values():
+        seen = [(grad, hook(grad)) for grad in grads]
+        grads = torch.stack([before if after is None else after for before, after in seen])
+    return grads
 
 
 def _through(layers: Sequence[tuple[str, nn.Module]], params: Vector, inputs: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ def stateless(model: nn.Module) -> tuple[dict[str, Tensor], Callable[..., Any]]:
         Parameter name -> detached copy of the weight, and (weights, *args, **kwargs) -> the module's output.
 
     Raises:
-        UserError: If the module updates buffers as it runs (batch norm with running statistics), or nothing trains.
+        UserError: If the module updates buffers as it runs (batch norm with running statistics), if hooks on its
+            parameters change their gradients (masks of sparse weights), or nothing trains.
 
     Example:
         >>> theta, call = stateless(nn.Linear(3, 2))
@@ -46,6 +47,14 @@ def stateless(model: nn.Module) -> tuple[dict[str, Tensor], Callable[..., Any]]:
     theta = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if not theta:
         raise UserError("model", got="no parameter that requires gradients", why="nothing trains", do="unfreeze some")
+    hooked = next((name for name, p in model.named_parameters() if p.requires_grad and p._backward_hooks), None)
+    if hooked is not None:
+        raise UserError(
+            f"model.{hooked}",
+            got="a hook on its gradient",
+            why="the function's weights are not that parameter, so a mask kept by the hook would be lost",
+            do="take the hooks off (scaling.apply.remove_) and multiply the weights by their masks in the step",
+        )
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
 
     def call(weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

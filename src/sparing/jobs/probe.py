@@ -19,8 +19,8 @@ from sparing.sharding import make_mesh
 from sparing.sharding.config import Link, Topology
 from sparing.sharding.probe import measure
 
-UNITS: Final = {"rate": "Gbit/s", "latency": "s", "sharing": "×"}
-COLUMNS: Final = ("link", "ranks", "rate", "latency", "sharing")
+UNITS: Final = {"rate": "Gbit/s", "latency": "s", "sharing": "×", "work": "s"}
+COLUMNS: Final = ("link", "ranks", "rate", "latency", "sharing", "work")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ def _record(settings: Settings, topology: Topology) -> Record:
     file = settings.out / "topology.json"
     record.add(
         "about", cluster=cluster_title(topology), ranks=topology.world, topology=str(file),
-        backend=str(dist.get_backend()), page=str(settings.out / "report.html"),
+        crowding=topology.crowding, backend=str(dist.get_backend()), page=str(settings.out / "report.html"),
     )  # fmt: skip
     return record
 
@@ -118,6 +118,7 @@ def link_row(link: Link) -> dict[str, Any]:
     return {
         "link": link.name, "ranks": link.size, "rate": 8 * link.rate / 1e9 if known else None,
         "latency": link.latency if known else None, "sharing": float(link.sharing) if known else None,
+        "work": link.work if known and link.work else None,
     }  # fmt: skip
 
 
@@ -174,7 +175,7 @@ def write_page(record: Record, path: Path) -> None:
     picture = plots.bars(bars, title=finding, value=plots.Axis("speed of one link", unit="Gbit/s"))
     note = (
         "rate and latency: least squares over messages of several sizes, one line of ranks alone; sharing: how many "
-        "times slower when all lines send at once."
+        "times slower when all lines send at once; work: what a message takes of a processor, where there is no GPU."
     )
     table = Table(rows, title=str(about["cluster"]), units=record.units, columns=list(COLUMNS), note=note)
     page = Page(

@@ -13,7 +13,7 @@ from sparing.report.axes import Mark, dress, reference_line
 from sparing.report.cells import Scale, format_number, words
 from sparing.report.curves import with_spread
 from sparing.report.figure import NARROW, WIDE, Canvas, Figure
-from sparing.report.palette import Role, Theme, mixed
+from sparing.report.palette import Inks, Role
 from sparing.report.series import Axis, Series, as_axis
 
 _BAR, _GAP, _NAME, _APART = 16.0, 3.0, 20.0, 11.0  # px: a bar, below it, a name, below a group
@@ -136,7 +136,7 @@ def stacked_bars(
     ]
 
     def draw(canvas: Canvas) -> None:
-        colours = dict(zip(categories, category_colours(len(categories), canvas.theme), strict=True))
+        colours = dict(zip(categories, category_colours(len(categories), canvas.inks), strict=True))
         at = 0.0
         for group in groups:
             _named(canvas, group[0][0].label, at)
@@ -159,12 +159,15 @@ def stacked_bars(
     return Figure(title, alt or f"Stacked bars of {axis.label}: {spoken}.", caption, draw, (wide, narrow))
 
 
-def category_colours(count: int, theme: Theme) -> list[str]:
+def category_colours(count: int, inks: Inks) -> list[str]:
     """Colours of categories that are not methods: steps of viridis that stand off the ground."""
+    return [inks.either(*pair) for pair in zip(_steps(count, 0.0, 0.87), _steps(count, 0.24, 1.0), strict=True)]
+
+
+def _steps(count: int, start: float, end: float) -> list[str]:
     import matplotlib
     from matplotlib.colors import to_hex
 
-    start, end = (0.0, 0.87) if theme == "light" else (0.24, 1.0)
     steps = [start + (end - start) * at / max(1, count - 1) for at in range(count)]
     return [to_hex(matplotlib.colormaps["viridis"](step)) for step in steps]
 
@@ -238,7 +241,7 @@ def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: M
     for part, size in stack.parts.items():
         width = size / scale.one
         if stack.kind == "predicted":
-            pale = mixed(colours[part], canvas.ground.paper, 0.25)
+            pale = canvas.inks.pale(colours[part], 0.25)
             look: dict[str, Any] = {"facecolor": pale, "edgecolor": colours[part], "hatch": "////", "linewidth": 0.0}
         else:
             look = {"facecolor": colours[part], "linewidth": 0.0}
@@ -267,7 +270,7 @@ def _key(canvas: Canvas, colours: Mapping[str, str], *, hatched: bool, lift: flo
 
     patches = [Patch(facecolor=colour, label=words(part)) for part, colour in colours.items()]
     if hatched:
-        quiet, pale = canvas.ground.quiet, mixed(canvas.ground.quiet, canvas.ground.paper, 0.2)
+        quiet, pale = canvas.ground.quiet, canvas.inks.pale(canvas.ground.quiet, 0.2)
         patches.append(Patch(facecolor=pale, edgecolor=quiet, hatch="////", linewidth=0, label="predicted"))
     ncols, _ = _key_shape([str(patch.get_label()) for patch in patches], canvas.width)
     above = canvas.axes.transAxes + ScaledTranslation(0, lift / 72, canvas.drawing.dpi_scale_trans)

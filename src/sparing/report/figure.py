@@ -1,4 +1,4 @@
-"""A picture as a value: drawn on request for a light or dark ground, for a column or a phone, as SVG or PNG."""
+"""A picture as a value: drawn on request for a light or dark ground or both, for a column or a phone, as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparing.report.atomic import write_whole
-from sparing.report.palette import Ground, Role, Theme, ground, style
+from sparing.report.palette import Ground, Inks, Role, Theme, Themes, adapted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,17 +31,17 @@ class Canvas:
 
     drawing: Drawing
     axes: Axes
-    theme: Theme
+    inks: Inks
     narrow: bool
 
     @property
     def ground(self) -> Ground:
         """Colours of text, rules and paper."""
-        return ground(self.theme)
+        return self.inks.ground
 
     def colour(self, role: Role) -> str:
         """Colour of a role on this ground."""
-        return style(role).on(self.theme)
+        return self.inks.of(role)
 
     @property
     def width(self) -> float:
@@ -84,18 +84,19 @@ class Figure:
         """SVG for a dark ground, 640 px wide, text as text, background clear."""
         return self.svg("dark")
 
-    def svg(self, theme: Theme = "light", *, narrow: bool = False) -> str:
+    def svg(self, theme: Themes = "light", *, narrow: bool = False) -> str:
         """Draw as an SVG element; the same picture gives the same text, and no two pictures share an id.
 
         Args:
-            theme: Ground it will stand on.
+            theme: Ground it will stand on; for both, its colours follow what the reader's system prefers.
             narrow: Whether for a phone (343 px) instead of a column (640 px).
 
         Returns:
             ``<svg …>…</svg>`` without prolog, dates or fixed size.
         """
         key = hashlib.sha256(repr((self.title, self.alt, self.caption, theme, narrow)).encode()).hexdigest()[:8]
-        return scoped(_svg_element(self._saved("svg", theme, narrow=narrow)), f"p{key}")
+        inks = Inks(theme)
+        return adapted(scoped(_svg_element(self._saved("svg", inks, narrow=narrow)), f"p{key}"), inks.pairs)
 
     def save_svg(self, path: str | PathLike[str], *, theme: Theme = "light") -> Path:
         """Write a stand-alone SVG with its title and an opaque ground.
@@ -107,7 +108,7 @@ class Figure:
         Returns:
             The target.
         """
-        return write_whole(path, _portable(self._saved("svg", theme, titled=True).decode()))
+        return write_whole(path, _portable(self._saved("svg", Inks(theme), titled=True).decode()))
 
     def save_png(self, path: str | PathLike[str], *, theme: Theme = "light", narrow: bool = False) -> Path:
         """Write a PNG at twice the size of the page (1280 px wide) with its title.
@@ -120,15 +121,15 @@ class Figure:
         Returns:
             The target.
         """
-        return write_whole(path, self._saved("png", theme, narrow=narrow, titled=True))
+        return write_whole(path, self._saved("png", Inks(theme), narrow=narrow, titled=True))
 
-    def _saved(self, kind: str, theme: Theme, *, narrow: bool = False, titled: bool = False) -> bytes:
+    def _saved(self, kind: str, inks: Inks, *, narrow: bool = False, titled: bool = False) -> bytes:
         import matplotlib
         from matplotlib.figure import Figure as Drawing
 
-        with matplotlib.rc_context(rc=_colours(ground(theme)), fname=_STYLE):
+        with matplotlib.rc_context(rc=_colours(inks.ground), fname=_STYLE):
             drawing = Drawing(figsize=self._size(narrow=narrow, titled=titled))
-            canvas = Canvas(drawing, drawing.add_subplot(), theme, narrow)
+            canvas = Canvas(drawing, drawing.add_subplot(), inks, narrow)
             if titled:
                 _headline(canvas, self.title)
             self.draw(canvas)

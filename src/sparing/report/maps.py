@@ -85,7 +85,7 @@ def _switches(canvas: Canvas, rows: Values, edges: Sequence[float], states: tupl
     """Draw one bar per run of ones: a few shapes instead of one per cell."""
     from matplotlib.patches import Patch
 
-    on, off = style("ours").on(canvas.theme), canvas.ground.panel
+    on, off = canvas.colour("ours"), canvas.ground.panel
     outline = canvas.ground.rule
     width = edges[-1] - edges[0]
     for at, row in enumerate(rows):

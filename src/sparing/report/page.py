@@ -13,7 +13,7 @@ from sparing.report.atomic import write_whole
 from sparing.report.cells import Cell, Column, format_number, words
 from sparing.report.cells import columns as to_columns
 from sparing.report.figure import FONTS, Figure, scoped
-from sparing.report.palette import DARK, LIGHT, Role, Theme, style
+from sparing.report.palette import DARK, LIGHT, Role, style
 from sparing.report.record import Record, plain
 
 if TYPE_CHECKING:
@@ -236,13 +236,13 @@ def _paragraphs(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
-def _drawn(figure: Figure, theme: Theme, narrow: bool, prefix: str) -> Markup:
+def _drawn(figure: Figure, narrow: bool, prefix: str) -> Markup:
     """Put one drawing of a figure into the page; matplotlib has escaped its texts."""
     from markupsafe import Markup
 
     width = "narrow" if narrow else "wide"
-    svg = scoped(figure.svg(theme, narrow=narrow), f"{prefix}{theme[0]}{width[0]}")
-    return Markup(svg.replace("<svg ", f'<svg class="{theme} {width}" ', 1))  # noqa: S704  matplotlib escapes texts
+    svg = scoped(figure.svg("both", narrow=narrow), f"{prefix}{width[0]}")
+    return Markup(svg.replace("<svg ", f'<svg class="{width}" ', 1))  # noqa: S704  matplotlib escapes texts
 
 
 def _signed(name: str, roles: Mapping[str, Role] | None) -> Markup:

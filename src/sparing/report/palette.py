@@ -5,13 +5,18 @@ Colours are Okabe & Ito's, which colour-blind readers tell apart; a marker or da
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 Role = Literal["ours", "extension", "reference", "rival", "second_rival", "baseline", "good", "warning"]
 """ours: the paper's method · extension: ours of it · reference: full or exact · rivals · baseline · verdicts."""
 
 Theme = Literal["light", "dark"]
+
+Themes = Literal["light", "dark", "both"]
+"""Grounds that one drawing may stand on."""
 
 Dash = tuple[float, ...]
 
@@ -34,10 +39,6 @@ class Style:
 
     dash: Dash
     """Lengths of strokes and gaps in line widths; empty for a solid line."""
-
-    def on(self, theme: Theme) -> str:
-        """Colour on that ground."""
-        return self.dark if theme == "dark" else self.colour
 
 
 _STYLES: dict[Role, Style] = {
@@ -62,7 +63,7 @@ def style(role: Role) -> Style:
         How it is drawn everywhere.
 
     Example:
-        >>> style("ours").colour, style("reference").on("dark")
+        >>> style("ours").colour, style("reference").dark
         ('#0072B2', '#FFFFFF')
     """
     return _STYLES[role]
@@ -87,11 +88,6 @@ LIGHT = Ground(paper="#ffffff", ink="#1b1f24", quiet="#57606a", rule="#d5dae0", 
 DARK = Ground(paper="#15181c", ink="#e8eaed", quiet="#a3abb5", rule="#3a4149", panel="#1e2328", link="#7cc4f0")
 
 
-def ground(theme: Theme) -> Ground:
-    """Colours of that ground."""
-    return DARK if theme == "dark" else LIGHT
-
-
 def mixed(colour: str, paper: str, share: float) -> str:
     """Blend a colour into the paper; opaque, because matplotlib's SVG fades a hatch together with its ground.
 
@@ -111,6 +107,84 @@ def mixed(colour: str, paper: str, share: float) -> str:
     return "#" + "".join(
         f"{round(share * top + (1 - share) * below):02x}" for top, below in zip(parts[::2], parts[1::2], strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Inks:
+    """The colours of one drawing; for both grounds, stand-ins that `adapted` turns into the reader's choice."""
+
+    theme: Themes
+    """Ground or grounds."""
+
+    pairs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Stand-in -> colour on a light ground and on a dark one."""
+
+    def either(self, light: str, dark: str) -> str:
+        """One of two colours, by the ground.
+
+        Args:
+            light: On a light ground, #rrggbb.
+            dark: On a dark ground, #rrggbb.
+
+        Returns:
+            #rrggbb; for both grounds a stand-in where they differ.
+        """
+        if self.theme != "both" or light == dark:
+            return dark if self.theme == "dark" else light
+        known = {pair: name for name, pair in self.pairs.items()}
+        name = known.get((light, dark), f"#01f{len(known):03x}")
+        self.pairs[name] = (light, dark)
+        return name
+
+    @property
+    def ground(self) -> Ground:
+        """Colours of text, rules and paper."""
+        return Ground(**{f.name: self.either(getattr(LIGHT, f.name), getattr(DARK, f.name)) for f in fields(Ground)})
+
+    def of(self, role: Role) -> str:
+        """Colour of a role."""
+        return self.either(style(role).colour, style(role).dark)
+
+    def pale(self, colour: str, share: float, dark_share: float | None = None) -> str:
+        """A colour blended into the paper.
+
+        Args:
+            colour: #rrggbb or a stand-in.
+            share: Part of the colour, 0 to 1.
+            dark_share: The same on a dark ground; by default equal.
+
+        Returns:
+            #rrggbb or a stand-in.
+        """
+        light, dark = self.pairs.get(colour, (colour, colour))
+        shares = (share, share if dark_share is None else dark_share)
+        return self.either(mixed(light, LIGHT.paper, shares[0]), mixed(dark, DARK.paper, shares[1]))
+
+
+def adapted(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
+    """Let a drawing for both grounds follow its reader: stand-ins become variables, defined for light, dark and print.
+
+    Args:
+        svg: An SVG element.
+        pairs: Of ``Inks``.
+
+    Returns:
+        The element, without stand-ins.
+
+    Example:
+        >>> drawing = '<svg><g fill="#01f000"/></svg>'
+        >>> adapted(drawing, {"#01f000": ("#000000", "#ffffff")}).partition("</style>")[2]
+        '<g fill="var(--c000000-ffffff)"/></svg>'
+    """
+    if not pairs:
+        return svg
+    names = {name: f"--c{light[1:]}-{dark[1:]}".lower() for name, (light, dark) in pairs.items()}
+    light, dark = (
+        ":root{" + "".join(f"{names[name]}:{pair[at]};" for name, pair in pairs.items()) + "}" for at in (0, 1)
+    )
+    both = f"<style>{light}@media screen and (prefers-color-scheme:dark){{{dark}}}</style>"
+    head, rest = re.sub("|".join(names), lambda match: f"var({names[match[0]]})", svg).split(">", 1)
+    return f"{head}>{both}{rest}"
 
 
 def contrast(one: str, other: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sparing.report.cells import Cell, Scale, is_number, scale_of, words
 from sparing.report.palette import Role
@@ -117,3 +118,23 @@ def _grouped(name: str, points: Mapping[float, Sequence[Mapping[str, Cell]]], y:
         return Series(name, xs, means, role, n=n)
     low, high = ([float(end or 0) for end in side] for side in ends)
     return Series(name, xs, means, role, low, high, n)
+
+
+def binned(rows: Sequence[Mapping[str, Any]], column: str, points: int = 200) -> tuple[list[float], list[float]]:
+    """A long column as means of neighbouring rows.
+
+    Args:
+        rows: With ``step`` and the column.
+        column: Which.
+        points: At most so many, so that the page of a long run stays small.
+
+    Returns:
+        (last step of each bin, its mean).
+
+    Example:
+        >>> binned([{"step": s, "loss": float(s)} for s in (1, 2, 3, 4)], "loss", points=2)
+        ([2, 4], [1.5, 3.5])
+    """
+    size = -(-len(rows) // points) or 1
+    bins = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return [part[-1]["step"] for part in bins], [sum(row[column] for row in part) / len(part) for part in bins]

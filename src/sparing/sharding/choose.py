@@ -170,7 +170,7 @@ def _ranked(verdicts: list[Verdict], tie: float) -> list[Verdict]:
 def _plain(verdict: Verdict) -> tuple[int, int, int]:
     """Return what decides between equally fast plans: messages on all axes, bytes on the outermost, memory.
 
-    A message costs what no time here knows, hidden behind arithmetic or not: threads that wake up, or kernels that are
+    A message costs what no time here knows, unless cores are counted: threads that wake up, or kernels that are
     started. Memory comes last because what fits fits.
     """
     traffic = verdict.price.traffic
@@ -201,7 +201,9 @@ def _more(verdict: Verdict, best: Verdict, topology: Topology) -> str:
 
 
 def _where(mine: Timeline, best: Timeline, topology: Topology) -> str:
-    """Return on which axis the time is lost: by waiting, or where nothing hides, by sending."""
+    """Return on which axis the time is lost, by waiting, or where nothing hides, by sending; or by which work."""
+    if mine.cores >= mine.seconds:
+        return f"{mine.cores - best.cores:.3g} s more work for the cores"
     waits = [a - b for a, b in zip(mine.exposed, best.exposed, strict=True)]
     sends = [a - b for a, b in zip(mine.busy, best.busy, strict=True)]
     lost = waits if max(waits) > 0 else sends

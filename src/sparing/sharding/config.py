@@ -46,6 +46,12 @@ class Link:
     sharing: float = 1.0
     """Ranks that send over one wire at the same time, κ: 1 with a wire of their own, m if a group has one wire."""
 
+    work: float = 0.0
+    """Processor time of a message without its bytes, sent and received (s)."""
+
+    work_per_byte: float = 0.0
+    """Processor time of a byte, sent and received (s)."""
+
     def __post_init__(self) -> None:
         require(self.size >= 1, f"size of {self.name}", self.size, "an axis has at least one rank", "pass 1 or more")
         require(self.rate > 0, f"rate of {self.name}", self.rate, "nothing would arrive", "pass bytes per second > 0")
@@ -53,10 +59,17 @@ class Link:
             0 <= self.latency < math.inf, f"latency of {self.name}", self.latency, "time runs forward", "pass seconds"
         )
         require(self.sharing > 0, f"sharing of {self.name}", self.sharing, "it divides the rate", "pass 1 or more")
+        for name in ("work", "work_per_byte"):
+            found = getattr(self, name)
+            require(0 <= found < math.inf, f"{name} of {self.name}", found, "it is processor time", "pass seconds")
 
     def seconds(self, size: float, messages: float) -> float:
         """Return how long one rank takes to send ``size`` bytes in ``messages`` hops while its peers do the same."""
         return messages * self.latency + size * self.sharing / self.rate
+
+    def labour(self, size: float, messages: float) -> float:
+        """Return the processor time that one rank spends on ``size`` bytes in ``messages`` hops."""
+        return messages * self.work + size * self.work_per_byte
 
 
 @dataclass(frozen=True, init=False)
@@ -75,6 +88,10 @@ class Topology:
     """Share of the traffic's time that can pass behind computation: 1 on a GPU whose copy engines are free, 0 where
     sending takes the same cores."""
 
+    crowding: float = 0.0
+    """Ranks of a machine over its cores: what a rank works at takes no less than this many times as long, since the
+    others of the machine work as well. 0 if cores are not counted, as beside GPUs."""
+
     def __init__(
         self,
         *,
@@ -87,6 +104,7 @@ class Topology:
         sharing: float = 1.0,
         sharing_intra: float = 1.0,
         overlap: float = 1.0,
+        crowding: float = 0.0,
         axes: Sequence[Link] | None = None,
     ) -> None:
         """Describe two tiers in words, or any number of tiers with ``axes``.
@@ -101,7 +119,8 @@ class Topology:
             sharing: GPUs of a group that send over one wire between groups: ``per_group`` if it has a single one.
             sharing_intra: GPUs that send over one wire inside a group.
             overlap: Share of the traffic's time that can pass behind computation.
-            axes: One to three axes, innermost first, in place of all the above but ``overlap``.
+            crowding: Ranks of a machine over its cores; 0 to leave cores out.
+            axes: One to three axes, innermost first, in place of all the above but ``overlap`` and ``crowding``.
         """
         two = (
             Link(name="intra", size=per_group, rate=parse_rate(intra), latency=latency_intra, sharing=sharing_intra),
@@ -109,9 +128,12 @@ class Topology:
         )
         object.__setattr__(self, "axes", two if axes is None else tuple(axes))
         object.__setattr__(self, "overlap", overlap)
+        object.__setattr__(self, "crowding", crowding)
         count = len(self.axes)
         require(count in ALPHABETS, "axes", count, "there are levels for 1 to 3 axes", "nest at most three")
         require(0 <= overlap <= 1, "overlap", overlap, "it is a share", "pass 0 to 1")
+        why = "it is ranks over cores"
+        require(0 <= crowding < math.inf, "crowding", crowding, why, "pass 0 or more")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -130,9 +152,8 @@ class Topology:
 
     def to_json(self) -> str:
         """Return the machine as text that ``from_json`` reads."""
-        return json.dumps(
-            {"version": VERSION, "overlap": self.overlap, "axes": [asdict(a) for a in self.axes]}, indent=2
-        )
+        shares = {"overlap": self.overlap, "crowding": self.crowding}
+        return json.dumps({"version": VERSION, **shares, "axes": [asdict(a) for a in self.axes]}, indent=2)
 
     @classmethod
     def from_json(cls, written: str) -> Topology:
@@ -151,10 +172,11 @@ class Topology:
             found = json.loads(written)
         except (ValueError, RecursionError) as error:
             raise UserError("topology", got="text", why=f"it is no JSON: {error}", do=_REMEASURE) from None
-        _check(found, {"version": int, "axes": list}, {"overlap": (int, float)}, "topology")
+        _check(found, {"version": int, "axes": list}, {"overlap": _NUMBER, "crowding": _NUMBER}, "topology")
         version = found["version"]
         require(version == VERSION, "version", version, f"this program reads version {VERSION}", _REMEASURE)
-        return cls(axes=[_link(axis, at) for at, axis in enumerate(found["axes"])], overlap=found.get("overlap", 1.0))
+        shares = {name: found[name] for name in ("overlap", "crowding") if name in found}
+        return cls(axes=[_link(axis, at) for at, axis in enumerate(found["axes"])], **shares)
 
     @classmethod
     def read(cls, path: str | Path) -> Topology:
@@ -194,5 +216,6 @@ def _check(found: Any, needed: dict[str, Any], allowed: dict[str, Any], what: st
 
 
 def _link(found: Any, at: int) -> Link:
-    _check(found, _LINK, {"latency": _NUMBER, "sharing": _NUMBER}, f"topology: axis {at}")
+    optional = dict.fromkeys(("latency", "sharing", "work", "work_per_byte"), _NUMBER)
+    _check(found, _LINK, optional, f"topology: axis {at}")
     return Link(**(found | {"rate": parse_rate(found["rate"])}))

@@ -7,9 +7,13 @@ topology = measure(make_mesh(groups=4, per_group=8))
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import os
+import platform
 import statistics
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -21,6 +25,7 @@ from sparing.sharding.config import Link, Topology
 from sparing.sharding.mesh import Axis, Mesh, make_mesh
 from sparing.sharding.rings import Counter, Ring
 from sparing.sharding.throttle import Throttle
+from sparing.sharding.wires import carrier
 
 APART = 2.0
 """Ranks form groups if the mean rate inside them is at least this many times that between them (ratio)."""
@@ -47,6 +52,7 @@ def measure(
     A hop is measured as rings use it, in the lane of its axis and sending and receiving at once: first on the line of
     rank 0 alone, then on all lines of the axis together, whose ratio of rates is the contention. The latency is that of
     all lines, since in a step of training no rank sends alone: where ranks share cores, it is their cores' as well.
+    On CPUs, all-reduces tell what a message takes of a processor, and names of machines how many ranks share a core.
 
     Args:
         mesh: Groups to measure; none to find them.
@@ -68,10 +74,10 @@ def measure(
             return measure(found, sizes=sizes, seconds=seconds, label=label)
     require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
     busy = [axis for axis in range(mesh.tiers) if mesh.sizes[axis] > 1]
-    with _bar(mesh, label, 2 * len(busy) * len(sizes), "message") as advance:
-        share = seconds / (2 * len(busy) * len(sizes))
+    with _bar(mesh, label, 3 * len(busy) * len(sizes), "message") as advance:
+        share = seconds / (3 * len(busy) * len(sizes))
         links = [_link(mesh, axis, sorted(sizes), share, advance) for axis in range(mesh.tiers)]
-    return Topology(axes=links)
+    return Topology(axes=links, crowding=_crowding(mesh) if mesh.device.type == "cpu" else 0.0)
 
 
 def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
@@ -201,16 +207,20 @@ def _link(mesh: Mesh, axis: int, sizes: Sequence[int], seconds: float, advance: 
     found = mesh.axes[axis]
     if found.size == 1:
         return Link(name=found.name, size=1, rate=math.inf)
-    alone, all_lines = [], []
+    alone, all_lines, works = [], [], []
     for size in sizes:
         alone.append((size, _hop(mesh, axis, size, seconds, only_first=True)))
         advance()
         all_lines.append((size, _hop(mesh, axis, size, seconds, only_first=False)))
         advance()
+        works.append((size, _work(mesh, axis, size, seconds)))
+        advance()
     _, rate = fit(alone)
     latency, together = fit(all_lines)
     sharing = max(rate / together, 1.0) if mesh.world > found.size else 1.0
-    return Link(name=found.name, size=found.size, rate=rate, latency=latency, sharing=sharing)
+    work, speed = fit(works) if works[0][1] else (0.0, math.inf)
+    known = {"rate": rate, "latency": latency, "sharing": sharing, "work": work, "work_per_byte": 1 / speed}
+    return Link(name=found.name, size=found.size, **known)
 
 
 def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) -> float:
@@ -230,6 +240,36 @@ def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) 
     run(1)
     count = max(1, min(50, int(seconds / 3 / run(1))))
     return min(run(count) for _ in range(3))
+
+
+def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
+    """Processor time of a message in an all-reduce, adding included (s), mean over ranks; 0 where GPUs may spin."""
+    if mesh.device.type != "cpu":
+        return 0.0
+    found, lane = mesh.axes[axis], mesh.lanes[axis]
+    ring, whole = carrier(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * size // 4)
+
+    def run(count: int) -> tuple[float, float]:
+        _together(mesh)
+        start, worked = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            lane.submit(lambda: ring.all_reduce_(whole)).wait()
+        spent = (time.perf_counter() - start, time.process_time() - worked)
+        rows = mesh.gather_scalars(torch.tensor(spent, dtype=torch.float64)) / count
+        return float(rows[:, 0].max()), float(rows[:, 1].mean())
+
+    run(1)
+    slow, _ = run(1)
+    return run(max(1, min(50, int(seconds / slow))))[1] / (2 * (found.size - 1))
+
+
+def _crowding(mesh: Mesh) -> float:
+    """Ranks of a machine over its cores, where most are; of the cores, those that this process may use."""
+    name = int.from_bytes(hashlib.sha256(platform.node().encode()).digest()[:6])
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows = mesh.gather_scalars(torch.tensor([name, own], dtype=torch.float64)).tolist()
+    ranks = Counts(machine for machine, _ in rows)
+    return float(max(ranks[machine] / cores for machine, cores in rows))
 
 
 def _step(mesh: Mesh, axis: Axis, size: int) -> Callable[[], object]:

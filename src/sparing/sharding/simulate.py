@@ -5,7 +5,7 @@ rings in the order they were submitted; both parts of a collective over two axes
 the first. The worker does what the engine does: it gathers blocks ahead, sends the gradients of a block when the
 backward pass of the block before begins, completes them behind the last backward pass, after which whole sums come
 back, and leaves the gathering of new parameters to the next forward pass. Every time is then a maximum of earlier ones,
-and no clock has to tick.
+and no clock has to tick. Where ranks crowd on few cores, the step takes no less than these need for the work of all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sparing.sharding.config import BucketSpec, Topology, Workload
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
-from sparing.sharding.traffic import Part, first_learning, rings_of
+from sparing.sharding.traffic import Part, Traffic, first_learning, rings_of
 
 Timed = tuple[tuple[int, float], ...]
 """Rings of a transition: axis and seconds."""
@@ -64,6 +64,9 @@ class Timeline:
 
     busy: tuple[float, ...]
     """Time each axis sends (s)."""
+
+    cores: float = 0.0
+    """What the cores of a machine need for the arithmetic and messages of all its ranks (s); 0 if not counted."""
 
     events: tuple[Event, ...] = ()
     """All work in order of submission, if asked for."""
@@ -257,6 +260,16 @@ def _update_share(workload: Workload, sizes: tuple[int, ...], plan: Plan) -> flo
     return held / sum(spec.elements for spec in trained)
 
 
+def _labour(workload: Workload, topology: Topology, plan: Plan) -> float:
+    """Return the time that the messages of all ranks of a machine take from its cores."""
+    sent = Traffic.of_step(
+        plan, topology.sizes, workload.buckets(), accumulate=workload.accumulate,
+        gather_bytes=workload.param_bytes, reduce_bytes=workload.wire_bytes,
+    )  # fmt: skip
+    own = zip(topology.axes, sent.total, sent.messages, strict=True)
+    return topology.crowding * sum(axis.labour(size, messages) for axis, size, messages in own)
+
+
 def _walk(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Walk:
     buckets = _buckets(workload, topology, plan)
     blocks = sorted({bucket.block for bucket in buckets if not bucket.root})
@@ -323,10 +336,13 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
     seconds, *per_axis = (run + more for run, more in zip(rank.sums(), skipped, strict=True))
     busy, exposed = per_axis[: topology.tiers], per_axis[topology.tiers :]
     compute = workload.compute + workload.seconds_update * share
+    seconds = topology.overlap * seconds + (1 - topology.overlap) * (compute + sum(busy))
+    cores = compute + _labour(workload, topology, plan) if topology.crowding else 0.0
     return Timeline(
-        seconds=topology.overlap * seconds + (1 - topology.overlap) * (compute + sum(busy)),
+        seconds=max(seconds, cores),
         compute=compute,
         exposed=tuple(exposed),
         busy=tuple(busy),
+        cores=cores,
         events=tuple(rank.events),
     )

@@ -73,8 +73,9 @@ def test_the_split_on_the_disk_is_the_split_of_the_record(tiny):
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(tiny, tmp_path, monkeypatch):
-    whole = {"method": ("fedavg", "feddyn"), "rounds": 3}
+@pytest.mark.parametrize("density", [1.0, 0.25])
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(tiny, tmp_path, monkeypatch, density):
+    whole = {"method": ("fedavg", "feddyn"), "rounds": 3, "density": density}
     record = run(tiny(**whole, out=tmp_path / "whole"))
     measure, calls = Accuracy.__call__, []
 
@@ -95,6 +96,21 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(tiny, tmp_path, monkeypat
         assert timeless(rows_of(again, label)) == timeless(rows_of(record, label))
         models = [load_file(tmp_path / out / "models" / f"{name}.safetensors") for out in ("whole", "out")]
         assert same(*models)
+
+
+@pytest.mark.usefixtures("pageless")
+@pytest.mark.parametrize("engine", ["embedded", "flower"])
+@pytest.mark.parametrize("net", ["mlp", "cnn-bn"])
+def test_sparse_models_end_with_the_zeros_of_their_masks(tiny, tmp_path, net, engine):
+    if engine == "flower":
+        pytest.importorskip("flwr")
+    run(tiny(method=("fedavg", "fedsign"), net=net, density=0.25, engine=engine, batch_norm="average"))
+    for name in ("fedavg", "fedsign"):
+        kept = load_file(tmp_path / "out" / "models" / f"{name}.safetensors")
+        masks = {key.removesuffix("_mask"): value for key, value in kept.items() if key.endswith("_mask")}
+        assert len(masks) == 2
+        for key, mask in masks.items():
+            assert torch.equal(kept[key] != 0, mask), key
 
 
 @pytest.mark.usefixtures("pageless")
@@ -150,6 +166,8 @@ BAD = {
     "method and schedule": (["--method", "scaffold", "--clip", "1"], "clip"),
     "method and server": (["--method", "feddyn", "--server", "fedadam"], "server"),
     "resume of nothing": (["--resume"], "no run was started there"),
+    "no weights": (["--density", "0"], "density: got 0"),
+    "hardly any weights": (["--density", "0.01"], "fewer than 4 live inputs"),
     "attack on flower": (["--engine", "flower", "--attack", "nan"], "pass --engine embedded"),
 }
 

@@ -9,7 +9,8 @@ import torch
 
 from sparing.blocks import find_blocks
 from sparing.errors import UserError
-from sparing.jobs.federate.nets import net
+from sparing.jobs.federate.nets import net, sparse
+from sparing.scaling.apply import masks_of
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-bn", "cnn-gn"])
@@ -26,3 +27,22 @@ def test_rows_that_cannot_be_convolved_are_refused():
         net("cnn", (40,), 10)
     with pytest.raises(UserError, match="pass mlp"):
         net("cnn-bn", (1, 2, 2), 10)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-bn", "cnn-gn"])
+def test_a_sparse_net_masks_what_is_neither_first_nor_last(name):
+    make = pickle.loads(pickle.dumps(sparse(net(name, (1, 8, 8), 7), 1 / 4, seed=3)))
+    model, again = make(), make()
+    masks = masks_of(model)
+    assert masks.plan.rule.form == "shifted"
+    hidden = {"mlp": {"3.weight", "5.weight"}}.get(name, {"layers.1.conv.weight", "layers.2.conv.weight"})
+    assert set(masks) == hidden
+    assert all(abs(density - 1 / 4) < 0.02 for density in masks.densities.values())
+    assert masks.digest() == masks_of(again).digest() != masks_of(sparse(net(name, (1, 8, 8), 7), 1 / 4, 4)()).digest()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn-bn"])
+def test_a_sparse_net_needs_no_rate_of_its_own_under_sgd(name):
+    """So a method's one learning rate is that of every layer: the factor is in the forward pass."""
+    plan = masks_of(sparse(net(name, (1, 8, 8), 7), 1 / 8, seed=0)()).plan
+    assert [entry.factors.lr for entry in plan.entries.values()] == pytest.approx([1.0] * len(plan.entries), rel=1e-12)

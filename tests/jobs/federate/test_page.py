@@ -11,7 +11,7 @@ from sparing.report import Figure
 
 
 def drawn_once(monkeypatch):
-    """Draw one picture of each kind, for a light desk alone: drawing is what a page takes its time for."""
+    """Draw one picture of each kind, for a desk alone: drawing is what a page takes its time for."""
     draw, made, titles = Figure.svg, {}, set()
 
     def svg(self, theme="light", *, narrow=False):

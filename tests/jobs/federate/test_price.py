@@ -12,7 +12,7 @@ from sparing.federated.fedavg import FedAvg
 from sparing.federated.loop import batches, workbench
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import method_of
-from sparing.jobs.federate.nets import net
+from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.price import price, steps_of
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.seeds import stream
@@ -38,6 +38,18 @@ def test_every_byte_and_step_is_foretold(name, which, blocks):
     assert (sum(row["steps"] for row in rows), sum(row["answered"] for row in rows)) == (known.steps, known.updates)
     fewer = sum(known.up) < sum(known.up_full)
     assert fewer == (blocks is not None)
+
+
+def test_bytes_of_a_sparse_net_are_foretold_with_its_masks():
+    """A mask travels as a buffer: a byte a weight, beside the four of the weight."""
+    schedule = Schedule(rounds=2, participation=0.5, local_epochs=1, batch_size=4)
+    dense = net("mlp", (1, 8), 3)
+    make = sparse(dense, 1 / 4, seed=0)
+    known, whole = (price(one, FedAvg(), schedule, SIZES, seed=5) for one in (make, dense))
+    rows = simulate(make, clients_of(), FedAvg(), schedule, seed=5, engine="loop").record
+    assert [row["bytes_up"] for row in rows] == list(known.up)
+    small = 128  # the plan's hash and the two factors, and what else is no mask
+    assert 0 < known.up[0] - whole.up[0] - 2 * 2 * 128 * 128 <= 2 * small
 
 
 @pytest.mark.parametrize("least", [0, 7])

@@ -10,10 +10,11 @@ import torch
 import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.jobs.finetune.course import begun, optimizer_for, restore_, seeded, state_of, with_adapters_
-from sparing.jobs.finetune.packing import Packed
-from sparing.jobs.finetune.settings import Full, Lora, Training
+from sparing.jobs.finetune.course import begun, optimizer_for, restore_, state_of
+from sparing.jobs.finetune.settings import Full, Training
 from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
 
 
@@ -31,39 +32,6 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     assert {name for name, decay in found.items() if not decay} == {n for n in found if "norm" in n}
     assert set(found.values()) == {0.0, 0.25}
     assert {g["lr"] for g in optimizer.param_groups} == {0.5}
-
-
-def test_the_global_generators_come_back() -> None:
-    before = torch.get_rng_state()
-    with seeded(3, "dropout", 7, device=torch.device("cpu")):
-        first = torch.rand(4)
-    with seeded(3, "dropout", 8, device=torch.device("cpu")):
-        other = torch.rand(4)
-    with seeded(3, "dropout", 7, device=torch.device("cpu")):
-        again = torch.rand(4)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_adapters_begin_the_same_whatever_the_global_generator_is_at() -> None:
-    found = []
-    for noise in (1, 2):
-        torch.rand(noise)
-        adapted = with_adapters_(zoo.llama(layers=2), Lora(rank=2), seed=5)
-        found.append({n: p.detach() for n, p in adapted.named_parameters() if "lora_A" in n})
-    assert len(found[0]) == 2 * 7  # seven linear maps a block, none on the head
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
-
-
-def test_gpt2_gets_adapters_too() -> None:
-    adapted = with_adapters_(zoo.gpt2(layers=2), Lora(rank=2, targets="c_attn, c_fc"), seed=0)
-    assert sum("lora_A" in name for name, _ in adapted.named_parameters()) == 4
-
-
-def test_targets_that_no_layer_has() -> None:
-    with pytest.raises(UserError, match=r"lora\.targets: got nothing_like_it; .*not found"):
-        with_adapters_(zoo.llama(layers=2), Lora(targets="nothing_like_it"), seed=0)
 
 
 @pytest.mark.parametrize("method", [Full(), LayerSampling(active=1, period=1, embed=False)], ids=["full", "lisa"])

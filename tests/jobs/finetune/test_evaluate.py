@@ -1,17 +1,15 @@
-"""Measurements against the model's own loss, a hand-written greedy loop, and closed forms."""
+"""Continuations against a hand-written greedy loop, movement against closed forms."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 
 import zoo
 from sparing.blocks import find_blocks
-from sparing.jobs.finetune.evaluate import continuations, held_out_loss, loss_of, measuring, movement, perplexity
-from sparing.jobs.finetune.labels import IGNORED
-from sparing.jobs.finetune.packing import Packed
+from sparing.jobs.finetune.evaluate import continuations, movement
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.packing import Packed
 
 
 def ragged() -> Packed:
@@ -20,38 +18,6 @@ def ragged() -> Packed:
     for row in range(5):
         labels[row, : 2 * row] = IGNORED
     return Packed(ids, labels)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 5])
-def test_the_mean_is_over_labels_not_rows(batch: int) -> None:
-    model, data = zoo.llama(dtype=torch.float32), ragged()
-    with torch.no_grad():
-        want = model(input_ids=data.ids, labels=data.labels).loss.item()  # transformers' own mean over labels
-    got, tokens = held_out_loss(model, data, batch=batch)
-    assert tokens == 8 + 7 + 5 + 3 + 1
-    assert got == pytest.approx(want, rel=1e-6)  # float32 sums in another order
-
-
-def test_sixteen_bit_logits_are_summed_in_thirty_two() -> None:
-    model, data = zoo.llama(dtype=torch.bfloat16), ragged()
-    assert loss_of(model, data.ids, data.labels).dtype == torch.float32
-    assert loss_of(zoo.llama(), data.ids, data.labels).dtype == torch.float64
-
-
-def test_modes_and_gradients_come_back() -> None:
-    model = zoo.llama().train()
-    model.model.layers[1].eval()
-    with measuring(model):
-        assert not any(module.training for module in model.modules())
-        assert not torch.is_grad_enabled()
-    assert model.training
-    assert not model.model.layers[1].training
-    assert torch.is_grad_enabled()
-
-
-def test_perplexity_of_a_hopeless_model_is_infinite_not_an_error() -> None:
-    assert perplexity(math.log(7)) == pytest.approx(7, rel=1e-15)
-    assert perplexity(1e6) == math.inf
 
 
 def test_continuations_are_the_likeliest_tokens(tokenizer) -> None:

@@ -24,7 +24,8 @@ from sparing.errors import UserError
 from sparing.jobs import checkpoint
 from sparing.jobs.checkpoint import saved
 from sparing.jobs.finetune import DivergedError, Finetune, StoppedError, job, loop, run, show, step
-from sparing.jobs.finetune.settings import Lisa, Lora
+from sparing.jobs.finetune.settings import Lisa
+from sparing.jobs.lm.adapters import Lora
 from sparing.report import Record
 
 STEPS = 7
@@ -181,7 +182,8 @@ def test_a_killed_process_resumes_to_the_same_bits(settings: Finetune) -> None:
     code = f"""
 from pathlib import Path as {type(settings.out).__name__}
 from sparing.jobs.finetune import Finetune, run
-from sparing.jobs.finetune.settings import Lisa, Lora
+from sparing.jobs.finetune.settings import Lisa
+from sparing.jobs.lm.adapters import Lora
 run({settings!r})
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)

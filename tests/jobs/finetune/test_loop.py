@@ -11,10 +11,11 @@ import zoo
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import load, save
 from sparing.jobs.finetune.course import Course, begun, restore_, state_of
-from sparing.jobs.finetune.evaluate import held_out_loss
 from sparing.jobs.finetune.loop import advance_, fit
-from sparing.jobs.finetune.packing import Packed, pack_stream
-from sparing.jobs.finetune.settings import Full, Lora, Training
+from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.losses import held_out_loss
+from sparing.jobs.lm.packing import Packed, pack_stream
 from sparing.layersample import Adaptive, LayerSampling
 from sparing.report import Record
 

@@ -11,8 +11,9 @@ import pytest
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
 from sparing.jobs.finetune.outputs import FILES, folder_of, identity
-from sparing.jobs.finetune.settings import Lisa, Lora
+from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.folder import differences
+from sparing.jobs.lm.adapters import Lora
 
 
 @pytest.fixture

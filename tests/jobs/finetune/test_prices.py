@@ -7,8 +7,9 @@ import torch
 
 import zoo
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.packing import Packed
-from sparing.jobs.finetune.settings import Full, Lora, Training
+from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
 
 

@@ -12,7 +12,8 @@ import tyro
 
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune, settings
-from sparing.jobs.finetune.settings import Full, Lisa, Lora, Pace, Training, default_lr
+from sparing.jobs.finetune.settings import Full, Lisa, Pace, Training, default_lr
+from sparing.jobs.lm.adapters import Lora
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
 
 PLACES = {"model": Path("m"), "data": Path("d.jsonl")}

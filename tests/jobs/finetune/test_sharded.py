@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import zoo
 from oracles import finetune_ranks, processes
@@ -17,7 +18,8 @@ from oracles.finetune_ranks import weights
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import saved
 from sparing.jobs.finetune import Finetune, job, loop, run, step
-from sparing.jobs.finetune.settings import Lisa, Lora
+from sparing.jobs.finetune.settings import Lisa
+from sparing.jobs.lm.adapters import Lora
 
 # slow: six processes import transformers
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -29,18 +31,26 @@ CASES: dict[str, dict[str, Any]] = {
     "lisa": {"method": "lisa", "weight_decay": 0.1},
     "lisa, frozen ends": {"method": "lisa", "lisa": ENDS},
     "lisa, all state reset": {"method": "lisa", "lisa": replace(LISA, state="reset_all")},
+    "lisa, zeros kept": {"method": "lisa", "weight_decay": 0.1, "keep_zeros": True},
     "lora": {"method": "lora"},
     "recomputed, small rows": {"method": "full", "checkpointing": True, "batch": 3, "accumulate": 1, "packing": False},
 }  # fmt: skip
 PLANS = {"full": "IIG", "lisa": "NIG", "lisa, frozen ends": "GGG", "lisa, all state reset": "NII", "lora": "ING"}
+PLANS["lisa, zeros kept"] = "IIG"
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Finetune:
     """Four steps, in intervals of two, of a float64 model; three rows a micro-batch do not divide by four ranks."""
     folder = tmp_path_factory.mktemp("sharded")
-    zoo.gpt2(layers=3, vocab=258).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    model = zoo.gpt2(layers=3, vocab=258)
+    model.save_pretrained(folder / "model")
+    with torch.no_grad():
+        for p in (p for p in model.transformer.h.parameters() if p.ndim > 1):
+            p.mul_(torch.rand(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype) < 0.3)
+    model.save_pretrained(folder / "pruned")
+    for name in ("model", "pruned"):
+        tokenizer.save_pretrained(folder / name)
     lines = [
         f'{{"text": "The {animal} sat on the {place}."}}\n'
         for animal in ("cat", "dog", "hen")
@@ -69,7 +79,8 @@ MISTAKES = {
 
 
 def case(base: Finetune, name: str, kind: str, **more: Any) -> Finetune:
-    return replace(base, **({"out": base.out / kind / name} | CASES[name] | more))
+    model = base.out / ("pruned" if CASES[name].get("keep_zeros") else "model")
+    return replace(base, **({"out": base.out / kind / name, "model": model} | CASES[name] | more))
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +147,15 @@ def test_weights_and_curves_are_those_of_one_process(
                 for key, value in other.items()
             }
     assert table(rows, "samples") == table(alone[name], "samples")
+
+
+def test_a_pruned_model_has_the_same_zeros_after_training_under_a_plan(base: Finetune, together: Any) -> None:
+    name = "lisa, zeros kept"
+    assert isinstance(together[0][name], list), together[0][name]
+    before, after = load_file(base.out / "pruned" / "model.safetensors"), weights(base.out / "ranks" / name)
+    for key in [key for key, value in before.items() if value.ndim > 1 and ".h." in key]:
+        assert torch.equal(after[key] == 0, before[key] == 0), key
+        assert 0 < int((before[key] == 0).sum()) < before[key].numel()
 
 
 @pytest.mark.parametrize("name", ["full", "lisa"])

@@ -9,10 +9,10 @@ import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.jobs.finetune.course import begun
-from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.settings import Finetune, Full, Training
 from sparing.jobs.finetune.step import gradients_, take_step_
 from sparing.jobs.finetune.zeros import keeping_zeros
+from sparing.jobs.lm.packing import Packed
 from sparing.layersample import LayerSampling
 from sparing.seeds import stream
 
@@ -88,5 +88,3 @@ def test_a_dense_model_and_lora_are_refused(tmp_path) -> None:
         pass
     with pytest.raises(UserError, match="what LoRA adds fills the zeros"):
         Finetune(model=tmp_path, data=tmp_path / "x", method="lora", keep_zeros=True)
-    with pytest.raises(UserError, match="zeros are kept in one process"):
-        Finetune(model=tmp_path, data=tmp_path / "x", plan="IIG", keep_zeros=True)

@@ -9,7 +9,7 @@ from sparing.errors import UserError
 from sparing.jobs.merge.evidence import gather
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import open_all, open_source
-from sparing.jobs.scan.nets import Vgg, begin
+from sparing.jobs.subjects.nets import Vgg, begin
 from sparing.valley.linear import Linear
 from sparing.valley.merge import merge
 from sparing.valley.statistics import refresh_

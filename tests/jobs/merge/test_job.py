@@ -72,8 +72,8 @@ def test_two_models_with_data_give_model_page_and_record(family, text, tmp_path,
 
 
 def _test_tokens(folder, text):
-    from sparing.jobs.finetune.models import load_tokenizer
-    from sparing.jobs.scan.material import token_rows
+    from sparing.jobs.lm.models import load_tokenizer
+    from sparing.jobs.subjects.text import token_rows
 
     return token_rows(str(text), load_tokenizer(folder), rows=8, length=16)[4:]
 
@@ -118,8 +118,8 @@ def test_a_way_that_is_named_is_made_all_the_same(family, tmp_path):
 
 @pytest.mark.usefixtures("pageless")
 def test_greedy_is_the_soup_of_the_library(family, text, tmp_path):
-    from sparing.jobs.finetune.models import load_model, load_tokenizer
-    from sparing.jobs.scan.material import token_rows
+    from sparing.jobs.lm.models import load_model, load_tokenizer
+    from sparing.jobs.subjects.text import token_rows
     from sparing.valley.soup import soup
 
     names = ("stranger", "a", "b", "c")
@@ -138,10 +138,10 @@ def test_greedy_is_the_soup_of_the_library(family, text, tmp_path):
 @pytest.mark.usefixtures("pageless")
 def test_nets_with_batch_norm_get_statistics_of_their_own(tmp_path, monkeypatch):
     from sparing.jobs.merge.nets import net_of
-    from sparing.jobs.scan.nets import begin
+    from sparing.jobs.subjects.nets import begin
 
     (tmp_path / "own_nets.py").write_text(
-        "from sparing.jobs.scan.nets import Vgg\n\n\ndef make():\n    return Vgg(1, widths=(4, 4))\n"
+        "from sparing.jobs.subjects.nets import Vgg\n\n\ndef make():\n    return Vgg(1, widths=(4, 4))\n"
     )
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("one", "two")):

@@ -64,4 +64,4 @@ def test_caveats_fit_the_run(changes, said):
 def test_the_page_is_written_from_the_record_alone(tmp_path):
     page = write_page(record_of(), tmp_path / "report.html").read_text()
     assert page.index("Prediction and measurement") < page.index("Do the signs agree?") < page.index("The way from A")
-    assert page.count("<svg") >= 8  # four pictures, light and dark
+    assert page.count("<svg") >= 8  # four pictures, for desk and phone

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.pretrain.course import Course
 from sparing.jobs.pretrain.step import batch_of, mean_loss, set_rates_, take_step_
 from sparing.jobs.schedule import rate
+from sparing.jobs.step import DivergedError
 
 
 def test_the_mean_loss_is_that_of_every_token(begun: Callable[..., Course]):

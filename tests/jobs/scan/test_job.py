@@ -45,7 +45,8 @@ def test_a_scan_leaves_record_and_page(small, tmp_path, capsys):
         "sign(θ − μ)", "sparing scan tiny_entry:make", "--points 41", "prefers-color-scheme: dark", "The model has no",
     ):  # fmt: skip
         assert words in page, words
-    assert page.count("<svg") == 4 * 7  # two grids, two of the ratio, groups, special directions, the histogram
+    # for desk and phone: two grids, two of the ratio, groups, special directions, the histogram
+    assert page.count("<svg") == 2 * 7
 
 
 @pytest.mark.usefixtures("pageless")

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-import sparing.jobs.scan.material as room
 from sparing.errors import UserError
 from sparing.jobs.demo.tiny import _tokenizer
 from sparing.jobs.scan import job, run
 from sparing.jobs.scan.asks import asks, present
-from sparing.jobs.scan.material import Look, digits, gather, prepared, token_rows
+from sparing.jobs.scan.material import gather
 from sparing.jobs.scan.settings import Settings
+from sparing.jobs.subjects.images import digits
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,32 +76,6 @@ def test_images_are_prepared_as_the_folder_says(pictures):
     assert "classifier" in present(subject.model, settings.groups)
     kinds = [ask.kind for ask in asks(settings, groups=["all"], started=False)]
     assert "initial" not in kinds
-
-
-def test_resizing_and_channels():
-    images = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert prepared(images, Look(16, 3)).shape == (2, 3, 16, 16)
-    grey = prepared(images, Look(None, 1))
-    torch.testing.assert_close(grey[:, 0], images.float().mean(-1) / 255)
-
-
-def test_digits_are_cut_into_disjoint_parts():
-    train, test = digits()
-    assert len(train[1]) + len(test[1]) == 1797
-    seen = {image.numpy().tobytes() for image in train[0]}
-    assert sum(image.numpy().tobytes() in seen for image in test[0]) == 0
-
-
-def test_rows_of_tokens_are_spread_over_the_text(language, tmp_path):
-    tokenizer = room.load_tokenizer(language)
-    whole = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    (tmp_path / "a.txt").write_text(TEXT)
-    rows = token_rows(str(tmp_path / "a.txt"), tokenizer, rows=3, length=10)
-    assert rows[0].tolist() == whole[:10]
-    last = len(whole) // 10 - 1
-    assert rows[-1].tolist() == whole[10 * last : 10 * last + 10]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in TEXT.strip(". ").split(". ")))
-    assert token_rows(str(tmp_path / "a.jsonl"), tokenizer, rows=2, length=8).shape == (2, 8)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sparing.blocks import named_parameters
-from sparing.jobs.finetune.models import load_model, load_tokenizer
+from sparing.jobs.lm.models import load_model, load_tokenizer
 
 Theta = Mapping[str, Tensor]
 """Weights by name, tied ones once."""

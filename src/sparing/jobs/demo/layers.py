@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from sparing.blocks import tied
 from sparing.jobs.demo.materials import Materials
 from sparing.jobs.demo.resuming import unchanged
-from sparing.jobs.finetune.evaluate import continuations, held_out_loss
+from sparing.jobs.finetune.evaluate import continuations
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.settings import Full, Lora, Method, Training
-from sparing.jobs.finetune.step import DivergedError
+from sparing.jobs.finetune.settings import Full, Method, Training
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.losses import held_out_loss
+from sparing.jobs.step import DivergedError
 from sparing.layersample import LayerSampling
 from sparing.memory import CATEGORIES
 from sparing.report import Progress, Record

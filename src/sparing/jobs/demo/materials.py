@@ -20,8 +20,8 @@ from torch import nn
 from sparing.data import asset, available, bundled_text, fetch, load_text, wiki_articles
 from sparing.errors import UserError
 from sparing.jobs.demo.settings import Scale, Source
-from sparing.jobs.finetune.models import load_model, load_tokenizer
-from sparing.jobs.finetune.packing import Packed, pack_stream
+from sparing.jobs.lm.models import load_model, load_tokenizer
+from sparing.jobs.lm.packing import Packed, pack_stream
 
 LOG = logging.getLogger("sparing.demo")
 

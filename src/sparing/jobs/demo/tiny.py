@@ -8,9 +8,9 @@ import torch
 
 from sparing.jobs.disk import write_folder
 from sparing.jobs.finetune.loop import fit
-from sparing.jobs.finetune.models import save_pretrained
-from sparing.jobs.finetune.packing import pack_stream
 from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.lm.models import save_pretrained
+from sparing.jobs.lm.packing import pack_stream
 from sparing.seeds import stream
 
 VOCABULARY = 1024

@@ -17,10 +17,10 @@ from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import save_tensors
 from sparing.jobs.scan.asks import Ask
 from sparing.jobs.scan.checkpoints import Subject
-from sparing.jobs.scan.material import Pair, digits, image_rows
 from sparing.jobs.scan.measure import describe_, measure_
-from sparing.jobs.scan.nets import Training, Vgg, begin, inputs_of, train
 from sparing.jobs.scan.settings import Settings
+from sparing.jobs.subjects.images import Pair, digits, image_rows, inputs_of
+from sparing.jobs.subjects.nets import Training, Vgg, begin, train
 from sparing.report import Progress, Record
 from sparing.valley.evaluators import Classification
 from sparing.valley.interpolate import interpolate

@@ -22,7 +22,7 @@ from sparing.jobs.federate.clients import clients_of, split_of
 from sparing.jobs.federate.course import Ground, Outcome, course, faults_of, norms_of, on_flower
 from sparing.jobs.federate.material import Rows, fewer, material
 from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, roles_of
-from sparing.jobs.federate.nets import net
+from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import write_page
 from sparing.jobs.federate.price import Price, price
 from sparing.jobs.federate.settings import MethodName, Settings
@@ -101,9 +101,10 @@ def _ground(rows: Rows, split: Split, settings: Settings) -> Ground:
     proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
     enough = proxy is None or len(proxy) > 1
     require(enough, "validation", settings.validation, "statistics need two rows", "hold more rows back")
+    make_model = net(settings.net, rows.shape, rows.classes)
     return Ground(
         settings=settings,
-        make_model=net(settings.net, rows.shape, rows.classes),
+        make_model=make_model if settings.density == 1 else sparse(make_model, settings.density, settings.seed),
         clients=clients_of(rows, split),
         test=Accuracy(rows.test_inputs, rows.test_targets),
         proxy=proxy,

@@ -15,8 +15,7 @@ from sparing.data import load_images
 from sparing.errors import UserError, require
 from sparing.jobs.federate.mnist_1d import make
 from sparing.jobs.federate.settings import Settings
-from sparing.jobs.scan.material import digits
-from sparing.jobs.scan.nets import inputs_of
+from sparing.jobs.subjects.images import digits, inputs_of
 from sparing.seeds import stream
 
 NAMES: Final = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sparing import scaling
 from sparing.errors import require
 
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
@@ -60,6 +61,33 @@ def net(name: str, inputs_shape: Sequence[int], classes: int) -> Callable[[], nn
     require(len(shape) in (2, 3), "net", f"{name} for rows of shape {shape}", why, do)
     require(min(shape[1:]) >= 4, "net", f"{name} for rows of shape {shape}", "it halves each axis twice", "pass mlp")
     return partial(Convolutional, shape[0], len(shape) - 1, classes, name.removeprefix("cnn").removeprefix("-"))
+
+
+def sparse(make_model: Callable[[], nn.Module], density: float, seed: int) -> Callable[[], nn.Module]:
+    """Return what makes the same net with masked hidden weights, scaled by SμPar for its density.
+
+    The factor stands in the forward pass, not in the weights: then plain SGD needs no rate of its own for any layer,
+    and all methods keep their one learning rate.
+
+    Args:
+        make_model: Makes a perceptron or a convolutional net of this module.
+        density: Share of live hidden weights, 0 < density < 1; the first layer and the classifier stay dense.
+        seed: Of the masks, which are the same for all clients and methods.
+
+    Returns:
+        A function without arguments, picklable.
+    """
+    return partial(_masked, make_model, density, seed)
+
+
+def _masked(make_model: Callable[[], nn.Module], density: float, seed: int) -> nn.Module:
+    model = make_model()
+    below_head = ["layers.[12].conv.weight"] if isinstance(model, Convolutional) else None  # a first one has few inputs
+    rule = scaling.SuPar(form="shifted")
+    chosen = scaling.plan(model, density=density, rule=rule, optimizer="sgd", sparse=below_head)
+    masks = scaling.apply_(model, chosen, seed=seed)
+    masks.verify()  # now, not at the first forward pass: by then the model has what a server sent
+    return model
 
 
 def perceptron(inputs: int, classes: int) -> nn.Sequential:

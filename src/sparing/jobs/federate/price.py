@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from sparing.federated import Schedule
 from sparing.federated.controls import NormMatched
-from sparing.federated.loop import Workbench, buffers_of, workbench
+from sparing.federated.loop import Workbench, buffers_of, seeded_model, workbench
 from sparing.federated.methods import Method, Sent, Vector
 from sparing.federated.metrics import bytes_of
 from sparing.federated.sampling import resting
@@ -65,8 +64,7 @@ def price(
     """
     inner = method.method if isinstance(method, NormMatched) else method
     inner.check(schedule)
-    with torch.device("meta"):
-        bench = workbench(inner.adapt(make_model()), inner, schedule, seed=seed)
+    bench = workbench(seeded_model(inner, make_model, seed), inner, schedule, seed=seed)
     params: Vector = {name: value.detach() for name, value in bench.params.items()}
     buffers, beside = bytes_of(buffers_of(bench.model)), _beside(inner, params, buffers_of(bench.model))
     whole = bytes_of(params)

@@ -111,6 +111,9 @@ class Settings:
     net: NetName = "mlp"
     """Perceptron, or convolutional net without norm, with batch norm, or with group norm."""
 
+    density: float = 1.0
+    """Share of live hidden weights (0 to 1); below 1 every client trains the same masks, scaled by SμPar."""
+
     gamma: float = 0.01
     """Strength γ of fedsign and its controls; the paper's grid is 0.001, 0.01, 0.1."""
 
@@ -204,6 +207,8 @@ class Settings:
         for name in ("validation", "attacked"):
             share = getattr(self, name)
             require(0 <= share < 1, name, share, "it is a share", "pass one of 0 or more, below 1")
+        share = 0 < self.density <= 1
+        require(share, "density", self.density, "it is a share of live weights", "pass 0 < density <= 1")
         check_intent(resume=self.resume, overwrite=self.overwrite)
         self._check_pairs()
         self.schedule()

@@ -8,8 +8,8 @@
 
 from sparing.jobs.finetune.job import run, show
 from sparing.jobs.finetune.settings import Finetune
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.step import DivergedError
 
 Settings = Finetune
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +14,11 @@ from sparing import groups as gr
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
 from sparing.jobs.finetune.batches import steps_of
-from sparing.jobs.finetune.settings import Full, Lora, Training
+from sparing.jobs.finetune.draws import Draws
+from sparing.jobs.finetune.settings import Full, Training
 from sparing.jobs.finetune.zeros import keeping_zeros
+from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.layersample import LayerSampling, Sampler
-from sparing.seeds import stream
 
 
 @dataclass(slots=True)
@@ -38,8 +37,8 @@ class Course:
     optimizer: torch.optim.Optimizer
     """AdamW over everything that may ever train."""
 
-    sampler: Sampler | None
-    """Layer sampling, where that is the method."""
+    sampler: Sampler | Draws | None
+    """Layer sampling, where that is the method; draws under a plan."""
 
     step: int = 0
     """Optimizer steps finished (count)."""
@@ -52,82 +51,6 @@ class Course:
 
     touched: set[str] = field(default_factory=set)
     """Canonical names of the parameters that have trained so far: those a checkpoint holds."""
-
-
-@contextlib.contextmanager
-def seeded(seed: int, *labels: str | int, device: torch.device) -> Iterator[None]:
-    """Let the global generators be a named stream for a while; they come back as they were.
-
-    Dropout can only draw from the global generators. Setting them from (seed, step) makes a step a pure function of
-    its number, so that a resumed run drops the same units.
-
-    Args:
-        seed: Seed of the run.
-        labels: What the numbers are for.
-        device: Whose generator to set besides the CPU's.
-
-    Yields:
-        Nothing.
-    """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        generator = stream(seed, *labels)
-        torch.set_rng_state(generator.get_state())
-        if devices:
-            torch.cuda.manual_seed(generator.initial_seed())
-        yield
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model lives.
-
-    Args:
-        model: Any module with parameters.
-
-    Returns:
-        The device of its first parameter.
-    """
-    return next(model.parameters()).device
-
-
-def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
-    """Put low-rank additions into a live model; everything else is frozen.
-
-    Args:
-        model: A transformers model; changed in place.
-        method: Rank, scale, dropout and targets.
-        seed: Seed of their first values.
-
-    Returns:
-        The peft model around it.
-
-    Raises:
-        UserError: If peft is missing, or no module has the names given.
-    """
-    try:
-        from peft import LoraConfig, get_peft_model
-        from transformers.pytorch_utils import Conv1D
-    except ImportError:
-        do = "run pip install 'sparing[lm]'"
-        raise UserError("peft", got="not installed", why="LoRA is done by it", do=do) from None
-    targets: Any = method.targets if method.targets == "all-linear" else re.split(r"[ ,]+", method.targets.strip(", "))
-    config = LoraConfig(
-        r=method.rank,
-        lora_alpha=method.alpha,
-        lora_dropout=method.dropout,
-        target_modules=targets,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        task_type="CAUSAL_LM",
-    )
-    try:
-        with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():
-            # peft asks transformers by a name that transformers is about to drop; nobody here can change that.
-            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-            adapted: nn.Module = get_peft_model(model, config)
-    except ValueError as error:
-        why = str(error).splitlines()[0][:160]
-        raise UserError("lora.targets", got=method.targets, why=why, do="pass all-linear or module names") from None
-    return adapted
 
 
 def groups_for(model: nn.Module, training: Training) -> list[dict[str, Any]]:
@@ -174,7 +97,7 @@ def equipped(model: nn.Module, training: Training) -> tuple[torch.optim.Optimize
     return optimizer, Sampler(model, optimizer, method, seed=training.seed)
 
 
-Equip = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | None]]
+Equip = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | Draws | None]]
 """Gives a live model what trains it."""
 
 
@@ -279,7 +202,7 @@ def state_of(course: Course) -> dict[str, Any]:
         "seen": course.seen,
         "weights": {name: parameters[name].detach() for name in sorted(course.touched)},
         "optimizer": moments,
-        "sampler": None if sampler is None else sampler.state_dict(optimizer=True),
+        "sampler": sampler.state_dict(optimizer=True) if isinstance(sampler, Sampler) else None,
     }
 
 
@@ -301,7 +224,7 @@ def restore_(course: Course, tree: Mapping[str, Any]) -> None:
             parameters[name].copy_(value)
     for name, state in tree["optimizer"].items():
         course.optimizer.state[parameters[name]] = _beside(parameters[name], state)
-    if course.sampler is not None:
+    if isinstance(course.sampler, Sampler):
         course.sampler.load_state_dict(tree["sampler"])
     course.step, course.seconds, course.seen = tree["step"], tree["seconds"], tree["seen"]
     course.touched = set(tree["weights"])

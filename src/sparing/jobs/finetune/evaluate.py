@@ -2,122 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sparing.blocks import find_blocks
 from sparing.blocks import named_parameters as canonical
-from sparing.jobs.finetune.labels import IGNORED
-from sparing.jobs.finetune.packing import Packed
-
-
-def takes_positions(model: nn.Module) -> bool:
-    """Whether a model can be told where documents begin.
-
-    Args:
-        model: A causal language model, wrapped by peft or not.
-
-    Returns:
-        Whether its forward has ``position_ids``.
-    """
-    unwrapped: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return "position_ids" in inspect.signature(unwrapped.forward).parameters
-
-
-def loss_of(model: nn.Module, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> Tensor:
-    """The summed next-token loss of some rows.
-
-    Args:
-        model: A causal language model whose output has ``logits`` of shape (batch, length, vocabulary).
-        ids: Token ids, int64, shape (batch, length).
-        labels: The ids to learn, −100 elsewhere, int64, shape (batch, length); not shifted.
-        positions: Place of each token in its document, int64, shape (batch, length); None: a row is a document.
-
-    Returns:
-        Sum over labels, in nats, shape (); float32 or the logits' finer format.
-    """
-    places = {} if positions is None or not takes_positions(model) else {"position_ids": positions}
-    logits = model(input_ids=ids, use_cache=False, **places).logits
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # Labels are shifted rather than logits, so that the largest tensor of the step is not copied.
-    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-
-
-def loss_sum(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
-    """``loss_of`` some rows of a table, moved to where the model is.
-
-    Args:
-        model: A causal language model.
-        data: The table.
-        rows: Which rows, int64, shape (batch,).
-
-    Returns:
-        Sum over labels, in nats, shape ().
-    """
-    device = next(model.parameters()).device
-    places = None if data.positions is None else data.positions[rows].to(device)
-    return loss_of(model, data.ids[rows].to(device), data.labels[rows].to(device), places)
-
-
-@contextlib.contextmanager
-def measuring(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the modes of all modules come back.
-
-    Args:
-        model: Any module.
-
-    Yields:
-        Nothing.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def held_out_loss(model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[float, int]:
-    """Mean loss over the labels of all rows.
-
-    Args:
-        model: A causal language model.
-        data: Rows that were not trained on.
-        batch: Rows at once (count); the mean does not depend on it but for rounding.
-
-    Returns:
-        (loss in nats per label, labels).
-    """
-    with measuring(model):
-        parts: Sequence[Tensor] = torch.split(torch.arange(data.rows), batch)
-        total = math.fsum(loss_sum(model, data, rows).item() for rows in parts)
-    return total / data.tokens, data.tokens
-
-
-Measure = Callable[..., tuple[float, int]]
-"""``held_out_loss``, or what does the same over several ranks."""
-
-
-def perplexity(loss: float) -> float:
-    """The perplexity of a mean loss.
-
-    Args:
-        loss: In nats.
-
-    Returns:
-        e to the loss; infinity beyond what a float holds.
-    """
-    return math.exp(loss) if loss < 709 else math.inf
+from sparing.jobs.live import measuring
 
 
 def continuations(

@@ -11,19 +11,21 @@ from torch import nn
 
 from sparing.jobs.disk import refusing_to_write, write_folder
 from sparing.jobs.finetune.course import Course, begun, restore_, state_of
-from sparing.jobs.finetune.evaluate import continuations, movement, takes_positions
+from sparing.jobs.finetune.evaluate import continuations, movement
 from sparing.jobs.finetune.loop import UNITS, advance_
 from sparing.jobs.finetune.material import Material, gather
-from sparing.jobs.finetune.models import load_model, save_pretrained
 from sparing.jobs.finetune.outputs import ADAPTER, FILES, MODEL, folder_of, identity
 from sparing.jobs.finetune.page import write_page
-from sparing.jobs.finetune.settings import Finetune, Lora
+from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.sharded import Crew
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.lm.adapters import Lora
+from sparing.jobs.lm.losses import takes_positions
+from sparing.jobs.lm.models import load_model, save_pretrained
 from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import ALONE, heard, newest, part_, ranks, refuse_cut
+from sparing.jobs.step import DivergedError
 from sparing.report import Record, print_table
 from sparing.sharding.agree import agree
 from sparing.sharding.jointly import jointly, on_first

@@ -11,11 +11,11 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.jobs.finetune.course import Course, begun
-from sparing.jobs.finetune.evaluate import Measure, held_out_loss, perplexity
-from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.prices import note_predicted, watched_step_
 from sparing.jobs.finetune.settings import Training
 from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity
+from sparing.jobs.lm.packing import Packed
 from sparing.report import Progress, Record
 
 UNITS = {

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.finetune import models
-from sparing.jobs.finetune.labels import render, tokens_of
-from sparing.jobs.finetune.packing import Packed, pack
-from sparing.jobs.finetune.records import Chat, Example, Pair, Text, read_examples, split
 from sparing.jobs.finetune.settings import Finetune
+from sparing.jobs.live import device_for
+from sparing.jobs.lm import models
+from sparing.jobs.lm.labels import render, tokens_of
+from sparing.jobs.lm.packing import Packed, pack
+from sparing.jobs.lm.records import Chat, Example, Pair, Text, read_examples, split
 
 WORDS = 12
 """Words of a text that serve as a prompt."""
@@ -42,23 +43,6 @@ class Material:
 
     chat: bool
     """Whether the prompts are renderings of conversations, special tokens included."""
-
-
-def device_for(choice: str) -> torch.device:
-    """The device that a setting means.
-
-    Args:
-        choice: ``auto``, ``cpu`` or ``cuda``.
-
-    Returns:
-        The device.
-
-    Raises:
-        UserError: If CUDA was asked for and there is none.
-    """
-    there = torch.cuda.is_available()
-    require(there or choice != "cuda", "device", "cuda", "no CUDA device is visible", "pass --device cpu")
-    return torch.device("cuda" if there and choice != "cpu" else "cpu")
 
 
 def opening(tokenizer: Any, example: Example) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from sparing.jobs import folder
 from sparing.jobs.disk import digest
-from sparing.jobs.finetune.models import fingerprint
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.folder import Folder
+from sparing.jobs.lm.models import fingerprint
 from sparing.jobs.sharded import SPREAD
 from sparing.report.record import plain
 

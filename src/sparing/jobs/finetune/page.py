@@ -8,14 +8,12 @@ from typing import Any
 
 from sparing.jobs.ranks_page import ranks_section
 from sparing.report import Figure, Page, Record, Sample, Section, Table, format_number, plots
+from sparing.report.series import binned
 
 Rows = Sequence[Mapping[str, Any]]
 
 NAMES = {"full": "full fine-tuning", "lisa": "LISA", "lora": "LoRA"}
 ROLES: dict[str, plots.Role] = {"full": "reference", "lisa": "ours", "lora": "rival"}
-POINTS = 200
-"""Points of a curve; longer runs are averaged in bins, so that the page stays small."""
-
 BARS = 16
 """Blocks that get a bar each; deeper models get a curve."""
 
@@ -23,26 +21,6 @@ BARS = 16
 def _table(record: Record, name: str) -> list[Any]:
     """Rows whose cells have the types that this job gave them."""
     return list(record.table(name))
-
-
-def binned(rows: Rows, column: str, points: int = POINTS) -> tuple[list[float], list[float]]:
-    """A long column as means of neighbouring rows.
-
-    Args:
-        rows: With ``step`` and the column.
-        column: Which.
-        points: At most so many.
-
-    Returns:
-        (last step of each bin, its mean).
-
-    Example:
-        >>> binned([{"step": s, "loss": float(s)} for s in (1, 2, 3, 4)], "loss", points=2)
-        ([2, 4], [1.5, 3.5])
-    """
-    size = -(-len(rows) // points) or 1
-    bins = [rows[start : start + size] for start in range(0, len(rows), size)]
-    return [part[-1]["step"] for part in bins], [sum(row[column] for row in part) / len(part) for part in bins]
 
 
 def ends(record: Record) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
-from sparing.jobs.finetune.course import Course, device_of
-from sparing.jobs.finetune.evaluate import loss_of
-from sparing.jobs.finetune.packing import Packed
+from sparing.jobs.finetune.course import Course
 from sparing.jobs.finetune.step import take_step_
-from sparing.layersample import LayerSampling
+from sparing.jobs.live import device_of
+from sparing.jobs.lm.losses import loss_of
+from sparing.jobs.lm.packing import Packed
+from sparing.layersample import LayerSampling, Sampler
 from sparing.layersample.masters import HALVES, Masters
 from sparing.memory import CATEGORIES, Bytes, Ledger, predict
 from sparing.report import Record
@@ -41,7 +42,7 @@ def as_state(found: Bytes, masters: int, category: Literal["transient", "activat
 
 def _masters(course: Course) -> list[Tensor]:
     """The 32-bit copies that the sampler holds."""
-    tensors = {} if course.sampler is None else course.sampler.state_dict()["tensors"]
+    tensors = course.sampler.state_dict()["tensors"] if isinstance(course.sampler, Sampler) else {}
     return [tensor for key, tensor in tensors.items() if key.startswith("master/")]
 
 

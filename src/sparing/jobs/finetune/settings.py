@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from sparing.errors import require
 from sparing.jobs.folder import check_intent
 from sparing.jobs.limits import at_least, positive
+from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.sharded import check_spread
 from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSampling, Reshuffle, Uniform
 
@@ -19,39 +20,6 @@ from sparing.layersample import Adaptive, Bernoulli, CostAware, Fixed, LayerSamp
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Full:
     """Train every parameter."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lora:
-    """Train low-rank additions to the linear layers.
-
-    Source: Hu et al. 2022 (arXiv:2106.09685), where the paper writes r for ``rank`` and α for ``alpha``.
-    """
-
-    rank: int = 16
-    """Inner width of each addition (count); the paper's r."""
-
-    alpha: float = 32.0
-    """Numerator of the scale α / r of each addition (ratio)."""
-
-    dropout: float = 0.0
-    """Share of inputs that each addition does not see (0 to 1)."""
-
-    targets: str = "all-linear"
-    """Which linear layers get one: `all-linear` (all but the head), or module names (`q_proj,v_proj`)."""
-
-    def __post_init__(self) -> None:
-        """Refuse additions that add nothing.
-
-        Raises:
-            UserError: If rank, alpha, dropout or targets are out of range.
-        """
-        at_least(1, self, "rank", why="an addition of rank 0 is none", within="lora.")
-        positive(self, "alpha", why="the additions are scaled by alpha / rank", within="lora.")
-        kept = 0 <= self.dropout < 1
-        require(kept, "lora.dropout", self.dropout, "it is a share of the inputs", "pass 0 <= dropout < 1")
-        named = bool(self.targets.strip(", "))
-        require(named, "lora.targets", repr(self.targets), "no layer is named", "pass all-linear or module names")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +138,7 @@ class Pace:
 
     keep_zeros: bool = False
     """Whether weights that are exactly zero stay so: a pruned model, such as `pretrain` exports, stays pruned (yes or
-    no). In one process, and not with LoRA, whose additions would fill the zeros."""
+    no). Not with LoRA, whose additions would fill the zeros."""
 
     evaluate_every: int = 0
     """Steps between measurements of the held-out loss (count); 0: before and after only."""
@@ -296,8 +264,6 @@ class Finetune(Pace):
         check_spread(self)
         why, do = "what LoRA adds fills the zeros when it is merged", "pass --method lisa or full"
         require(not self.keep_zeros or self.method != "lora", "keep_zeros", "yes with LoRA", why, do)
-        why, do = "zeros are kept in one process", "pass --plan none"
-        require(not self.keep_zeros or self.plan == "none", "keep_zeros", f"yes with {self.plan}", why, do)
         if self.method == "lisa":
             self.lisa.sampling()
 

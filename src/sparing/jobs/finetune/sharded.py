@@ -1,41 +1,40 @@
-"""Fine-tuning over several ranks: the engine in the place of the optimizer, LISA's draws as frozen and thawed blocks.
+"""Fine-tuning over several ranks: the engine in the place of the optimizer, draws in the place of the sampler.
 
 Every rank walks the same loop on its share of the rows. What it learns follows from the rows of a step and the draws
-alone, so any plan on any number of ranks ends where one process does, up to rounding; dropout differs by
-rank.
+alone, so any plan on any number of ranks ends where one process does, up to rounding; dropout differs by rank.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparing.blocks import find_blocks
-from sparing.errors import require
 from sparing.jobs.finetune.batches import window
-from sparing.jobs.finetune.course import Course, device_of, groups_for, seeded
-from sparing.jobs.finetune.evaluate import loss_of, loss_sum, measuring
-from sparing.jobs.finetune.labels import IGNORED
+from sparing.jobs.finetune.course import Course, groups_for
+from sparing.jobs.finetune.draws import Draws, check_method, draws_for, first_interval
 from sparing.jobs.finetune.loop import advance_
 from sparing.jobs.finetune.outputs import folder_of
-from sparing.jobs.finetune.packing import Packed
 from sparing.jobs.finetune.prices import predicted
 from sparing.jobs.finetune.settings import Finetune, Training
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.folder import Folder
+from sparing.jobs.live import device_of, seeded
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.ranks import held_out_loss, share_loss
 from sparing.jobs.schedule import rate
 from sparing.jobs.sharded import chosen, micro_steps, note_traffic, save, shape_of, share, step_of, summed, workload_of
-from sparing.layersample import LayerSampling, Sampler
+from sparing.jobs.step import DivergedError
+from sparing.layersample import LayerSampling
 from sparing.layersample.checks import check_blocks
-from sparing.layersample.rates import warmup_factor
 from sparing.report import Record
 from sparing.sharding import checkpoint
 from sparing.sharding.apply import shard_
@@ -43,125 +42,6 @@ from sparing.sharding.config import Workload
 from sparing.sharding.engine import Engine
 from sparing.sharding.mesh import Mesh
 from sparing.sharding.pace import Micro
-
-
-@dataclass(slots=True)
-class Draws:
-    """LISA over an engine: the blocks of an interval thaw, the others freeze, on all ranks alike.
-
-    It has of ``Sampler`` what the loop asks for.
-    """
-
-    engine: Engine
-    """Whose blocks."""
-
-    settings: LayerSampling
-    """Which blocks train, and for how long."""
-
-    seed: int
-    """Seed of the draws."""
-
-    body: tuple[str, ...]
-    """Names of the middle blocks."""
-
-    interval: int | None = None
-    """Index of the interval, None before the first ``begin_step``."""
-
-    active: tuple[int, ...] = ()
-    """Middle blocks that train now, sorted indices."""
-
-    def begin_step(self, step: int) -> None:
-        """Let the blocks of a step train.
-
-        Args:
-            step: Optimizer step, from 0.
-        """
-        if step // self.settings.period == self.interval:
-            return
-        self.adopt_(step)
-        self.engine.freeze([name for at, name in enumerate(self.body) if at not in self.active])
-        self.engine.thaw([self.body[at] for at in self.active])
-        if self.settings.state == "reset_all":
-            self.engine.optimizer.state.clear()
-
-    def adopt_(self, step: int) -> None:
-        """Take up a step whose blocks train already, as after loading a checkpoint.
-
-        Args:
-            step: Optimizer step, from 0.
-        """
-        settings, self.interval = self.settings, step // self.settings.period
-        self.active = settings.sampler.draw(len(self.body), settings.active, seed=self.seed, interval=self.interval)
-
-    def factor(self, step: int) -> float:
-        """Multiplier of the learning rate after a draw.
-
-        Args:
-            step: Optimizer step, from 0.
-
-        Returns:
-            In (0, 1].
-        """
-        return warmup_factor(step % self.settings.period, self.settings.warmup) if self.settings.warmup else 1.0
-
-    def close(self) -> None:
-        """Nothing of it is left in the model."""
-
-
-def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:
-    """Freeze what never trains and all middle blocks; the first draw thaws some.
-
-    Args:
-        engine: Of a model in which everything trains.
-        settings: Which blocks train.
-        seed: Seed of the draws.
-
-    Returns:
-        The draws, before the first.
-    """
-    blocks = find_blocks(engine.model, body=settings.body)
-    body = tuple(block.name for block in blocks if block.role == "body")
-    engine.freeze([name for name in resting(blocks, settings) if name not in body])
-    return Draws(engine, settings, seed, body)
-
-
-def resting(blocks: Any, settings: LayerSampling, drawn: tuple[int, ...] = ()) -> list[str]:
-    """Names of the blocks that do not train.
-
-    Args:
-        blocks: Of the model.
-        settings: Which roles are always on.
-        drawn: Middle blocks that train, by index.
-
-    Returns:
-        Names, middle blocks among them.
-    """
-    on = {"embed": settings.embed, "tail": settings.tail, "head": settings.head}
-    return [b.name for b in blocks if not (b.index in drawn if b.role == "body" else on[b.role])]
-
-
-def check_method(method: LayerSampling) -> None:
-    """Refuse layer sampling that looks at more than its seed, or that keeps what a frozen block gives back.
-
-    Args:
-        method: What trains.
-    """
-    blind, name = not getattr(method.sampler, "needs_scores", False), type(method.sampler).__name__
-    why, do = "it draws by gradients, of which every rank has a part only", "pass uniform, reshuffle or fixed"
-    require(blind, "lisa.sampler", name, why, do)
-    why, do = "the slices of a frozen block are freed on all ranks", "pass reset or reset_all"
-    require(method.state in {"reset", "reset_all"}, "lisa.state", method.state, why, do)
-
-
-def _first_interval(model: nn.Module, training: Training) -> tuple[str | Sequence[str] | None, list[str]]:
-    """Where the body is, and the blocks that do not train at first."""
-    method = training.method
-    if not isinstance(method, LayerSampling):
-        return None, []
-    blocks = find_blocks(model, body=method.body)
-    count = sum(block.role == "body" for block in blocks)
-    drawn = method.sampler.draw(count, method.active, seed=training.seed, interval=0)
-    return method.body, resting(blocks, method, drawn)
 
 
 @dataclass(slots=True)
@@ -183,7 +63,7 @@ class Crew:
     engine: Engine = field(init=False)
     """Made with the model, by ``equip``."""
 
-    def equip(self, model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:
+    def equip(self, model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Draws | None]:
         """Shard a model; the engine's optimizer is that of the run.
 
         Args:
@@ -213,11 +93,11 @@ class Crew:
         )
         self.record.add("sharding", plan=plan.name, known_as=plan.known_as, why=why, **shape_of(self.mesh))
         draws = draws_for(self.engine, method, training.seed) if isinstance(method, LayerSampling) else None
-        return self.engine.optimizer, cast("Sampler | None", draws)
+        return self.engine.optimizer, draws
 
     def _work(self, model: nn.Module, training: Training) -> Workload:
         """What a step asks of memory and wires, with the blocks of the first interval."""
-        (body, rest), seen = _first_interval(model, training), 0
+        (body, rest), seen = first_interval(model, training), 0
         if self.settings.memory is not None:
             nobody = torch.optim.AdamW([torch.zeros(1)])
             seen = predicted(Course(model, training, 1, nobody, None), self.data).activations
@@ -227,7 +107,7 @@ class Crew:
     def _micro(self, model: nn.Module, training: Training) -> Micro:
         """The largest micro-step of the first step, to be timed."""
         rows = window(0, rows=self.data.rows, batch=training.batch, accumulate=training.accumulate, seed=training.seed)
-        largest, (body, rest) = share(rows, 0, self.mesh.world)[0], _first_interval(model, training)
+        largest, (body, rest) = share(rows, 0, self.mesh.world)[0], first_interval(model, training)
         return Micro(model=model, loss=lambda: share_loss(model, self.data, largest), resting=rest, body=body)
 
     def take_step_(self, course: Course, data: Packed) -> dict[str, Any]:
@@ -266,9 +146,9 @@ class Crew:
 
     def _set_rate_(self, course: Course) -> float:
         pace, factor = course.training, 1.0
-        if course.sampler is not None:
+        if isinstance(course.sampler, Draws):
             course.sampler.begin_step(course.step)
-            factor = cast("Draws", course.sampler).factor(course.step)
+            factor = course.sampler.factor(course.step)
         lr = rate(course.step, peak=pace.peak, steps=course.steps, warmup=pace.warmup, schedule=pace.schedule)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr * factor
@@ -330,42 +210,6 @@ class Crew:
         tree = checkpoint.load_(self.engine, path)
         folder_of(self.settings).check_own(path, tree)
         course.step, course.seconds, course.seen = step_of(path), tree["seconds"], tree["seen"]
-        if course.sampler is not None and course.step:
-            cast("Draws", course.sampler).adopt_(course.step - 1)
+        if isinstance(course.sampler, Draws) and course.step:
+            course.sampler.adopt_(course.step - 1)
         return tree
-
-
-def held_out_loss(mesh: Mesh, model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[float, int]:
-    """``evaluate.held_out_loss`` by all ranks together.
-
-    Args:
-        mesh: The ranks.
-        model: The sharded model.
-        data: Rows that were not trained on.
-        batch: Rows that a rank holds at once (count).
-
-    Returns:
-        (loss in nats per label, labels), the same on every rank.
-    """
-    total = 0.0
-    with measuring(model):
-        for rows in torch.split(torch.arange(data.rows), batch * mesh.world):
-            total += share_loss(model, data, torch.tensor_split(rows, mesh.world)[mesh.rank]).item()
-    return summed(mesh, total)[0] / data.tokens, data.tokens
-
-
-def share_loss(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
-    """The summed loss of some rows; of none it is 0, but takes part in what the ranks send each other.
-
-    Args:
-        model: A causal language model.
-        data: The table.
-        rows: Which rows, int64, shape (batch,).
-
-    Returns:
-        Sum over labels, in nats, shape ().
-    """
-    if len(rows):
-        return loss_sum(model, data, rows)
-    ids = data.ids[:1].to(device_of(model))
-    return loss_of(model, ids, torch.full_like(ids, IGNORED))

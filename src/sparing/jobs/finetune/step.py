@@ -6,36 +6,14 @@ import math
 import time
 from typing import Any
 
-import torch
-from torch import nn
-
-from sparing.errors import RunError
 from sparing.jobs.finetune.batches import window
-from sparing.jobs.finetune.course import Course, device_of, seeded, touch_
-from sparing.jobs.finetune.evaluate import loss_sum
-from sparing.jobs.finetune.labels import IGNORED
-from sparing.jobs.finetune.packing import Packed
+from sparing.jobs.finetune.course import Course, touch_
+from sparing.jobs.live import device_of, seeded
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.losses import loss_sum
+from sparing.jobs.lm.packing import Packed
 from sparing.jobs.schedule import rate
-
-
-class DivergedError(RunError):
-    """The loss or a gradient is not finite; the step was not applied."""
-
-
-def clip_(parameters: list[nn.Parameter], limit: float) -> float:
-    """Scale gradients down to a global norm.
-
-    Args:
-        parameters: Those whose gradients count; without gradient, none.
-        limit: Largest norm; 0 for no limit.
-
-    Returns:
-        The norm before scaling.
-    """
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if limit:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm.item()
+from sparing.jobs.step import DivergedError, clip_
 
 
 def gradients_(course: Course, data: Packed) -> dict[str, Any]:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.models import load_tokenizer, most_positions, vocabulary
+from sparing.jobs.lm.models import load_tokenizer, most_positions, vocabulary
 from sparing.jobs.merge.nets import classes_of, net_of
 from sparing.jobs.merge.scores import Rows
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source
-from sparing.jobs.scan.checkpoints import kind_of, open_folder
-from sparing.jobs.scan.material import IMAGES, Look, image_rows, look_of, prepared, token_rows
+from sparing.jobs.subjects.folders import kind_of, open_folder
+from sparing.jobs.subjects.images import IMAGES, Look, image_rows, look_of, prepared
+from sparing.jobs.subjects.text import token_rows
 from sparing.valley.merge import merged_tensor
 from sparing.valley.method import Method
 from sparing.valley.statistics import batch_norms, refresh_

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.disk import digest
-from sparing.jobs.finetune.models import fingerprint
 from sparing.jobs.folder import Folder, identity, tell_page
 from sparing.jobs.interrupts import patient
+from sparing.jobs.lm.models import fingerprint
 from sparing.jobs.merge.choose import Candidate, Decision
 from sparing.jobs.merge.course import ADVICE, Course
 from sparing.jobs.merge.evidence import gather

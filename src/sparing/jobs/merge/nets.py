@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
-from pathlib import Path
-
 from torch import Tensor, nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.evaluate import measuring
-
-ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+from sparing.jobs.live import measuring
+from sparing.jobs.subjects.entry import call_entry
 
 
 def net_of(spec: str) -> nn.Module:
@@ -27,17 +21,7 @@ def net_of(spec: str) -> nn.Module:
     Raises:
         UserError: If it cannot be imported, raises, or returns something else.
     """
-    require(ENTRY.fullmatch(spec) is not None, "net", spec, "it is module:function", "pass such as my_nets:make")
-    module, name = spec.split(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), name)()
-    except Exception as error:  # the user's code raises what it likes; one line says what and where
-        why = f"it raised {type(error).__name__} ({(str(error).splitlines() or [''])[0][:120]})"
-        do = f'try: python -c "import {module}; {module}.{name}()"'
-        raise UserError("net", got=spec, why=why, do=do) from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
+    found = call_entry(spec, "net")
     fits = isinstance(found, nn.Module)
     require(fits, "net", f"{spec} returning a {type(found).__name__}", "it builds a model", "return a torch.nn.Module")
     net: nn.Module = found.float().eval()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparing.jobs.finetune.evaluate import measuring
+from sparing.jobs.live import measuring
 from sparing.seeds import stream
 
 LOGITS: Final = 1 << 25

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.jobs.scan.checkpoints import PICKLED
+from sparing.jobs.subjects.folders import PICKLED
 from sparing.valley.compatible import lora_pairs
 from sparing.valley.stream import Checkpoint, Place, checkpoint, read_tensor
 

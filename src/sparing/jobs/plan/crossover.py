@@ -9,7 +9,7 @@ from typing import Any, Final
 from sparing.memory import parse_bytes
 from sparing.report import Figure, Progress
 from sparing.report.figure import Canvas
-from sparing.report.palette import Role, mixed, style
+from sparing.report.palette import Role
 from sparing.sharding import Plan, effective
 from sparing.sharding.choose import choose
 from sparing.sharding.config import Topology, Workload
@@ -123,10 +123,9 @@ def crossover_figure(
 
 def _tints(canvas: Canvas, count: int) -> Iterator[str]:
     """Light grounds for dark text, or dark ones for light text; the name in the cell tells plans apart, not they."""
-    strength = 0.30 if canvas.theme == "light" else 0.42
     for at in range(count):
-        colour = style(ORDER[at % len(ORDER)]).on(canvas.theme)
-        yield mixed(colour, canvas.ground.paper, strength / (1 + at // len(ORDER)))
+        by = 1 + at // len(ORDER)
+        yield canvas.inks.pale(canvas.colour(ORDER[at % len(ORDER)]), 0.30 / by, 0.42 / by)
 
 
 def _cell(canvas: Canvas, at: tuple[int, int], text: str, colour: str, here: bool) -> None:

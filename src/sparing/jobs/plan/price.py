@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from sparing.blocks import find_blocks, named_parameters, tied
-from sparing.jobs.finetune.course import with_adapters_
-from sparing.jobs.finetune.models import config_of
-from sparing.jobs.finetune.settings import Lora
+from sparing.jobs.lm.adapters import Lora, with_adapters_
+from sparing.jobs.lm.models import config_of
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.ladder import shape_like
 from sparing.jobs.plan.settings import Settings

@@ -4,10 +4,10 @@ record = run(Pretrain(data=("notes.txt",), width=256, density="1/16"))
 record.table("held_out")
 """
 
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.pretrain.job import run, show
 from sparing.jobs.pretrain.settings import Pretrain
+from sparing.jobs.step import DivergedError
 
 Settings = Pretrain
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparing.jobs.finetune.course import device_of, seeded
-from sparing.jobs.finetune.evaluate import Measure, held_out_loss, measuring, perplexity
+from sparing.jobs.live import device_of, measuring, seeded
+from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity
 from sparing.jobs.pretrain.material import Part
 
 TEMPERATURE, TOP = 0.8, 40

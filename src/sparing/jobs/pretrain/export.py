@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from sparing.jobs.disk import write_folder
-from sparing.jobs.finetune.models import save_pretrained
+from sparing.jobs.lm.models import save_pretrained
 from sparing.jobs.pretrain.course import Course
 from sparing.scaling.apply import masks_of
 from sparing.scaling.backends import convert_

@@ -12,10 +12,9 @@ from typing import Any
 from torch import nn
 
 from sparing.jobs.disk import refusing_to_write
-from sparing.jobs.finetune.material import device_for
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.live import device_for
 from sparing.jobs.pretrain import tables
 from sparing.jobs.pretrain.course import Course, begin, check_, choose_backends_, planned, restore_, state_of
 from sparing.jobs.pretrain.evaluate import measured, written
@@ -30,6 +29,7 @@ from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.pretrain.sharded import Crew
 from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import heard, newest, part_, ranks, refuse_cut
+from sparing.jobs.step import DivergedError
 from sparing.report import Record, print_table
 from sparing.sharding.agree import agree
 from sparing.sharding.jointly import jointly, on_first

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from sparing.jobs.finetune.evaluate import Measure, held_out_loss
+from sparing.jobs.lm.losses import Measure, held_out_loss
 from sparing.jobs.pretrain.course import Course
 from sparing.jobs.pretrain.evaluate import measured
 from sparing.jobs.pretrain.material import Part

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparing.data import ASSETS, bundled_text, load_text, wiki_articles
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.packing import Packed, pack_stream
+from sparing.jobs.lm.packing import Packed, pack_stream
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.pretrain.tokens import encode, tokenizer_for
 

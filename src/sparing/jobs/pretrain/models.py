@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.course import seeded
+from sparing.jobs.live import seeded
 from sparing.jobs.pretrain.settings import Pretrain
 
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")

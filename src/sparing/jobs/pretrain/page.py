@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparing.jobs.finetune.page import binned
 from sparing.jobs.pretrain.prices import shown
 from sparing.jobs.ranks_page import ranks_section
 from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
+from sparing.report.series import binned
 from sparing.scaling.entries import kind_of
 
 NAMES = {"sp": "the standard parameterization", "mup": "μP", "supar": "SμPar", "init-only": "SμPar's initial weights"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from sparing.jobs.finetune.course import device_of
+from sparing.jobs.live import device_of
 from sparing.jobs.pretrain.course import Course
 from sparing.jobs.pretrain.step import batch_of, mean_loss
 from sparing.report import Record, format_number

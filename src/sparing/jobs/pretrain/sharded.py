@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparing.jobs.finetune.course import device_of, seeded
-from sparing.jobs.finetune.labels import IGNORED
-from sparing.jobs.finetune.sharded import held_out_loss
-from sparing.jobs.finetune.step import DivergedError
 from sparing.jobs.folder import Folder
+from sparing.jobs.live import device_of, seeded
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.ranks import held_out_loss
 from sparing.jobs.pretrain.choices import law_of
 from sparing.jobs.pretrain.course import Course, live_share
 from sparing.jobs.pretrain.loop import advance_
@@ -32,6 +31,7 @@ from sparing.jobs.pretrain.outputs import folder_of
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.pretrain.step import batch_of, set_rates_
 from sparing.jobs.sharded import chosen, note_traffic, save, shape_of, share, step_of, summed, workload_of
+from sparing.jobs.step import DivergedError
 from sparing.report import Record
 from sparing.scaling.apply import apply_
 from sparing.scaling.plan import Plan

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparing.jobs.finetune.course import device_of, seeded
-from sparing.jobs.finetune.step import DivergedError, clip_
+from sparing.jobs.live import device_of, seeded
 from sparing.jobs.pretrain.course import Course, evolve_
 from sparing.jobs.pretrain.material import crops
 from sparing.jobs.schedule import rate
+from sparing.jobs.step import DivergedError, clip_
 from sparing.seeds import stream
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.models import load_tokenizer
+from sparing.jobs.lm.models import load_tokenizer
 
 END, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 """What stands between texts, and for characters that the training part does not have."""

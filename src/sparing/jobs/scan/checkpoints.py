@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,14 +15,10 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
-from sparing.jobs.finetune.models import Head, config_of, load_model
-from sparing.jobs.scan.settings import FORMS
+from sparing.jobs.subjects.entry import call_entry
+from sparing.jobs.subjects.folders import folder_at, open_folder
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
-Kind = Literal["language", "images"]
-
-ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,72 +37,6 @@ class Subject:
     """The one that the page draws; "" for error, else loss, else the first."""
     source: str = ""
     """What it is measured on, in words."""
-
-
-def kind_of(folder: Path) -> Kind:
-    """Whether a folder holds a language model or an image classifier.
-
-    Args:
-        folder: What save_pretrained wrote.
-
-    Returns:
-        Its kind.
-
-    Raises:
-        UserError: If it is neither.
-    """
-    import transformers
-
-    config = config_of(folder)
-    named = " ".join(getattr(config, "architectures", None) or ())
-    if "ForImageClassification" in named:
-        return "images"
-    if "ForCausalLM" in named or "LMHead" in named:
-        return "language"
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return "language"
-    if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return "images"
-    why = f"a {type(config).__name__} is neither a causal language model nor an image classifier"
-    raise UserError("checkpoint", got=folder, why=why, do="pass an entry point module:function that measures it")
-
-
-def folder_at(path: Path) -> Path:
-    """The folder of the model: the path itself, or ``model`` in the directory of one of our runs.
-
-    Args:
-        path: As the user gave it.
-
-    Returns:
-        Where config.json is looked for.
-
-    Raises:
-        UserError: If nothing of the kind is there.
-    """
-    if path.suffix in PICKLED:
-        do = "save it with safetensors.torch.save_file, and pass --entry"
-        raise UserError("checkpoint", got=path, why="pickled files are not opened: they can run code", do=do)
-    require(path.exists(), "checkpoint", path, "there is no such file or folder", f"pass {FORMS}")
-    require(path.is_dir(), "checkpoint", path, "it is no folder of a model", f"pass {FORMS}")
-    inner = path / "model"
-    return inner if (inner / "config.json").is_file() and not (path / "config.json").is_file() else path
-
-
-def open_folder(path: Path) -> tuple[nn.Module, Kind]:
-    """Load the model of a folder in float32.
-
-    Args:
-        path: A folder that ``folder_at`` gave.
-
-    Returns:
-        The model, and its kind.
-
-    Raises:
-        UserError: If it is torn, foreign, or of no known kind.
-    """
-    kind = kind_of(path)
-    head: Head = "image classifier" if kind == "images" else "causal language model"
-    return load_model(path, dtype=torch.float32, head=head), kind
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -157,21 +84,6 @@ def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     model.load_state_dict(weights, strict=False)
 
 
-def _call(spec: str) -> Any:
-    """Import the module, with the working directory first, and call the function."""
-    require(ENTRY.fullmatch(spec) is not None, "entry", spec, "it is module:function", "pass such as my_nets:make")
-    module, name = spec.split(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return getattr(importlib.import_module(module), name)()
-    except Exception as error:  # the user's code raises what it likes; one line says what and where
-        why = f"it raised {type(error).__name__} ({(str(error).splitlines() or [''])[0][:120]})"
-        do = f'try: python -c "import {module}; {module}.{name}()"'
-        raise UserError("entry", got=spec, why=why, do=do) from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
-
-
 def open_entry(spec: str) -> Subject:
     """Call an entry point.
 
@@ -185,7 +97,7 @@ def open_entry(spec: str) -> Subject:
     Raises:
         UserError: If it cannot be imported, raises, or returns something else.
     """
-    found = _call(spec)
+    found = call_entry(spec, "entry")
     parts = tuple(found) if isinstance(found, tuple | list) else ()
     right = len(parts) in {2, 3} and isinstance(parts[0], nn.Module) and callable(parts[1])
     got = f"{spec} returning {' and '.join(type(part).__name__ for part in parts) or type(found).__name__}"

@@ -18,9 +18,6 @@ Part = Literal["noises", "ratio", "groups", "special", "norms"]
 Statistics = Literal["exact", "cumulative", "stale", "batch"]
 NormName = Literal["scaled", "raw", "filter", "group"]
 
-FORMS = "a folder of save_pretrained, a .safetensors file with --entry, or module:function"
-"""What can be scanned, in words."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import zoo
 from sparing.errors import UserError
-from sparing.jobs.finetune import models
+from sparing.jobs.lm import models
 
 
 def load(path: Path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.finetune.labels import IGNORED, Tokens, plain_chat, tokens_of
-from sparing.jobs.finetune.records import Chat, Pair, Text
+from sparing.jobs.lm.labels import IGNORED, Tokens, plain_chat, tokens_of
+from sparing.jobs.lm.records import Chat, Pair, Text
 
 TALK = Chat(1, (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.finetune.records import Chat, Pair, Text, read_examples, split
+from sparing.jobs.lm.records import Chat, Pair, Text, read_examples, split
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 

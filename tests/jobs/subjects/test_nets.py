@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sparing.jobs.scan.nets import Residual, ResNet, Training, Vgg, begin, inputs_of, rate_at, train
+from sparing.jobs.subjects.images import inputs_of
+from sparing.jobs.subjects.nets import Residual, ResNet, Training, Vgg, begin, rate_at, train
 from sparing.seeds import stream
 
 

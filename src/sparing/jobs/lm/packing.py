@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.finetune.labels import IGNORED, Tokens
+from sparing.jobs.lm.labels import IGNORED, Tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

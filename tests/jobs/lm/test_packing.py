@@ -7,9 +7,9 @@ import torch
 
 import zoo
 from sparing.errors import UserError
-from sparing.jobs.finetune.evaluate import loss_sum
-from sparing.jobs.finetune.labels import IGNORED, Tokens
-from sparing.jobs.finetune.packing import Packed, pack, pack_stream
+from sparing.jobs.lm.labels import IGNORED, Tokens
+from sparing.jobs.lm.losses import loss_sum
+from sparing.jobs.lm.packing import Packed, pack, pack_stream
 
 
 def whole(*ids: int) -> Tokens:

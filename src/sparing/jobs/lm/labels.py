@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparing.errors import UserError
-from sparing.jobs.finetune.records import Chat, Example, Pair, Text
+from sparing.jobs.lm.records import Chat, Example, Pair, Text
 
 IGNORED = -100
 """The label of a token that is only read, as ``torch.nn.functional.cross_entropy`` ignores it."""

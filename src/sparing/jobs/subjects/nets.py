@@ -128,21 +128,6 @@ class Training:
             raise ValueError(f"Training needs epochs >= 1, batch >= 1 and rate > 0, got {self}")
 
 
-def inputs_of(images: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """Turn images into inputs with mean 0 and standard deviation 1 in each channel.
-
-    Args:
-        images: uint8, shape (N, H, W) or (N, H, W, 3).
-        like: The images whose means and deviations serve (default: these). Give the training images.
-
-    Returns:
-        float32, shape (N, 1 or 3, H, W).
-    """
-    pixels, model = (_channels_first(each) for each in (images, images if like is None else like))
-    mean = model.mean((0, 2, 3), keepdim=True)
-    return (pixels - mean) / model.std((0, 2, 3), keepdim=True)
-
-
 def begin(build: Callable[[], _Model], *, seed: int, scale: Scale = "ones") -> _Model:
     """Return a net with the initial weights of a seed.
 
@@ -226,11 +211,6 @@ def rate_at(done: float, *, warmup: float) -> float:
     if done < warmup:
         return done / warmup
     return (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
-
-
-def _channels_first(images: Tensor) -> Tensor:
-    pixels = images.float() / 255
-    return pixels[:, None] if images.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 
 
 def _norm(norm: Norm, channels: int) -> nn.Module:

@@ -1,0 +1,135 @@
+"""LISA over several ranks: its draws as frozen and thawed blocks of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sparing.blocks import find_blocks
+from sparing.errors import require
+from sparing.jobs.finetune.settings import Training
+from sparing.layersample import LayerSampling
+from sparing.layersample.rates import warmup_factor
+from sparing.sharding.engine import Engine
+
+
+@dataclass(slots=True)
+class Draws:
+    """LISA over an engine: the blocks of an interval thaw, the others freeze, on all ranks alike.
+
+    It has of ``Sampler`` what the loop asks for.
+    """
+
+    engine: Engine
+    """Whose blocks."""
+
+    settings: LayerSampling
+    """Which blocks train, and for how long."""
+
+    seed: int
+    """Seed of the draws."""
+
+    body: tuple[str, ...]
+    """Names of the middle blocks."""
+
+    interval: int | None = None
+    """Index of the interval, None before the first ``begin_step``."""
+
+    active: tuple[int, ...] = ()
+    """Middle blocks that train now, sorted indices."""
+
+    def begin_step(self, step: int) -> None:
+        """Let the blocks of a step train.
+
+        Args:
+            step: Optimizer step, from 0.
+        """
+        if step // self.settings.period == self.interval:
+            return
+        self.adopt_(step)
+        self.engine.freeze([name for at, name in enumerate(self.body) if at not in self.active])
+        self.engine.thaw([self.body[at] for at in self.active])
+        if self.settings.state == "reset_all":
+            self.engine.optimizer.state.clear()
+
+    def adopt_(self, step: int) -> None:
+        """Take up a step whose blocks train already, as after loading a checkpoint.
+
+        Args:
+            step: Optimizer step, from 0.
+        """
+        settings, self.interval = self.settings, step // self.settings.period
+        self.active = settings.sampler.draw(len(self.body), settings.active, seed=self.seed, interval=self.interval)
+
+    def factor(self, step: int) -> float:
+        """Multiplier of the learning rate after a draw.
+
+        Args:
+            step: Optimizer step, from 0.
+
+        Returns:
+            In (0, 1].
+        """
+        return warmup_factor(step % self.settings.period, self.settings.warmup) if self.settings.warmup else 1.0
+
+    def close(self) -> None:
+        """Nothing of it is left in the model."""
+
+
+def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:
+    """Freeze what never trains and all middle blocks; the first draw thaws some.
+
+    Args:
+        engine: Of a model in which everything trains.
+        settings: Which blocks train.
+        seed: Seed of the draws.
+
+    Returns:
+        The draws, before the first.
+    """
+    blocks = find_blocks(engine.model, body=settings.body)
+    body = tuple(block.name for block in blocks if block.role == "body")
+    engine.freeze([name for name in resting(blocks, settings) if name not in body])
+    return Draws(engine, settings, seed, body)
+
+
+def resting(blocks: Any, settings: LayerSampling, drawn: tuple[int, ...] = ()) -> list[str]:
+    """Names of the blocks that do not train.
+
+    Args:
+        blocks: Of the model.
+        settings: Which roles are always on.
+        drawn: Middle blocks that train, by index.
+
+    Returns:
+        Names, middle blocks among them.
+    """
+    on = {"embed": settings.embed, "tail": settings.tail, "head": settings.head}
+    return [b.name for b in blocks if not (b.index in drawn if b.role == "body" else on[b.role])]
+
+
+def check_method(method: LayerSampling) -> None:
+    """Refuse layer sampling that looks at more than its seed, or that keeps what a frozen block gives back.
+
+    Args:
+        method: What trains.
+    """
+    blind, name = not getattr(method.sampler, "needs_scores", False), type(method.sampler).__name__
+    why, do = "it draws by gradients, of which every rank has a part only", "pass uniform, reshuffle or fixed"
+    require(blind, "lisa.sampler", name, why, do)
+    why, do = "the slices of a frozen block are freed on all ranks", "pass reset or reset_all"
+    require(method.state in {"reset", "reset_all"}, "lisa.state", method.state, why, do)
+
+
+def first_interval(model: nn.Module, training: Training) -> tuple[str | Sequence[str] | None, list[str]]:
+    """Where the body is, and the blocks that do not train at first."""
+    method = training.method
+    if not isinstance(method, LayerSampling):
+        return None, []
+    blocks = find_blocks(model, body=method.body)
+    count = sum(block.role == "body" for block in blocks)
+    drawn = method.sampler.draw(count, method.active, seed=training.seed, interval=0)
+    return method.body, resting(blocks, method, drawn)

@@ -1,0 +1,1 @@
+"""Language models and their text, for every job that reads one: folders, records, labels, packed rows, losses."""

@@ -1,0 +1,49 @@
+"""Losses over several ranks, each of which has a share of the rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sparing.jobs.live import device_of, measuring
+from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.losses import loss_of, loss_sum
+from sparing.jobs.lm.packing import Packed
+from sparing.jobs.sharded import summed
+from sparing.sharding.mesh import Mesh
+
+
+def held_out_loss(mesh: Mesh, model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[float, int]:
+    """``evaluate.held_out_loss`` by all ranks together.
+
+    Args:
+        mesh: The ranks.
+        model: The sharded model.
+        data: Rows that were not trained on.
+        batch: Rows that a rank holds at once (count).
+
+    Returns:
+        (loss in nats per label, labels), the same on every rank.
+    """
+    total = 0.0
+    with measuring(model):
+        for rows in torch.split(torch.arange(data.rows), batch * mesh.world):
+            total += share_loss(model, data, torch.tensor_split(rows, mesh.world)[mesh.rank]).item()
+    return summed(mesh, total)[0] / data.tokens, data.tokens
+
+
+def share_loss(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
+    """The summed loss of some rows; of none it is 0, but takes part in what the ranks send each other.
+
+    Args:
+        model: A causal language model.
+        data: The table.
+        rows: Which rows, int64, shape (batch,).
+
+    Returns:
+        Sum over labels, in nats, shape ().
+    """
+    if len(rows):
+        return loss_sum(model, data, rows)
+    ids = data.ids[:1].to(device_of(model))
+    return loss_of(model, ids, torch.full_like(ids, IGNORED))

@@ -1,0 +1,87 @@
+"""A finished model in a folder: where it is, of which kind, loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from sparing.errors import UserError, require
+from sparing.jobs.lm.models import Head, config_of, load_model
+
+PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
+
+
+Kind = Literal["language", "images"]
+
+
+def kind_of(folder: Path) -> Kind:
+    """Whether a folder holds a language model or an image classifier.
+
+    Args:
+        folder: What save_pretrained wrote.
+
+    Returns:
+        Its kind.
+
+    Raises:
+        UserError: If it is neither.
+    """
+    import transformers
+
+    config = config_of(folder)
+    named = " ".join(getattr(config, "architectures", None) or ())
+    if "ForImageClassification" in named:
+        return "images"
+    if "ForCausalLM" in named or "LMHead" in named:
+        return "language"
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "language"
+    if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return "images"
+    why = f"a {type(config).__name__} is neither a causal language model nor an image classifier"
+    raise UserError("checkpoint", got=folder, why=why, do="pass an entry point module:function that measures it")
+
+
+def folder_at(path: Path) -> Path:
+    """The folder of the model: the path itself, or ``model`` in the directory of one of our runs.
+
+    Args:
+        path: As the user gave it.
+
+    Returns:
+        Where config.json is looked for.
+
+    Raises:
+        UserError: If nothing of the kind is there.
+    """
+    if path.suffix in PICKLED:
+        do = "save it with safetensors.torch.save_file, and pass --entry"
+        raise UserError("checkpoint", got=path, why="pickled files are not opened: they can run code", do=do)
+    require(path.exists(), "checkpoint", path, "there is no such file or folder", f"pass {FORMS}")
+    require(path.is_dir(), "checkpoint", path, "it is no folder of a model", f"pass {FORMS}")
+    inner = path / "model"
+    return inner if (inner / "config.json").is_file() and not (path / "config.json").is_file() else path
+
+
+def open_folder(path: Path) -> tuple[nn.Module, Kind]:
+    """Load the model of a folder in float32.
+
+    Args:
+        path: A folder that ``folder_at`` gave.
+
+    Returns:
+        The model, and its kind.
+
+    Raises:
+        UserError: If it is torn, foreign, or of no known kind.
+    """
+    kind = kind_of(path)
+    head: Head = "image classifier" if kind == "images" else "causal language model"
+    return load_model(path, dtype=torch.float32, head=head), kind
+
+
+FORMS = "a folder of save_pretrained, a .safetensors file with --entry, or module:function"
+"""What can be scanned, in words."""

@@ -1,0 +1,145 @@
+"""Images to measure a model on, prepared as it expects them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparing.data import load_images
+from sparing.errors import UserError, require
+from sparing.seeds import stream
+
+IMAGES: Final = ("mnist", "fashion-mnist", "cifar10", "digits")
+
+
+Pair = tuple[Tensor, Tensor]
+"""Images uint8 (N, rows, columns[, 3]) and labels int64 (N,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a model wants its images."""
+
+    side: int | None
+    """Height and width (pixels); None for any."""
+    channels: int
+    """Channels (count)."""
+    mean: tuple[float, ...] = (0.0,)
+    """Subtracted from each channel of pixels in [0, 1]."""
+    deviation: tuple[float, ...] = (1.0,)
+    """Divides each channel."""
+    known: bool = False
+    """Whether the folder says mean and deviation."""
+
+
+def look_of(folder: Path, config: Any) -> Look:
+    """Read what a folder says of its images.
+
+    Args:
+        folder: Of the model.
+        config: Its configuration.
+
+    Returns:
+        Side, channels, mean and deviation; pixels in [0, 1] where preprocessor_config.json is missing.
+
+    Raises:
+        UserError: If that file is broken.
+    """
+    side = getattr(config, "image_size", None)
+    side = side[0] if isinstance(side, list | tuple) else side
+    channels, path = int(getattr(config, "num_channels", 3)), folder / "preprocessor_config.json"
+    if not path.is_file():
+        return Look(side, channels)
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if not plain.get("do_normalize", True):
+            return Look(side, channels, known=True)
+        return Look(side, channels, tuple(plain["image_mean"]), tuple(plain["image_std"]), known=True)
+    except (ValueError, KeyError, TypeError) as error:
+        why, do = f"it has no usable image_mean and image_std ({error})", "save the image processor again"
+        raise UserError("checkpoint", got=path, why=why, do=do) from None
+
+
+def digits() -> tuple[Pair, Pair]:
+    """The 1,797 digits of scikit-learn as bytes; a third is the test part.
+
+    Returns:
+        Training and test part, the same split always.
+
+    Raises:
+        UserError: If scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        do = "run: pip install scikit-learn; or pass --data mnist"
+        raise UserError("data", got="digits", why="they come with scikit-learn", do=do) from None
+    found: Any = load_digits()
+    images = (torch.from_numpy(found.images) * (255 / 16)).round().to(torch.uint8)
+    labels = torch.from_numpy(found.target).long()
+    order = torch.randperm(len(images), generator=stream(0, "scan", "digits"))
+    test, train = order[: len(order) // 3], order[len(order) // 3 :]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def image_rows(name: str, *, rows: int, calibration: int) -> tuple[Pair, Pair]:
+    """The first images of both parts of a data set.
+
+    Args:
+        name: One of ``IMAGES``.
+        rows: Test images (count).
+        calibration: Training images (count).
+
+    Returns:
+        Training and test part.
+    """
+    known = name in IMAGES
+    require(known, "data", name, "it is no known set of images", f"pass one of {', '.join(IMAGES)}")
+    train, test = digits() if name == "digits" else (load_images(name, split=part) for part in ("train", "test"))
+    return (train[0][:calibration], train[1][:calibration]), (test[0][:rows], test[1][:rows])
+
+
+def prepared(images: Tensor, look: Look) -> Tensor:
+    """Images as a model expects them.
+
+    Args:
+        images: uint8, shape (N, rows, columns) or (N, rows, columns, 3).
+        look: Of the model.
+
+    Returns:
+        float32, shape (N, channels, side, side): grey repeated, sides resized bilinearly, channels normalised.
+    """
+    pixels = images.float() / 255
+    pixels = pixels[:, None] if images.ndim == 3 else pixels.permute(0, 3, 1, 2)
+    if pixels.shape[1] != look.channels:
+        pixels = pixels.mean(1, keepdim=True).expand(-1, look.channels, -1, -1)
+    if look.side is not None and pixels.shape[-1] != look.side:
+        pixels = functional.interpolate(pixels, (look.side, look.side), mode="bilinear", antialias=True)
+    mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (look.mean, look.deviation))
+    return ((pixels - mean) / deviation).contiguous()
+
+
+def inputs_of(images: Tensor, *, like: Tensor | None = None) -> Tensor:
+    """Turn images into inputs with mean 0 and standard deviation 1 in each channel.
+
+    Args:
+        images: uint8, shape (N, H, W) or (N, H, W, 3).
+        like: The images whose means and deviations serve (default: these). Give the training images.
+
+    Returns:
+        float32, shape (N, 1 or 3, H, W).
+    """
+    pixels, model = (_channels_first(each) for each in (images, images if like is None else like))
+    mean = model.mean((0, 2, 3), keepdim=True)
+    return (pixels - mean) / model.std((0, 2, 3), keepdim=True)
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    pixels = images.float() / 255
+    return pixels[:, None] if images.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
