@@ -123,9 +123,17 @@ def test_hostile_text_is_shown_as_it_is(page) -> None:
 
 
 def test_the_order_is_question_answer_picture_table_reproduce_caveats(text) -> None:
-    marks = ["How much?", "<strong>4 GiB</strong>", "<svg", "<table", "How to reproduce", "Caveats"]
+    marks = ["How much?", "<strong>4\N{NO-BREAK SPACE}GiB</strong>", "<svg", "<table", "How to reproduce", "Caveats"]
     places = [text.index(mark, text.index("<main>")) for mark in marks]
     assert places == sorted(places)
+
+
+def test_a_number_keeps_its_unit_beside_it_but_in_code() -> None:
+    table = Table([{"what": "95 % or more"}], title="T")
+    text = Page("T", "Q?", "**3 %**, as `wait 3 s` says.", [Section("S", tables=[table])]).render()
+    assert "<strong>3\N{NO-BREAK SPACE}%</strong>" in text
+    assert "<code>wait 3 s</code>" in text
+    assert ">95\N{NO-BREAK SPACE}% or more</th>" in text
 
 
 def test_ids_are_unique_though_a_figure_is_shown_twice(page) -> None:

@@ -130,8 +130,8 @@ class Page:
     """Question, answer, pictures, tables, how to reproduce, caveats: in this order.
 
     Example:
-        >>> page = Page("Memory", "How much is held?", "**2.4 GiB**.", [Section("Peak", "By `method`.")])
-        >>> "<strong>2.4 GiB</strong>" in page.render()
+        >>> page = Page("Memory", "How much is held?", "**A half**.", [Section("Peak", "By `method`.")])
+        >>> "<strong>A half</strong>" in page.render()
         True
     """
 
@@ -223,6 +223,8 @@ def _prose(text: str) -> Markup:
     """Escape, then understand ``**bold**`` and backticks."""
     from markupsafe import Markup, escape
 
+    between = re.split(r"(`[^`\n]+`)", text)  # what stands in backticks is copied, so its spaces stay
+    text = "".join(part if part.startswith("`") else _kept(part) for part in between)
     marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))
     return Markup(re.sub(r"\*\*([^*\n]+)\*\*", r"<strong>\1</strong>", marked))  # noqa: S704  escaped above
 
