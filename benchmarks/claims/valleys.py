@@ -138,21 +138,20 @@ def _ahead(see: Pages) -> Found:
     rivals = {
         name: [
             number(rows[f"{case}: {name} − FedAvg"][column]) - number(sign[title][column])
-            for title, case in list(cases.items())[:3]
+            for title, case in cases.items()
         ]
-        for name in ("FedDyn", "SCAFFOLD")
+        for name in ("FedDyn", "SCAFFOLD", "MOON")
     }
     said = (
         "Points above FedAvg: "
         + "; ".join(f"{title} {row[column]}" for title, row in sign.items())
         + f". FedDyn is ahead of it by {min(rivals['FedDyn']):.1f} to {max(rivals['FedDyn']):.1f} points, SCAFFOLD, "
-        f"which the paper leaves out, by {min(rivals['SCAFFOLD']):.1f} to {max(rivals['SCAFFOLD']):.1f}, on the three "
-        "where they were run. MOON was not run; the nets are small."
+        f"which the paper leaves out, by {min(rivals['SCAFFOLD']):.1f} to {max(rivals['SCAFFOLD']):.1f}; MOON less it: "
+        f"{min(rivals['MOON']):+.1f} to {max(rivals['MOON']):+.1f}. The nets are small."
     )
     won = [row["its interval"] == "above zero" for row in sign.values()]
-    return Found(
-        said, "5 seeds, 6 settings each", sum(won) == 1 and won[0] and min(min(each) for each in rivals.values()) > 0
-    )
+    behind = min(min(rivals[name]) for name in ("FedDyn", "SCAFFOLD")) > 0
+    return Found(said, "5 seeds, 6 settings each", sum(won) <= 1 and behind)
 
 
 def _aligned(see: Pages) -> Found:
