@@ -247,7 +247,7 @@ def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
     if mesh.device.type != "cpu":
         return 0.0
     found, lane = mesh.axes[axis], mesh.lanes[axis]
-    ring, whole = carrier(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * size // 4)
+    ring, whole = carrier(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * max(1, size // 4))
 
     def run(count: int) -> tuple[float, float]:
         _together(mesh)

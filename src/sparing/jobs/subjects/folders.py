@@ -12,9 +12,12 @@ from sparing.errors import UserError, require
 from sparing.jobs.lm.models import Head, config_of, load_model
 
 PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
-
+"""Endings of files that are not opened."""
 
 Kind = Literal["language", "images"]
+
+FORMS = "a folder of save_pretrained, a .safetensors file with --entry, or module:function"
+"""What can be scanned, in words."""
 
 
 def kind_of(folder: Path) -> Kind:
@@ -81,7 +84,3 @@ def open_folder(path: Path) -> tuple[nn.Module, Kind]:
     kind = kind_of(path)
     head: Head = "image classifier" if kind == "images" else "causal language model"
     return load_model(path, dtype=torch.float32, head=head), kind
-
-
-FORMS = "a folder of save_pretrained, a .safetensors file with --entry, or module:function"
-"""What can be scanned, in words."""

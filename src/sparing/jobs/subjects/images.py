@@ -16,8 +16,6 @@ from sparing.errors import UserError, require
 from sparing.seeds import stream
 
 IMAGES: Final = ("mnist", "fashion-mnist", "cifar10", "digits")
-
-
 Pair = tuple[Tensor, Tensor]
 """Images uint8 (N, rows, columns[, 3]) and labels int64 (N,)."""
 
