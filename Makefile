@@ -22,7 +22,7 @@ check: setup  ## format, lint, types and floors
 	$(BIN)/lint-imports
 
 test: check  ## everything that must hold before a commit
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadscope
 
 results: setup  ## rebuild tables and pictures of docs/results from the committed JSON; RUN=1 measures again (ONLY=NAME: a part)
 	$(BIN)/python -m benchmarks.results $(if $(RUN),--run) $(if $(ONLY),--only $(ONLY))
