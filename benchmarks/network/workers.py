@@ -58,14 +58,14 @@ def sent() -> dict[str, int]:
     return {axis: int(fields[dev][8]) if dev in fields else 0 for axis, dev in (("inter", DEVICE), ("intra", "lo"))}
 
 
-def measured(arm: Running, steps: int) -> dict[str, Any]:
+def measured(arm: Running, steps: int, *, warm: bool = True) -> dict[str, Any]:
     """Wall and CPU seconds and bytes of one step, the mean of ``steps`` in the steady state.
 
     An arm that leaves work in flight after its step takes one step more, untimed, at the beginning, so that every timed
     step waits for what the one before it left; what the last leaves is finished outside the clock. Bytes and CPU
-    seconds are of all steps from beginning to end.
+    seconds are of all steps from beginning to end. The round that warms up (``warm=False``) goes without that step.
     """
-    lead = 1 if getattr(arm, "lazy", False) else 0
+    lead = 1 if warm and getattr(arm, "lazy", False) else 0
     gc.collect()
     dist.barrier()
     before, ring, cpu = sent(), payload(arm), time.process_time()
@@ -103,10 +103,12 @@ def cell_job(job: dict[str, Any]) -> None:
         for name in job["arms"]:
             answer("at", arm=name, doing="build")
             arms[name] = ARMS[name](seat)
+        gc.collect()
+        gc.freeze()  # a collection before every turn would walk all engines and modules: longer than a step
         for turn in range(job["rounds"] + 1):
             for name, arm in arms.items():
                 answer("at", arm=name, doing=f"round {turn}")
-                found = measured(arm, steps.get(name, 1))
+                found = measured(arm, steps.get(name, 1), warm=turn > 0)
                 if turn == 0:
                     steps[name] = fitting(found["seconds"], job)
                 answer("round", arm=name, turn=turn, steps=steps[name], **found)
@@ -115,6 +117,7 @@ def cell_job(job: dict[str, Any]) -> None:
             arm.close()
         seat.close()
         arms.clear()
+        gc.unfreeze()
         gc.collect()
 
 
