@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
+from benchmarks.network.labour import spent
 from benchmarks.network.predictions import judged, predicted
 from benchmarks.network.ties import judged as ties_judged
 from sparing.report import Record
@@ -18,6 +19,9 @@ from sparing.sharding import Plan, Topology, Workload, effective, predict
 RESULTS = Path(__file__).parent / "results"
 PAPER = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
 """The paper's four machines of eight GPUs, with the bandwidths it measured."""
+
+TIE = 0.03
+"""Times within this share of each other count as equal."""
 
 Row = Mapping[str, Any]
 
@@ -55,27 +59,64 @@ def _ends(row: Row, name: str, form: str = ".2f") -> str:
 
 def cells(record: Record) -> str:
     """How well the simulator ranks the plans, cell by cell, with the work of the cores and without."""
-    rows = _best_known(record)
-    probed, bare = {_place(row) for row in predicted(record)}, _best_known(record, wires=True)
-    found, alone = judged(rows, tie=0.03), judged(bare, tie=0.03)
+    rows = _in_order(_best_known(record))
+    probed, bare = {_place(row) for row in predicted(record)}, _in_order(_best_known(record, wires=True))
+    both = list(zip(judged(rows, tie=TIE), judged(bare, tie=TIE), strict=True))
     lines = [
         [_place(row), "probed" if _place(row) in probed else "as held", f"{row['tau']:.2f}", f"{row['repeat']:.2f}",
          row["chosen"], row["best"], f"{100 * row['regret']:.0f} %", f"{100 * row['fresh']:+.0f} %",
          f"{row['off']:.2f}",
          f"{other['chosen']}, {100 * other['regret']:.0f} %, {other['off']:.2f}"]
-        for row, other in zip(found, alone, strict=True)
+        for row, other in both
     ]  # fmt: skip
-    tau, repeat, off = (fmean(row[name] for row in found) for name in ("tau", "repeat", "off"))
-    fresh = f"{100 * fmean(row['fresh'] for row in found):+.1f} %"
-    means = [f"{tau:.2f}", f"{repeat:.2f}", "", _hits(found), _regret(found), fresh, f"{off:.2f}"]
-    bare_tau = fmean(row["tau"] for row in alone)
-    lines.append([f"mean of {len(found)}", "", *means, f"τ {bare_tau:.2f}; {_hits(alone)}; {_regret(alone)}"])
+    shapes = dict.fromkeys(_shape(row) for row, _ in both)
+    for shape in [*shapes, ""] if len(shapes) > 1 else [""]:
+        own = [pair for pair in both if shape in ("", _shape(pair[0]))]
+        lines.append(_means(f"mean of {len(own)}" + (f" at {shape}" if shape else ""), *zip(*own, strict=True)))
     head = ["groups×ranks, B′ : B, micro-steps, trainable", "links", "τ", "τ of a repeat", "predicted best",
             "measured best", "regret", "in a fresh round", "predicted over measured",
             "wires alone: best, regret, predicted over measured",
             ]  # fmt: skip
     exact = sum(row["bytes_as_formula"] for row in rows)
     return table(head, lines) + f"\n\nCounted bytes equal the formula in {exact} of {len(rows)} rows."
+
+
+def _means(title: str, found: Sequence[Row], alone: Sequence[Row]) -> list[str]:
+    """The line that sums up some cells."""
+    tau, repeat, off = (fmean(row[name] for row in found) for name in ("tau", "repeat", "off"))
+    bare = f"τ {fmean(row['tau'] for row in alone):.2f}; {_hits(alone)}; {_regret(alone)}"
+    ranked = [f"{tau:.2f}", f"{repeat:.2f}", "", _hits(found), _regret(found), _fresh(found), f"{off:.2f}"]
+    return [title, "", *ranked, bare]
+
+
+def choices(record: Record) -> str:
+    """What the prediction's choice costs, beside taking one plan always."""
+    rows = _in_order(_best_known(record))
+    lines = []
+    for plan in (None, "NNN", "NNI", "NNG", "III", "IIG", "GGG"):
+        found = judged(rows, tie=TIE, always=plan)
+        worst = max(found, key=lambda row: row["regret"])
+        lines.append([
+            f"always {plan}" if plan else "the predicted best", f"{fmean(row['hit'] for row in found):.0%}",
+            _regret(found), _fresh(found), f"{100 * worst['regret']:.0f} %", _place(worst), str(len(found)),
+        ])  # fmt: skip
+    head = ["the choice", "measured best", "mean regret", "in a fresh round", "largest", "where", "cells"]
+    return table(head, lines)
+
+
+def labour(record: Record) -> str:
+    """What messages take of the cores in the engine, beside the probe."""
+    lines = [
+        [row["shape"], f"{1e3 * row['message']:.2f}", f"{1e3 * row['probe_message']:.2f}", f"{1e9 * row['byte']:.1f}",
+         f"{1e9 * row['probe_byte']:.1f}", f"{100 * row['explained']:.0f} %", str(row["n"])]
+        for row in spent(record)
+    ]  # fmt: skip
+    head = ["groups×ranks", "ms a message, engine", "ms, probe", "ns a byte, engine", "ns, probe", "explained", "n"]
+    return table(head, lines)
+
+
+def _fresh(found: Sequence[Row]) -> str:
+    return f"{100 * fmean(row['fresh'] for row in found):+.1f} %"
 
 
 def _hits(found: Sequence[Row]) -> str:
@@ -100,20 +141,29 @@ def _share(trainable: float) -> str:
 
 def plans(record: Record) -> str:
     """Measured and predicted seconds of every plan in every cell."""
-    rows = _best_known(record)
-    places = list(dict.fromkeys(_place(row) for row in rows))
-    held = {(_place(row), row["plan"]): row for row in rows}
-    lines = []
-    for plan in effective():
-        own = [held.get((place, str(plan))) for place in places]
-        shown = ("–" if row is None else f"{row['measured']:.2f} ({row['predicted']:.2f})" for row in own)
-        lines.append([str(plan), *shown])
-    return table(["s per step, measured (predicted)", *places], lines)
+    rows = _in_order(_best_known(record))
+    held = {(_place(row), row["plan"]): f"{row['measured']:.2f} ({row['predicted']:.2f})" for row in rows}
+    names = [str(plan) for plan in effective()]
+    places = dict.fromkeys(_place(row) for row in rows)
+    lines = [[place, *(held.get((place, name), "–") for name in names)] for place in places]
+    return table(["s per step, measured (predicted)", *names], lines)
+
+
+def _in_order(rows: Iterable[Row]) -> list[Row]:
+    """By shape, links, micro-steps and trainable share, whenever they were measured."""
+    return sorted(
+        rows, key=lambda row: (row["groups"] * row["per_group"], row["groups"], row["inter"] / row["intra"],
+                               row["accumulate"], -row["trainable"])
+    )  # fmt: skip
+
+
+def _shape(row: Row) -> str:
+    return f"{row['groups']}×{row['per_group']}"
 
 
 def _place(row: Row) -> str:
     ratio = row["ratio"] if "ratio" in row else row["intra"] / row["inter"]
-    return f"{row['groups']}×{row['per_group']}, {ratio:.0f} : 1, s = {row['accumulate']}, {_share(row['trainable'])}"
+    return f"{_shape(row)}, {ratio:.0f} : 1, s = {row['accumulate']}, {_share(row['trainable'])}"
 
 
 def kills(record: Record) -> str:
@@ -206,7 +256,10 @@ def _tiny(value: float) -> str:
 def filled(page: str) -> str:
     """The page with every table that has its rows."""
     page = marked(page, {"paper": paper()})
-    for name, file, build in (("scaling", "scaling", scaling), ("batch", "batch", batch), ("ties", "plans", ties)):
+    for name, file, build in (
+        ("scaling", "scaling", scaling), ("batch", "batch", batch), ("ties", "plans", ties),
+        ("choices", "plans", choices), ("labour", "plans", labour),
+    ):  # fmt: skip
         path = RESULTS / f"network_{file}.jsonl"
         if f"<!-- {name} -->" in page and path.exists():
             page = marked(page, {name: build(Record.read(path))})

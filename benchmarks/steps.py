@@ -113,10 +113,11 @@ NETWORK = (
         ),
     ),
     Step(
-        name="network_plans", hours=2.0, writes=("network_plans.jsonl",), page="sharding", needs=(ROOT,),
-        commands=(
-            f"{GRID} --arms alone,plans --width 256 --steps 1 --seconds 2 --probe 5 "
-            "--out benchmarks/results/network_plans.jsonl",
+        name="network_plans", hours=3.0, writes=("network_plans.jsonl",), page="sharding", needs=(ROOT,),
+        commands=tuple(
+            f"{SWEEP} --grid --arms alone,plans --accumulate {micros} --rounds {rounds} --width 256 --steps 1 "
+            "--seconds 2 --probe 5 --out benchmarks/results/network_plans.jsonl"
+            for micros, rounds in ((1, 5), (4, 3), (10, 3))
         ),
     ),
     Step(

@@ -182,17 +182,19 @@ def beside_measuring(plans: Sequence[Row], chosen: str) -> float:
     return statistics.mean(found)
 
 
-def judged(rows: Iterable[Row], tie: float) -> list[dict[str, Any]]:
+def judged(rows: Iterable[Row], tie: float, *, always: str | None = None) -> list[dict[str, Any]]:
     """How well each cell's plans are ranked: τ, whether the first is the first, and what the choice costs.
 
-    ``even`` says that the rounds of the chosen plan and of the best overlap: the measurement does not tell them apart.
+    ``always`` takes this plan instead of the one predicted first. ``even`` says that the rounds of the chosen plan and
+    of the best overlap: the measurement does not tell them apart.
     """
     cells: dict[Cell, list[Row]] = {}
     for row in rows:
         cells.setdefault(cell_of(row), []).append(row)
     found = []
     for cell, plans in cells.items():
-        chosen, best = min(plans, key=lambda row: row["predicted"]), min(plans, key=lambda row: row["measured"])
+        best = min(plans, key=lambda row: row["measured"])
+        chosen = min(plans, key=lambda row: (row["plan"] != always, row["predicted"]))
         found.append({
             "groups": cell.groups, "per_group": cell.per_group, "ratio": cell.ratio, "accumulate": cell.accumulate,
             "trainable": cell.trainable, "plans": len(plans),
