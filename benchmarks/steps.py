@@ -192,7 +192,7 @@ STEPS: tuple[Step, ...] = (
     *NETWORK,
     *VALLEY,
     *_parts(
-        "federated", "federated", {"methods": 1.2, "faults": 0.2, "bytes": 0.1, "speed": 0.2},
+        "federated", "federated", {"methods": 3.2, "faults": 0.2, "bytes": 0.1, "speed": 0.2},
         {"speed": (FLOWER, PFL)},
     ),
     *_parts("trust", "trust", {"kills": 1.0, "disks": 0.3, "mutations": 0.5}, {"disks": (ROOT,)}),

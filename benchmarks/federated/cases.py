@@ -53,7 +53,6 @@ class Case:
     """Rows of all clients together (count); None is all there are."""
     test: int | None = None
     """Test rows (count); None is all there are."""
-    alphas: tuple[float, ...] = ALPHAS
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     every: int = 4
     """Rounds between evaluations."""
@@ -130,9 +129,8 @@ SIGNALS = Case(data="mnist-1d", net="MLP", rounds=80, rates=HIGH)
 CASES = (
     SIGNALS,
     Case(data="fashion-mnist", net="MLP", rounds=40, batch=32, train=6000, test=2000, rates=LOW),
-    Case(data="mnist-1d", net="MLP, BN", rounds=40, rates=LOW, alphas=(0.5, 0.1)),
+    Case(data="mnist-1d", net="MLP, BN", rounds=40, rates=LOW),
     Case(
-        data="cifar10", net="CNN, BN", rounds=24, batch=32, train=8000, test=2000, rates=LOW, alphas=(0.5, 0.1),
-        tuning_seeds=(100,),
+        data="cifar10", net="CNN, BN", rounds=24, batch=32, train=8000, test=2000, rates=LOW, tuning_seeds=(100,),
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.federated.arms import ARMS, LATE, MATCHED, METHODS, Setting, Watched, method_of, settings
-from benchmarks.federated.cases import CASES, SEEDS, TUNING_ALPHA, Case
+from benchmarks.federated.cases import ALPHAS, CASES, SEEDS, TUNING_ALPHA, Case
 from benchmarks.federated.store import Store
 from sparing.errors import RunError
 from sparing.federated import simulate
@@ -133,7 +133,7 @@ def run(share: int, of: int) -> None:
         ]  # fmt: skip
         for case, arm, setting, seed in trials[share::of]:
             _trial(store, case, arm, setting, seed)
-        groups = [(case, alpha, seed) for seed in SEEDS for case in CASES for alpha in case.alphas]
+        groups = [(case, alpha, seed) for seed in SEEDS for case in CASES for alpha in ALPHAS]
         for case, alpha, seed in groups[share::of]:
             group = Group(store, case, alpha, seed)
             for arm in wanted:
