@@ -304,7 +304,7 @@ def save(engine: Engine, folder: Folder, step: int, tree: Mapping[str, Any]) -> 
         engine: Between two steps.
         folder: Of the run, on a disk that all ranks see.
         step: Optimizer steps finished (count).
-        tree: Plain values that ``resume_`` gives back, as rank 0 has them.
+        tree: Plain values that ``checkpoint.load_`` gives back, as rank 0 has them.
 
     Returns:
         The checkpoint's directory.

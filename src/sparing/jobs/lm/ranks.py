@@ -14,7 +14,7 @@ from sparing.sharding.mesh import Mesh
 
 
 def held_out_loss(mesh: Mesh, model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[float, int]:
-    """``evaluate.held_out_loss`` by all ranks together.
+    """``losses.held_out_loss`` by all ranks together.
 
     Args:
         mesh: The ranks.
