@@ -113,6 +113,11 @@ def busy() -> float:
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
+def short(value: Any) -> Any:
+    """Nine digits of a number with a fraction: more is noise, and the file is read by people."""
+    return float(f"{value:.9g}") if isinstance(value, float) and not value.is_integer() else value
+
+
 class Book:
     """The record of a file, rewritten whole after every cell."""
 
@@ -141,22 +146,25 @@ class Book:
         return any(all(row.get(key) == value for key, value in wanted.items()) for row in self.record.table("arms"))
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Keep the rows of a cell, in place of older ones, with the state of the machine in every one."""
-        spent = time.perf_counter() - self.clock
-        shared = {
-            "links": self.links, "load_before": self.load, "load_after": os.getloadavg()[0],
+        """Keep the rows of a cell, in place of older ones, and in ``runs`` how and when they were measured."""
+        found, spent = list(rows), time.perf_counter() - self.clock
+        about = {
+            "table": "runs", "run": 1 + max((row["run"] for row in self.record.table("runs")), default=0),
+            "load_before": self.load, "load_after": os.getloadavg()[0],
             "cores_busy": (busy() - self.busy) / spent, "minutes": spent / 60,
             "measured": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(),
-            "command": command(sys.argv),
+            "command": command(sys.argv), "versions": next((row["versions"] for row in found if "versions" in row), ""),
         }  # fmt: skip
-        for row in rows:
-            self._replace(row | shared)
+        for row in [about, *found]:
+            own = {name: short(value) for name, value in row.items() if row is about or name != "versions"}
+            self._replace(own | {"links": self.links, "run": about["run"]})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.record.write(self.path)
 
     def _replace(self, row: dict[str, Any]) -> None:
         """Put a row into the record; an older one of the same arm and cell goes."""
         free = {"table", "arm", "links", "pattern", "size", "sharing", *Cell().plain()}
+        free |= {"run"} if row["table"] == "runs" else set()
         key = {name: value for name, value in row.items() if name in free}
         kept = [old for old in self.record.rows if any(old.get(name) != value for name, value in key.items())]
         self.record.rows[:] = kept
