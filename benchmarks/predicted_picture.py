@@ -88,9 +88,10 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel) -> None:
         axes.set_yscale("log")
     axes.plot((low, high), (low, high), color=canvas.ground.quiet, linewidth=0.9, zorder=1)
     for rank, (one, kind) in enumerate(zip(panel.points, pairs, strict=True)):
+        apart = _apart(kind, low, high, log=panel.log)
         look = style(one.role)
         axes.plot(
-            *zip(*kind, strict=True), linestyle="none", marker=look.marker, markersize=4.4, zorder=9 - rank,
+            *zip(*apart, strict=True), linestyle="none", marker=look.marker, markersize=4.4, zorder=9 - rank,
             markerfacecolor=canvas.colour(one.role), markeredgecolor=canvas.ground.paper, markeredgewidth=0.4,
             label=one.label,
         )  # fmt: skip
@@ -106,6 +107,17 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel) -> None:
     )
     if len(panel.points) > 1:
         axes.legend(fontsize=8.5, loc="upper left", handletextpad=0.1, labelspacing=0.25)
+
+
+def _apart(pairs: Sequence[tuple[float, float]], low: float, high: float, *, log: bool) -> list[tuple[float, float]]:
+    """Of pairs that would hide each other, less than a hundredth of the axis apart, one: the file stays small."""
+    scale = math.log if log else float
+    span = scale(high) - scale(low)
+
+    def place(pair: tuple[float, float]) -> tuple[int, ...]:
+        return tuple(round(100 * (scale(value) - scale(low)) / span) for value in pair)
+
+    return list({place(pair): pair for pair in pairs}.values())
 
 
 def _reach(low: float, high: float, *, log: bool) -> tuple[float, float]:

@@ -146,7 +146,7 @@ def _ahead(see: Pages) -> Found:
     said = (
         f"Ahead of FedAvg in {len(won)} of {len(sign)} cases: "
         + "; ".join(f"{title} {row[column]}" for title, row in sign.items())
-        + f" points. FedDyn is ahead of it by {min(rivals['FedDyn']):.1f} to {max(rivals['FedDyn']):.1f} points, SCAFFOLD, "
+        + f" points. FedDyn is ahead of it by {min(rivals['FedDyn']):.1f} to {max(rivals['FedDyn']):.1f}, SCAFFOLD, "
         f"which the paper leaves out, by {min(rivals['SCAFFOLD']):.1f} to {max(rivals['SCAFFOLD']):.1f}; MOON less it: "
         f"{min(rivals['MOON']):+.1f} to {max(rivals['MOON']):+.1f}. The nets are small."
     )
