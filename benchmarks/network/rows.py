@@ -158,6 +158,8 @@ class Book:
         for row in [about, *found]:
             own = {name: short(value) for name, value in row.items() if row is about or name != "versions"}
             self._replace(own | {"links": self.links, "run": about["run"]})
+        used = {row["run"] for row in self.record.rows if row["table"] != "runs"}
+        self.record.rows[:] = [row for row in self.record.rows if row["run"] in used]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.record.write(self.path)
 
