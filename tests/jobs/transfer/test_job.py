@@ -140,6 +140,56 @@ def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
     assert numbers(Record.read(tiny.out / "record.jsonl")) == numbers(whole)
 
 
+HELD = """
+import time
+def wait_for(name):
+    until = time.monotonic() + 60
+    while not Path(OUT, name).exists() and time.monotonic() < until:
+        time.sleep(0.02)
+"""
+LAST = """
+real = job.train
+def train(*args):
+    Path(OUT, "has-one").touch()
+    wait_for("telling")
+    return real(*args)
+job.train = train
+finish = Study.finish
+def finished(*args):
+    finish(*args)
+    Path(OUT, "all-done").touch()
+Study.finish = finished
+"""
+FIRST = """
+real = job.analyse
+def analyse(*args):
+    Path(OUT, "telling").touch()
+    wait_for("all-done")
+    time.sleep(1)
+    real(*args)
+job.analyse = analyse
+"""
+"""Two processes: one holds the last run until the other has read the results and is about to write them."""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.usefixtures("unseen")
+def test_a_process_that_tells_late_does_not_undo_what_one_with_more_runs_told(tiny) -> None:
+    begun(tiny)
+    last, first = command(tiny, "resume=True"), command(tiny, "resume=True")
+    for line, part in ((last, LAST), (first, FIRST)):
+        start = f"OUT = {str(tiny.out)!r}\nfrom sparing.jobs.transfer.study import Study\n" + HELD + part
+        line[2] = line[2].replace("job.run(", start + "job.run(", 1)
+    holder = subprocess.Popen(last, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 240
+    while not (tiny.out / "has-one").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    teller = subprocess.Popen(first, stderr=subprocess.DEVNULL)
+    assert [holder.wait(timeout=240), teller.wait(timeout=240)] == [0, 0]
+    assert len(Record.read(tiny.out / "record.jsonl").table("runs")) == 8
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.usefixtures("unseen")

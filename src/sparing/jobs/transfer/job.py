@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparing.jobs import folder
@@ -118,14 +118,20 @@ def run(settings: Transfer) -> Record:
     with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
         study.free_dead_(all_of_them=settings.requeue)
         work_(settings, study, material, wanted)
-        results = study.results(wanted)
+        with study.told_by_one():
+            record = _told(settings, material, study.results(wanted))
+            place.finish_(record, lambda full, path: write_page(full, path, settings))
+    return record
+
+
+def _told(settings: Transfer, material: Material, results: Mapping[Cell, dict[str, Any]]) -> Record:
+    """What the finished runs say."""
     question = (
         f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
     )
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
     analyse(record, settings, results)
     add_coordinates(record, settings, material)
-    place.finish_(record, lambda full, path: write_page(full, path, settings))
     return record
 
 
