@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,22 @@ def test_the_watcher_hears_the_bytes_grow(tmp_path: Path) -> None:
     assert heard == sorted(heard)
     assert heard[-1] in {1000, 1500}
     assert bytes_under(tmp_path) == 1500
+
+
+def test_a_folder_that_vanishes_while_it_is_counted_counts_nothing(tmp_path: Path, monkeypatch) -> None:
+    """As pip's own temporary folders do while their bytes are watched."""
+    (tmp_path / "kept.bin").write_bytes(b"x" * 10)
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "part.bin").write_bytes(b"x" * 99)
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("gone"):
+            shutil.rmtree(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert bytes_under(tmp_path) == 10
 
 
 def test_only_one_archive_is_expected(tmp_path: Path) -> None:

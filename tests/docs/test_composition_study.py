@@ -154,12 +154,13 @@ def test_learned_chances_follow_the_slope_of_the_loss_after_the_run(small):
     def ends_at(phi: torch.Tensor) -> float:
         return float(problem.outer(hg.solve(problem, phi), phi))
 
-    steps = 1e-4 * torch.eye(3, dtype=torch.float64)
-    slope = torch.tensor([(ends_at(step) - ends_at(-step)) / 2e-4 for step in steps])
+    steps = 3e-3 * torch.eye(3, dtype=torch.float64)
+    slope = torch.tensor([(ends_at(step) - ends_at(-step)) / 6e-3 for step in steps])
     expected = (-slope / slope.norm()).softmax(0)
     found = small.learn.learned(small.case, small.rows, 0, 1e-2)
-    # Adam turns by its whole step where a gradient crosses zero, which no difference follows: 1.3e-3 seen
-    torch.testing.assert_close(torch.tensor(found["weights"]), expected.float(), rtol=5e-3, atol=0)
+    # Adam turns by its whole step where a gradient crosses zero, on every processor elsewhere: noise that falls as the
+    # difference widens (6.8e-3 seen at 1e-4, 4e-4 at 1e-3, 2e-5 here), and curvature does not count before 1e-2
+    torch.testing.assert_close(torch.tensor(found["weights"]), expected.float(), rtol=1e-3, atol=0)
     assert found["flops"] > small.study.costs(small.case)[0]
 
 

@@ -256,9 +256,10 @@ def only_file(folder: Path, suffix: str) -> Path:
 def bytes_under(folder: Path) -> int:
     """Return the size of all files below a folder (bytes), also while others add and remove files there."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # which passes over a folder that is gone; Path.rglob raises
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118
     return total
 
 
