@@ -28,7 +28,7 @@ def test_owners_cover_a_tensor_once(sizes: tuple[int, ...]) -> None:
 
 
 def mesh_of(sizes: tuple[int, ...], rows: torch.Tensor) -> Any:
-    return SimpleNamespace(sizes=sizes, gather_scalars=lambda _: rows)
+    return SimpleNamespace(sizes=sizes, begin_scalars=lambda _: lambda: rows)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -42,7 +42,7 @@ def test_norm_of_slices_is_that_of_the_whole(sizes: tuple[int, ...]) -> None:
         for level, tensor in enumerate(tensors):
             offset, length = layout.slice(level, coords_of(rank, sizes))
             rows[rank, level] = tensor[offset : offset + length].square().sum()
-    found = whole_norm(mesh_of(sizes, rows), [0.0] * (len(sizes) + 1))
+    found = whole_norm(mesh_of(sizes, rows), [0.0] * (len(sizes) + 1))()
     assert found == pytest.approx(tensors.norm().item(), rel=1e-14)
 
 
@@ -50,7 +50,7 @@ def test_norm_of_slices_is_that_of_the_whole(sizes: tuple[int, ...]) -> None:
 def test_one_bad_share_spoils_the_norm_for_all(bad: float) -> None:
     rows = torch.ones(4, 3, dtype=torch.float64)
     rows[3, 0] = bad  # a replica that no sum reads
-    assert math.isnan(whole_norm(mesh_of((2, 2), rows), [1.0, 1.0, 1.0]))
+    assert math.isnan(whole_norm(mesh_of((2, 2), rows), [1.0, 1.0, 1.0])())
 
 
 @pytest.mark.parametrize("length", [0, 1, ROW, ROW + 1, 5 * ROW + 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -214,9 +214,8 @@ class Engine:
         trained = [bucket for bucket in self.buckets if bucket in self.masters]
         for bucket in reversed(trained):
             self.flow.gradients[bucket.name].complete_()
-        grads = [self.flow.gradients[bucket.name].take().mul_(scale) for bucket in trained]
-        norm = self._norm(trained, grads)
-        if math.isfinite(norm) or self.settings.loss_scale is None:
+        grads, norm = self._means(trained, scale)
+        if self.settings.loss_scale is None or math.isfinite(norm()):
             self._apply_(trained, grads, norm)
         else:
             self.skipped += 1
@@ -227,7 +226,7 @@ class Engine:
         self.micro_step, self.steps = 0, self.steps + 1
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
             self.check()
-        return norm
+        return norm()
 
     def check(self) -> None:
         """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank.
@@ -254,9 +253,9 @@ class Engine:
         )
         require(not added, "model", f"new parameter {', '.join(added[:3])}", why, do)
 
-    def _apply_(self, trained: Sequence[Bucket], grads: Sequence[Tensor], norm: float) -> None:
-        limit = self.settings.clip
-        factor = 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)  # as torch's clip_grad_norm_
+    def _apply_(self, trained: Sequence[Bucket], grads: Sequence[Tensor], norm: Callable[[], float]) -> None:
+        limit = self.settings.clip  # without one the norm may still be on its way
+        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)  # as torch's clip_grad_norm_
         self.flow.release_()
         for bucket, grad in zip(trained, grads, strict=True):
             bucket.settle_()
@@ -278,11 +277,17 @@ class Engine:
         if level != optimizer_level:
             bucket.pending = self.mesh.transitions.gather_(bucket.store, optimizer_level, level)
 
-    def _norm(self, trained: Sequence[Bucket], grads: Sequence[Tensor]) -> float:
+    def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
+        """Scaled gradients, and their norm on its way; taken as they arrive, so that one's work hides another's way."""
+        grads: dict[str, Tensor] = {}
+        own: dict[str, float] = {}
+        for bucket in reversed(trained):
+            grad = grads[bucket.name] = self.flow.gradients[bucket.name].take().mul_(scale)
+            own[bucket.name] = square(grad)
         squares = [0.0] * (self.mesh.tiers + 1)
-        for bucket, grad in zip(trained, grads, strict=True):
-            squares[self.levels(bucket)[2]] += square(grad)
-        return whole_norm(self.mesh, squares)
+        for bucket in trained:
+            squares[self.levels(bucket)[2]] += own[bucket.name]
+        return [grads[bucket.name] for bucket in trained], whole_norm(self.mesh, squares)
 
     def flush(self) -> None:
         """Wait for everything that is under way between ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -124,12 +124,28 @@ class Mesh:
         Returns:
             Shape (world, length), on the device of ``values``, row r from rank r.
         """
+        return self.begin_scalars(values)()
+
+    def begin_scalars(self, values: Tensor) -> Callable[[], Tensor]:
+        """``gather_scalars`` that does not block before what it returns is called.
+
+        Args:
+            values: As for ``gather_scalars``; not changed until then.
+
+        Returns:
+            What waits, and returns the rows.
+        """
         if self.world == 1:
-            return values[None].clone()
+            return values[None].clone
         mine = values.detach().cpu().contiguous()
         rows = torch.empty(self.world, mine.numel(), dtype=mine.dtype)
-        dist.all_gather(list(rows.unbind(0)), mine, group=self.control)
-        return rows.to(values.device)
+        under_way = dist.all_gather(list(rows.unbind(0)), mine, group=self.control, async_op=True)
+
+        def wait() -> Tensor:
+            under_way.wait()
+            return rows.to(values.device)
+
+        return wait
 
     def inside(self, level: int) -> int:
         """Ranks whose level-``level`` slices together make one full tensor (count)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -49,8 +50,8 @@ def square(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2)
 
 
-def whole_norm(mesh: Mesh, squares: Sequence[float]) -> float:
-    """Norm of all slices of all buckets.
+def whole_norm(mesh: Mesh, squares: Sequence[float]) -> Callable[[], float]:
+    """Norm of all slices of all buckets, on its way: nobody has to wait for it who does not need it yet.
 
     Every rank adds the same numbers in the same order, so the decision to clip or to skip is the same everywhere.
 
@@ -59,9 +60,16 @@ def whole_norm(mesh: Mesh, squares: Sequence[float]) -> float:
         squares: Sum of squares of this rank's slices, by level.
 
     Returns:
-        The norm; NaN or infinite if any rank's share is.
+        What waits for it and returns it, each time it is called; NaN if any rank's share is not finite.
     """
-    rows = mesh.gather_scalars(torch.tensor(squares, dtype=torch.float64))
-    if not rows.isfinite().all():
-        return math.nan
-    return math.sqrt(math.fsum(rows[owners(mesh.sizes, level), level].sum().item() for level in range(len(squares))))
+    arriving = mesh.begin_scalars(torch.tensor(squares, dtype=torch.float64))
+
+    @functools.cache
+    def norm() -> float:
+        rows = arriving()
+        if not rows.isfinite().all():
+            return math.nan
+        shares = (rows[owners(mesh.sizes, level), level].sum().item() for level in range(len(squares)))
+        return math.sqrt(math.fsum(shares))
+
+    return norm
