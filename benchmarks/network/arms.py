@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.network.cells import Cell
 from benchmarks.network.problem import LEARNING_RATE, Data, model
+from sparing.sharding.lanes import yielding
 
 if TYPE_CHECKING:
     from sparing.sharding import Mesh
@@ -135,9 +137,13 @@ def alone(seat: Seat) -> Running:
     return Alone(net=model(seat.cell), data=seat.data, micros=seat.cell.accumulate)
 
 
-def ddp(seat: Seat, *, bucket_mb: float = 25) -> Running:
-    """DistributedDataParallel, ``no_sync`` until the last micro-step."""
-    net = DistributedDataParallel(model(seat.cell), bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
+def ddp(seat: Seat, *, bucket_mb: float = 25, yields: bool = False) -> Running:
+    """DistributedDataParallel, ``no_sync`` until the last micro-step; gloo's threads as they come, or as ours are."""
+    with yielding() if yields else contextlib.nullcontext():
+        group = dist.new_group() if yields else None
+    net = DistributedDataParallel(
+        model(seat.cell), bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, process_group=group
+    )
     last = seat.cell.accumulate - 1
     return Plain(
         net=net, data=seat.data, micros=seat.cell.accumulate,
@@ -227,6 +233,7 @@ ARMS: dict[str, Build] = {
     "alone": alone,
     "ddp": ddp,
     "ddp 4MB": lambda seat: ddp(seat, bucket_mb=4),
+    "ddp yielding": lambda seat: ddp(seat, yields=True),
     "fsdp2": _fsdp2(hybrid=False, sync="reduce", overlap=False),
     "fsdp2 async": _fsdp2(hybrid=False, sync="reduce", overlap=True),
     "fsdp2 no-sync": _fsdp2(hybrid=False, sync="none", overlap=True),
@@ -245,6 +252,7 @@ ARMS: dict[str, Build] = {
 SYSTEMS = {
     "ddp": "NNN",
     "ddp 4MB": "NNN",
+    "ddp yielding": "NNN",
     "fsdp2": "GGG",
     "fsdp2 async": "GGG",
     "fsdp2 rings": "GGG",

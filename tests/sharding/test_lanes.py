@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from sparing.errors import RunError
-from sparing.sharding.lanes import Handle, Lane, wait_all
+from sparing.sharding.lanes import Handle, Lane, wait_all, yielding
 
 
 def test_work_runs_in_the_order_it_was_submitted() -> None:
@@ -136,3 +137,51 @@ def test_a_lane_has_a_stream_and_waiting_orders_the_callers() -> None:
         expected = (expected + 1) * 2
     assert (x == expected).all()
     lane.close()
+
+
+needs_batch = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
+
+
+def policy_within() -> list[int]:
+    """Of a thread that begins in this one."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+    thread.start()
+    thread.join()
+    return found
+
+
+@needs_batch
+def test_threads_that_begin_within_yield_and_those_after_do_not() -> None:
+    assert policy_within() == [os.SCHED_OTHER]
+    with yielding():
+        assert policy_within() == [os.SCHED_BATCH]
+    assert policy_within() == [os.SCHED_OTHER]
+    with pytest.raises(ZeroDivisionError), yielding():
+        raise ZeroDivisionError
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@needs_batch
+def test_the_thread_of_a_lane_yields() -> None:
+    lane = Lane("a")
+    assert lane.submit(lambda: os.sched_getscheduler(0)).wait() == os.SCHED_BATCH
+    lane.close()
+
+
+@needs_batch
+def test_a_policy_of_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_FIFO)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("it was changed"))
+    with yielding():
+        pass
+
+
+@needs_batch
+def test_a_sandbox_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with yielding():
+        assert policy_within() == [os.SCHED_OTHER]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -121,7 +123,8 @@ class Lane:
         self._work.put(_Work([function], handle, ready))
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name=f"lane {self.name}", daemon=True)
-            self._thread.start()
+            with yielding():
+                self._thread.start()
         return handle
 
     def drain(self) -> None:
@@ -171,6 +174,28 @@ class Lane:
             handle.fail(error)
             return
         handle.deliver(value, None if ready is None else _recorded())
+
+
+@contextlib.contextmanager
+def yielding() -> Iterator[None]:
+    """Let threads that begin within not push a running thread off its core when they wake: Linux's ``SCHED_BATCH``.
+
+    While a thread of ours sends, it holds the lock of the connection, and gloo's thread, woken by what arrives on the
+    same connection, asks for that lock again and again without rest (``Pair::handleEvents``). Where threads crowd on
+    few cores, it had just pushed the sender off its core, and asked in vain until its time was over.
+    """
+    batch = getattr(os, "SCHED_BATCH", None)
+    if batch is None or os.sched_getscheduler(0) != os.SCHED_OTHER:  # another system, or a choice of the user's
+        yield
+        return
+    idle = os.sched_param(0)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, batch, idle)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, idle)
 
 
 def _recorded() -> torch.cuda.Event:

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined] 
 
 from sparing.errors import require
 from sparing.sharding.config import NAMES
-from sparing.sharding.lanes import Lane
+from sparing.sharding.lanes import Lane, yielding
 from sparing.sharding.layout import block_index, coords_of
 from sparing.sharding.meet import join, meet
 from sparing.sharding.rings import Counter
@@ -259,9 +259,10 @@ def make_mesh(
 def _connected(sizes: tuple[int, ...], rank: int, device: torch.device, wires: Wires, patience: timedelta) -> Mesh:
     """The mesh with its process groups, which one process alone does without."""
     alone = math.prod(sizes) == 1
-    axes = [_axis(k, sizes, rank, patience) for k in range(len(sizes))]
-    control = None if alone else dist.new_group(timeout=patience, backend="gloo")
-    flat = dist.new_group(timeout=patience) if wires.gather == "flat" and not alone else None
+    with yielding():
+        axes = [_axis(k, sizes, rank, patience) for k in range(len(sizes))]
+        control = None if alone else dist.new_group(timeout=patience, backend="gloo")
+        flat = dist.new_group(timeout=patience) if wires.gather == "flat" and not alone else None
     return Mesh(axes, rank, device, wires, control, flat)
 
 
