@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
+from benchmarks.network.cells import Cell
 from benchmarks.network.labour import spent
-from benchmarks.network.predictions import judged, predicted
+from benchmarks.network.predictions import by_cell, judged, predicted
 from benchmarks.network.ties import judged as ties_judged
 from sparing.report import Record
 from sparing.sharding import Plan, Topology, Workload, effective, predict
@@ -237,6 +238,25 @@ def batch(record: Record) -> str:
     return table(head, lines)
 
 
+def yielding(record: Record) -> str:
+    """Arms whose threads yield beside the same with threads as they come, turn by turn."""
+    cells: dict[Cell, dict[str, Row]] = by_cell(record.table("arms"))
+    lines = []
+    for cell, arms in cells.items():
+        for arm, row in arms.items():
+            hurried = arms.get({"ddp yielding": "ddp"}.get(arm, f"{arm} hurried"))
+            if hurried is not None:
+                turns = zip(row["rounds"].split(), hurried["rounds"].split(), strict=True)
+                less = sorted(100 * (1 - float(own) / float(other)) for own, other in turns)
+                lines.append([
+                    f"{arm.split()[0]}, {_share(cell.trainable)}", _ends(hurried, "seconds", ".3f"),
+                    _ends(row, "seconds", ".3f"), f"{median(less):.0f} % [{less[0]:.0f}, {less[-1]:.0f}]",
+                    f"{100 * (1 - row['cpu'] / hurried['cpu']):.0f} %", row["n"],
+                ])  # fmt: skip
+    head = ["arm, trainable", "threads as they come, s", "threads that yield, s", "less", "less of the cores", "n"]
+    return table(head, lines)
+
+
 def curves(document: Mapping[str, Any]) -> str:
     """How far every arm's loss curve and weights end from those of one process."""
     lines = [
@@ -258,7 +278,9 @@ def filled(page: str) -> str:
     page = marked(page, {"paper": paper()})
     for name, file, build in (
         ("scaling", "scaling", scaling), ("batch", "batch", batch), ("ties", "plans", ties),
-        ("choices", "plans", choices), ("labour", "plans", labour),
+        ("choices", "plans", choices), ("labour", "plans", labour), ("yielding", "yielding", yielding),
+        ("since", "plans_yielding", cells), ("choices-since", "plans_yielding", choices),
+        ("labour-since", "plans_yielding", labour),
     ):  # fmt: skip
         path = RESULTS / f"network_{file}.jsonl"
         if f"<!-- {name} -->" in page and path.exists():

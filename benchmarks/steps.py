@@ -91,25 +91,26 @@ def _parts(module: str, stem: str, hours: dict[str, float], needs: dict[str, tup
 
 
 SWEEP = "python -m benchmarks.network.sweep"
-REFERENCE = "--rounds 3 --steps 1 --seconds 6 --out benchmarks/results/network_reference.jsonl"
+REFERENCE = "--rounds 5 --steps 1 --seconds 6 --out benchmarks/results/network_reference.jsonl"
+DDP = "ddp,ddp yielding"
 RIVALS = "fsdp2,fsdp2 no-sync,fsdp2 hybrid,fsdp2 hybrid no-sync,fsdp2 rings,fsdp2 hybrid rings"
-EQUAL = "--ratio 1 --steps 1 --seconds 4 --probe 0 --out benchmarks/results/network_equal.jsonl"
+EQUAL = "--ratio 1 --seconds 4 --probe 0 --out benchmarks/results/network_equal.jsonl"
 GRID = f"{SWEEP} --grid --shape 2x2 --rounds 3"
 NETWORK = (
     Step(
         name="network_reference", hours=1.0, writes=("network_reference.jsonl",), page="sharding",
         needs=(ROOT, DEEPSPEED),
         commands=(
-            f"{SWEEP} --arms 'alone,plans,ddp,{RIVALS},zero-1,zero-2,zero-3,zero-3 lean' {REFERENCE} --probe 5 "
-            "--python $SPARING_DEEPSPEED",
+            f"{SWEEP} --arms 'alone,plans,{DDP},{RIVALS},zero-1,zero-2,zero-3,zero-3 lean' {REFERENCE} "
+            "--probe 5 --python $SPARING_DEEPSPEED",
             f"{SWEEP} --arms 'NNG overlapped,IIG overlapped,GGG overlapped' {REFERENCE} --probe 0",
         ),
     ),
     Step(
         name="network_equal", hours=0.5, writes=("network_equal.jsonl",), page="sharding", needs=(ROOT,),
         commands=(
-            f"{SWEEP} --arms 'alone,ddp,NNN,NNN flat,NNN gloo,NNN overlapped' --rounds 7 {EQUAL}",
-            f"{SWEEP} --arms 'III,III overlapped,GGG,GGG flat,GGG overlapped,{RIVALS}' --rounds 3 {EQUAL}",
+            f"{SWEEP} --arms 'alone,{DDP},NNN,NNN flat,NNN gloo,NNN overlapped' --rounds 9 --steps 2 {EQUAL}",
+            f"{SWEEP} --arms 'III,III overlapped,GGG,GGG flat,GGG overlapped,{RIVALS}' --rounds 3 --steps 1 {EQUAL}",
         ),
     ),
     Step(
@@ -118,6 +119,23 @@ NETWORK = (
             f"{SWEEP} --grid --arms alone,plans --accumulate {micros} --rounds {rounds} --width 256 --steps 1 "
             "--seconds 2 --probe 5 --out benchmarks/results/network_plans.jsonl"
             for micros, rounds in ((1, 5), (4, 3), (10, 3))
+        ),
+    ),
+    Step(
+        name="network_plans_yielding", hours=0.6, writes=("network_plans_yielding.jsonl",), page="sharding",
+        needs=(ROOT,),
+        commands=tuple(
+            f"{SWEEP} --grid --shape 2x2 --arms alone,plans --accumulate {micros} --rounds {rounds} --steps {steps} "
+            "--width 256 --seconds 2 --probe 5 --out benchmarks/results/network_plans_yielding.jsonl"
+            for micros, rounds, steps in ((1, 5, 3), (4, 3, 1))
+        ),
+    ),
+    Step(
+        name="network_yielding", hours=0.1, writes=("network_yielding.jsonl",), page="sharding",
+        commands=(
+            f"{SWEEP} --links none --grid --shape 2x2 --ratio 1 --accumulate 4 --trainable 1,1/16 --width 256 "
+            "--arms 'alone,ddp,ddp yielding,NNN,NNN hurried,NNG,NNG hurried,IIG,IIG hurried,GGG,GGG hurried' "
+            "--rounds 9 --steps 10 --seconds 2 --probe 0 --out benchmarks/results/network_yielding.jsonl",
         ),
     ),
     Step(

@@ -245,7 +245,11 @@ ARMS: dict[str, Build] = {
     **{f"zero-{stage}": _zero(stage) for stage in ZERO},
     "zero-3 lean": _zero(3, lean=True),
     **{plan: _ours(plan) for plan in PLANS},
-    **{f"{plan} {gather}": _ours(plan, gather) for plan in PLANS for gather in ("flat", "overlapped", "gloo")},
+    **{
+        f"{plan} {gather}": _ours(plan, gather)
+        for plan in PLANS
+        for gather in ("flat", "overlapped", "gloo", "hurried")
+    },
 }
 """Every contender by its name in the records."""
 

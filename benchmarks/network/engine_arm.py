@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from unittest import mock
 
 import torch
 
 from benchmarks.network.arms import Running, Seat
 from benchmarks.network.problem import LEARNING_RATE, Data, model
 from sparing import sharding as sh
+from sparing.sharding import lanes as lanes_room
+from sparing.sharding import mesh as mesh_room
 from sparing.sharding.throttle import Pace
 from sparing.sharding.wires import Wires
 
@@ -48,16 +53,29 @@ class Ours:
 def mesh(seat: Seat, gather: str = "two-level") -> sh.Mesh:
     """The cell's mesh for one way of gathering, made once."""
     if gather not in seat.meshes:
-        cell = seat.cell
-        rate = {}
-        if seat.throttled:
-            for axis, bits in (("intra", cell.intra), ("inter", cell.inter)):
-                rate[axis] = Pace(rate=bits / 8, sharing=cell.per_group)
-        own = {"gather": gather, "rate": rate}
-        # gloo's collectives over the world count no bytes and hold none back
-        wires = Wires(**({"kind": "builtin", "gather": "flat"} if gather == "gloo" else own))  # type: ignore[arg-type]
-        seat.meshes[gather] = sh.make_mesh(groups=cell.groups, per_group=cell.per_group, wires=wires)
+        make = partial(sh.make_mesh, groups=seat.cell.groups, per_group=seat.cell.per_group)
+        seat.meshes[gather] = hurried(make) if gather == "hurried" else make(wires=wires(seat, gather))
     return seat.meshes[gather]
+
+
+def wires(seat: Seat, gather: str) -> Wires:
+    """How collectives run."""
+    if gather == "gloo":
+        return Wires(kind="builtin", gather="flat")  # its collectives over the world count no bytes and hold none back
+    cell, rate = seat.cell, {}
+    if seat.throttled:
+        for axis, bits in (("intra", cell.intra), ("inter", cell.inter)):
+            rate[axis] = Pace(rate=bits / 8, sharing=cell.per_group)
+    return Wires(gather=gather, rate=rate)  # type: ignore[arg-type]
+
+
+def hurried(make: Callable[[], sh.Mesh]) -> sh.Mesh:
+    """A mesh whose threads push others off their cores when they wake, as threads do."""
+    with mock.patch.object(mesh_room, "yielding", nullcontext), mock.patch.object(lanes_room, "yielding", nullcontext):
+        made = make()
+        for lane in made.lanes:
+            lane.submit(lambda: None).wait()  # its thread begins with the first work
+    return made
 
 
 def prepare(seat: Seat, plan: str, *, gather: str = "two-level") -> Running:

@@ -185,3 +185,9 @@ def test_a_sandbox_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     with yielding():
         assert policy_within() == [os.SCHED_OTHER]
+
+
+def test_a_system_without_such_policies_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getscheduler", raising=False)
+    with yielding():
+        pass

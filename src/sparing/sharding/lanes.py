@@ -184,18 +184,16 @@ def yielding() -> Iterator[None]:
     same connection, asks for that lock again and again without rest (``Pair::handleEvents``). Where threads crowd on
     few cores, it had just pushed the sender off its core, and asked in vain until its time was over.
     """
-    batch = getattr(os, "SCHED_BATCH", None)
-    if batch is None or os.sched_getscheduler(0) != os.SCHED_OTHER:  # another system, or a choice of the user's
-        yield
-        return
-    idle = os.sched_param(0)
-    with contextlib.suppress(OSError):  # a sandbox may forbid it
-        os.sched_setscheduler(0, batch, idle)
+    changed = False
+    with contextlib.suppress(AttributeError, OSError):  # another system, or a sandbox that forbids it
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else it is a choice of the user's
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            changed = True
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, idle)
+        if changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _recorded() -> torch.cuda.Event:
