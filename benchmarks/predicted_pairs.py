@@ -220,7 +220,7 @@ def reference_seconds() -> Pairs:
         what="seconds of a step, 14 plans, reference cell",
         unit="s",
         by="`sharding.simulate`, links as probed",
-        against="slowest rank, median of 3 to 7 rounds",
+        against="slowest rank, median of 5 rounds",
         steps=("network_reference",),
         predicted=[row["predicted"] for row in rows],
         measured=[row["measured"] for row in rows],
