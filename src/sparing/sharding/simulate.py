@@ -18,6 +18,9 @@ from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.traffic import Part, Traffic, first_learning, rings_of
 
+EQUAL = 1e-12
+"""Times within this share of each other are equal: which axis a wait is laid to must not hang on rounding."""
+
 Timed = tuple[tuple[int, float], ...]
 """Rings of a transition: axis and seconds."""
 
@@ -107,8 +110,8 @@ class _Rank:
         """Queue rings now, each behind the one before; return the last, or what was waited for if there is none."""
         for axis, seconds in rings:
             ahead = self.lanes[axis]
-            cause = ahead if after is None or (ahead is not None and ahead.end > after.end) else after
-            start = self.now if cause is None else max(cause.end, self.now)
+            cause = ahead if after is None or (ahead is not None and ahead.end > after.end * (1 + EQUAL)) else after
+            start = max((self.now, *(ring.end for ring in (ahead, after) if ring is not None)))
             self.lanes[axis] = after = _Ring(axis, start, start + seconds, cause)
             self.busy[axis] += seconds
             if self.trace:
