@@ -121,8 +121,8 @@ def claims(record: Record) -> list[Claim]:
         Claim(
             what="a step against full fine-tuning's",
             paper="2.9× as fast (Figure 4)",
-            here=f"LISA {format_number(by['LISA']['faster'], '×')}, "
-            f"embedding frozen {format_number(by[FROZEN]['faster'], '×')}",
+            here=f"{format_number(by['LISA']['faster'], '×')} as fast under LISA, "
+            f"{format_number(by[FROZEN]['faster'], '×')} with the embedding frozen",
         ),
     ]
 
