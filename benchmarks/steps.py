@@ -127,7 +127,7 @@ NETWORK = (
         commands=tuple(
             f"{SWEEP} --grid --shape 2x2 --arms alone,plans --accumulate {micros} --rounds {rounds} --steps {steps} "
             "--width 256 --seconds 2 --probe 5 --out benchmarks/results/network_plans_yielding.jsonl"
-            for micros, rounds, steps in ((1, 5, 3), (4, 3, 1))
+            for micros, rounds, steps in ((1, 5, 3), (4, 3, 1), (10, 3, 1))
         ),
     ),
     Step(
