@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+from benchmarks.federated.arms import MATCHED, METHODS, SWAPPED, Setting, Sweep
+from benchmarks.federated.cases import CASES
 from benchmarks.federated.paired import differences, shown, verdict
+from benchmarks.federated.store import Store
+from benchmarks.federated.study import same, tuned
 from benchmarks.marks import marked
 from benchmarks.memory_tables import table
 from benchmarks.valley.numbers import Row, mean
@@ -15,12 +23,15 @@ from benchmarks.valley.numbers import Row, mean
 RESULTS = Path(__file__).parent / "results"
 NAMES = {
     "fedavg": "FedAvg", "fedsign": "FedSign", "own-sign": "own-sign", "hinge": "hinge",
+    "own-sign, FedSign's setting": "own-sign at FedSign's setting",
+    "fedsign, own-sign's setting": "FedSign at own-sign's setting",
     "fedavg, same rate": "FedAvg, FedSign's rate", "fedavg, grown": "the same at FedSign's norms",
     "fedsign, held": "FedSign at FedAvg's norms", "fedprox": "FedProx", "feddyn": "FedDyn", "scaffold": "SCAFFOLD",
     "fedpan": "FedPAN", "moon": "MOON",
 }  # fmt: skip
 QUESTIONS = (
     ("fedsign", "fedavg"), ("own-sign", "fedavg"), ("hinge", "fedavg"), ("fedsign", "own-sign"),
+    ("fedsign", "own-sign, FedSign's setting"), ("fedsign, own-sign's setting", "own-sign"),
     ("fedsign", "fedavg, same rate"), ("fedavg, grown", "fedavg, same rate"), ("fedsign, held", "fedavg, same rate"),
     ("fedsign", "fedavg, grown"),
 )  # fmt: skip
@@ -35,12 +46,62 @@ def rows_of(part: str) -> list[Row]:
     return list(json.loads(path.read_text())["rows"].values()) if path.exists() else []
 
 
-def _distinct(values: Iterable[object]) -> list[object]:
-    return list(dict.fromkeys(values))
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The setting at which a method is shown."""
+
+    setting: Setting
+    sweep: Sweep
+    """Of the method whose setting it is."""
+
+    @property
+    def mark(self) -> str:
+        """What a reader must know of the choice; empty if the best was found, and inside its sweep."""
+        best = self.sweep.best
+        if (best.lr, best.strength) != (self.setting.lr, self.setting.strength):
+            return f"a wider sweep found {best.label}, not measured on test rows"
+        return f"best at the edge of its sweep: {_listed(self.sweep.open)} untried" if self.sweep.open else ""
+
+
+def _listed(settings: Iterable[Setting]) -> str:
+    return ", ".join(one.label for one in settings)
+
+
+@functools.cache
+def used() -> dict[tuple[str, str], Used]:
+    """Case and arm -> the setting shown: the sweep's best where all of its test runs are done, else the one before."""
+    store, found = Store("methods"), {}
+    done = Counter(
+        (r["case"], r["arm"], r.get("lr"), r.get("strength")) for r in rows_of("methods") if r["on"] == "test"
+    )
+    for case, arm in itertools.product(CASES, METHODS):
+        if not any((row["case"], row["arm"]) == (case.name, arm) for row in store.rows.values()):
+            continue
+        tried = tuned(store, case, arm, measure=False)
+        runs = {s: done[case.name, arm, s.lr, s.strength] for s in tried.scores}
+        whole = max(runs.values())
+        best = tried.best if runs[tried.best] == whole else max(runs, key=runs.__getitem__)
+        found[case.name, arm] = Used(best, tried)
+    for case in CASES:
+        for arm in (*SWAPPED, *MATCHED):
+            source = SWAPPED.get(arm, (arm, "fedsign"))[1]
+            if (case.name, source) in found:
+                found[case.name, arm] = found[case.name, source]
+    return found
 
 
 def _tested() -> list[Row]:
-    return [row for row in rows_of("methods") if row["on"] == "test"]
+    """Test rows at the settings that are shown."""
+    known = used()
+    return [
+        row
+        for row in rows_of("methods")
+        if row["on"] == "test" and same(row, known[str(row["case"]), str(row["arm"])].setting)
+    ]
+
+
+def _distinct(values: Iterable[object]) -> list[object]:
+    return list(dict.fromkeys(values))
 
 
 def _by_seed(rows: list[Row], case: object, alpha: object, arm: str) -> dict[int, float]:
@@ -50,22 +111,21 @@ def _by_seed(rows: list[Row], case: object, alpha: object, arm: str) -> dict[int
 
 
 def tuning() -> str:
-    """What each method chose, of how many settings and runs, and how well it did on the validation rows."""
-    rows, found = [row for row in rows_of("methods") if row["on"] == "validation"], []
-    tested = _tested()
-    for case in _distinct(row["case"] for row in rows):
-        for arm, title in NAMES.items():
-            of = [row for row in rows if (row["case"], row["arm"]) == (case, arm)]
-            score: dict[tuple[object, object], list[float]] = {}
-            for row in of:
-                score.setdefault((row["lr"], row["strength"]), []).append(row["accuracy"])
-            if of:
-                used = [(row["lr"], row["strength"]) for row in tested if (row["case"], row["arm"]) == (case, arm)]
-                rate, strength = used[0] if used else max(score, key=lambda s: fmean(score[s]))
-                best = f"{100 * fmean(score[rate, strength]):.1f}"
-                cells = [f"{rate:g}", "–" if strength is None else strength, best]
-                found.append([f"{case}: {title}", *cells, len(score), len(of)])
-    return table(["", "rate", "strength", "validation accuracy, %", "settings", "runs"], found)
+    """What each method chose, of how many settings and runs, how well it did on validation rows, and what to mind."""
+    found, seeds = [], {case.name: len(case.tuning_seeds) for case in CASES}
+    for (case, arm), one in used().items():
+        if arm in METHODS:
+            setting, runs = one.setting, len(one.sweep.scores) * seeds[case]
+            strength = "–" if setting.strength is None else setting.strength
+            best = f"{100 * one.sweep.scores[setting]:.1f}"
+            cells = [f"{setting.lr:g}", strength, best, len(one.sweep.scores), runs, one.mark or "inside"]
+            found.append([f"{case}: {NAMES[arm]}", *cells])
+    return table(["", "rate", "strength", "validation accuracy, %", "settings", "runs", "its best lies"], found)
+
+
+def _marked(case: object, arm: str) -> str:
+    """The method's name, with a star where something must be minded."""
+    return NAMES[arm] + ("\\*" if used()[str(case), arm].mark else "")
 
 
 def accuracy() -> str:
@@ -73,12 +133,16 @@ def accuracy() -> str:
     rows, found = _tested(), []
     for case in _distinct(row["case"] for row in rows):
         alphas = _distinct(row["alpha"] for row in rows if row["case"] == case)
-        for arm, title in NAMES.items():
+        for arm in NAMES:
             of = [_by_seed(rows, case, alpha, arm) for alpha in alphas]
             if any(of):
                 cells = {alpha: mean(seeds.values(), 1, sign=False) for alpha, seeds in zip(alphas, of, strict=True)}
                 found.append(
-                    [f"{case}: {title}", *(cells.get(a, "–") for a in (10.0, 1.0, 0.5, 0.1)), max(map(len, of))]
+                    [
+                        f"{case}: {_marked(case, arm)}",
+                        *(cells.get(a, "–") for a in (10.0, 1.0, 0.5, 0.1)),
+                        max(map(len, of)),
+                    ]
                 )
     return table(["accuracy, %", "α = 10", "α = 1", "α = 0.5", "α = 0.1", "n"], found)
 
@@ -101,14 +165,16 @@ def _contrasts(pairs: Iterable[tuple[str, str]]) -> str:
             by_alpha = {
                 a: differences(_by_seed(rows, case, a, one), _by_seed(rows, case, a, other)) for a in alphas
             }  # fmt: skip
-            if not any(by_alpha.values()):
-                continue
             whole = min(map(len, by_alpha.values()))
+            if not whole:  # not run, or begun and not one seed at every α
+                continue
             over_all = [fmean(each[at] for each in by_alpha.values()) for at in range(whole)]
             cells = [shown(by_alpha.get(a, [])) for a in (10.0, 1.0, 0.5, 0.1)]
             name = f"{case}: {NAMES[one]} − {NAMES[other]}"
-            found.append([name, *cells, shown(over_all), verdict(over_all), whole])
-    head = ["points of accuracy", "α = 10", "α = 1", "α = 0.5", "α = 0.1", "mean over α", "its interval", "n"]
+            edge = "edge" if used()[str(case), one].mark or used()[str(case), other].mark else "–"
+            found.append([name, *cells, shown(over_all), verdict(over_all), edge, whole])
+    head = ["points of accuracy", "α = 10", "α = 1", "α = 0.5", "α = 0.1", "mean over α", "its interval", "a best at"]
+    head.append("n")
     return table(head, found)
 
 
@@ -178,9 +244,21 @@ def speed() -> str:
     return table([*head, "turns"], found)
 
 
+def distances() -> str:
+    """The largest distance of an honest client in medians of its round, by what travels."""
+    rows, found = rows_of("distances"), []
+    for case, method in _distinct((row["case"], row["method"]) for row in rows):  # type: ignore[misc]
+        of = [row for row in rows if (row["case"], row["method"]) == (case, method)]
+        parts = _distinct(name for row in of for name in row["largest"])
+        told = ", ".join(f"{part} {max(row['largest'].get(part, 0) for row in of):.1f}" for part in parts)
+        found.append([f"{case}: {NAMES[method]}", told, sum(row["updates"] for row in of)])
+    return table(["", "largest distance, medians of its round", "updates"], found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "federated-tuning": tuning, "federated-accuracy": accuracy, "federated-differences": differences_table,
     "federated-questions": questions, "federated-weights": weights, "federated-faults": faults,
+    "federated-distances": distances,
     "federated-bytes": traffic, "federated-speed": speed,
 }  # fmt: skip
 

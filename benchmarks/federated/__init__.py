@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-_PLACES = {"methods": "study", "bytes": "traffic", "faults": "faults", "speed": "speed"}
+_PLACES = {"methods": "study", "bytes": "traffic", "faults": "faults", "distances": "distances", "speed": "speed"}
 PARTS: dict[str, Callable[[int, int], None]] = {
     name: lambda share, of, place=place: import_module(f"benchmarks.federated.{place}").run(share, of)
     for name, place in _PLACES.items()

@@ -1,9 +1,10 @@
-"""The methods of the study as values, and the six settings that each of them may choose from."""
+"""The methods of the study as values, and the settings that each of them may choose from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.federated.cases import Case
@@ -19,7 +20,7 @@ from sparing.federated.scaffold import SCAFFOLD
 from sparing.vectors import norm
 
 BUDGET = 6
-"""Settings that are tried for every method."""
+"""Settings that are tried for every method at first; a best one at the edge of them gets neighbours."""
 
 PLAIN_FACTOR = 4.0
 """How much larger SCAFFOLD's rate is without momentum: a dozen steps at β = 0.9 go about so much further."""
@@ -67,7 +68,13 @@ MATCHED = ("fedavg, same rate", "fedavg, grown", "fedsign, held")
 """FedAvg at FedSign's chosen rate; the same with each tensor scaled to the norm it had in FedSign's run; and FedSign
 with each tensor scaled to the norm it had in FedAvg's run at that rate. They have FedSign's setting and no own."""
 
-ARMS = (*list(METHODS)[:4], *MATCHED, *list(METHODS)[4:])
+SWAPPED = {
+    "own-sign, FedSign's setting": ("own-sign", "fedsign"),
+    "fedsign, own-sign's setting": ("fedsign", "own-sign"),
+}
+"""Arm -> the method, and the one whose chosen rate and strength it gets: the two differ in nothing else then."""
+
+ARMS = (*list(METHODS)[:4], *SWAPPED, *MATCHED, *list(METHODS)[4:])
 """In the order in which they are run."""
 
 LATE = ("moon",)
@@ -88,8 +95,59 @@ def settings(arm: str, case: Case) -> list[Setting]:
     return found
 
 
+def beyond(best: Setting, case: Case) -> list[Setting]:
+    """The neighbours that a setting must have beaten to lie inside its sweep: next rates, and strengths × 10 and / 10.
+
+    Kinds (words) have no neighbours; FedAvg has no strength.
+    """
+    plain = PLAIN_FACTOR if best.strength == "plain" else 1.0
+    rates = case.rates
+    at = min(range(len(rates)), key=lambda index: abs(plain * rates[index] - best.lr))
+    inside = math.isclose(plain * rates[at], best.lr, rel_tol=1e-6)
+    lower = plain * rates[at - 1] if inside and at else best.lr / 2
+    upper = plain * rates[at + 1] if inside and at + 1 < len(rates) else best.lr * 2
+    found = [replace(best, lr=float(f"{rate:.6g}")) for rate in (lower, upper)]
+    if isinstance(best.strength, float):
+        found += [replace(best, strength=float(f"{best.strength * factor:.6g}")) for factor in (0.1, 10.0)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The settings of a method that have a score, best first found."""
+
+    scores: dict[Setting, float]
+    """Mean accuracy on the validation rows."""
+    best: Setting
+    """Of the highest score; of equals the first."""
+    open: tuple[Setting, ...]
+    """Neighbours of the best that were not tried; none if the best lies inside its sweep."""
+
+
+def sweep(arm: str, case: Case, score: Callable[[Setting], float | None]) -> Sweep:
+    """Widen a method's six settings until the best one has beaten its neighbours.
+
+    Args:
+        arm: The method.
+        case: Data and net.
+        score: Validation accuracy of a setting, or None if it is not measured and shall not be.
+
+    Returns:
+        What was tried, the best, and what stays open.
+    """
+    wanted, scores = settings(arm, case), {}
+    while True:
+        found = {setting: score(setting) for setting in wanted if setting not in scores}
+        scores |= {setting: value for setting, value in found.items() if value is not None}
+        best = max(scores, key=scores.__getitem__)  # the first of equals
+        wanted = [setting for setting in beyond(best, case) if setting not in scores]
+        if not wanted or all(value is None for value in found.values()):
+            return Sweep(scores, best, tuple(wanted))
+
+
 def method_of(arm: str, setting: Setting, norms: Sequence[Mapping[str, float]] | None = None) -> Method:
     """The method of an arm; the matched arms need the norms of the other run."""
+    arm = SWAPPED.get(arm, (arm,))[0]
     if arm in MATCHED:
         inner: Method = FedSign(gamma=setting.strength) if arm == "fedsign, held" else FedAvg()
         return inner if norms is None else NormMatched(inner, norms)

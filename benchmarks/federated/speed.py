@@ -1,8 +1,9 @@
 """Client updates per second: this library's engines, Flower in one process and with Ray, and pfl-research.
 
 All train the same nets on the same rows for the same local steps, in turns: an arm makes a few rounds while the others
-wait. Interpreters with flwr[simulation] 1.41.0 and with pfl 0.6.0 and torch are named by SPARING_FLOWER and
-SPARING_PFL; where one is not named or does not start, its row says so.
+wait. A round is timed from the end of one to the end of the next on all sides, with all that an arm does in it:
+drawing, training, averaging, and what it measures and records. Interpreters with flwr[simulation] 1.41.0 and with pfl
+0.6.0 and torch are named by SPARING_FLOWER and SPARING_PFL; where one is not named or does not start, its row says so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benchmarks.federated.cases import rows_of
 from benchmarks.federated.store import Store
 from sparing.federated import dirichlet
 
-TURNS = 5
+TURNS = 7
 DATA = {"MLP": ("mnist-1d", None), "CNN": ("fashion-mnist", 6000)}
 """Net -> data set, and rows of all clients together."""
 ROOT = Path(__file__).parents[2]

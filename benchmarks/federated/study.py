@@ -1,17 +1,30 @@
 """The methods beside each other: settings chosen on validation rows, then five seeds at every alpha, paired by seed.
 
-Each method tries six settings at alpha 0.5 on seeds of their own; what did best on the validation rows is used at all
-alphas. A run whose model is no longer finite counts at chance.
+Each method tries six settings at alpha 0.5 on seeds of their own, and then neighbours of the best until it lies inside
+what was tried; what did best on the validation rows is used at all alphas. A run whose model is no longer finite counts
+at chance.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.federated.arms import ARMS, LATE, MATCHED, METHODS, Setting, Watched, method_of, settings
+from benchmarks.federated.arms import (
+    ARMS,
+    LATE,
+    MATCHED,
+    METHODS,
+    SWAPPED,
+    Setting,
+    Sweep,
+    Watched,
+    method_of,
+    sweep,
+)
 from benchmarks.federated.cases import ALPHAS, CASES, SEEDS, TUNING_ALPHA, Case
 from benchmarks.federated.store import Store
 from sparing.errors import RunError
@@ -60,14 +73,6 @@ def summary(record: Sequence[Mapping[str, Any]], first: float) -> dict[str, Any]
     }
 
 
-def tuned(store: Store, case: Case, arm: str) -> list[dict[str, Any]]:
-    """Rows of a method's settings on the tuning seeds."""
-    rows = []
-    for setting in settings(arm, case):
-        rows.extend(_trial(store, case, arm, setting, seed) for seed in case.tuning_seeds)
-    return rows
-
-
 def _trial(store: Store, case: Case, arm: str, setting: Setting, seed: int) -> dict[str, Any]:
     key = f"tune, {case.name}, {arm}, {setting.label}, {seed}"
     about = {"case": case.name, "arm": arm, "alpha": TUNING_ALPHA, "seed": seed, "on": "validation"}
@@ -75,12 +80,18 @@ def _trial(store: Store, case: Case, arm: str, setting: Setting, seed: int) -> d
     return store.once(key, lambda: about | train(case, method, setting, TUNING_ALPHA, seed, judge)[0])
 
 
-def chosen(store: Store, case: Case, arm: str) -> Setting:
-    """The setting with the best mean accuracy on the validation rows; of equals the first."""
-    tried = settings(arm, case)
-    rows, each = tuned(store, case, arm), len(case.tuning_seeds)
-    scores = [fmean(row["accuracy"] for row in rows[at * each : (at + 1) * each]) for at in range(len(tried))]
-    return tried[scores.index(max(scores))]
+def tuned(store: Store, case: Case, arm: str, *, measure: bool = True) -> Sweep:
+    """The sweep of a method on the tuning seeds, widened until its best lies inside; or only what is measured."""
+
+    def score(setting: Setting) -> float | None:
+        keys = [f"tune, {case.name}, {arm}, {setting.label}, {seed}" for seed in case.tuning_seeds]
+        if all(key in store.rows for key in keys):
+            return fmean(store.rows[key]["accuracy"] for key in keys)
+        if not measure:
+            return None
+        return fmean(_trial(store, case, arm, setting, seed)["accuracy"] for seed in case.tuning_seeds)
+
+    return sweep(arm, case, score)
 
 
 class Group:
@@ -90,10 +101,14 @@ class Group:
         """Take where rows go and what is run."""
         self.store, self.case, self.alpha, self.seed = store, case, alpha, seed
         self.norms: dict[str, Norms] = {}
+        self.settings: dict[str, Setting] = {}
 
     def measure(self, arm: str) -> dict[str, Any]:
-        """The row of a method."""
+        """The row of a method at the setting that it chose."""
+        setting = self._setting(arm)
         key = f"{self.case.name}, {self.alpha:g}, {self.seed}, {arm}"
+        if not same(self.store.rows.get(key), setting):  # chosen before its sweep was widened
+            key += f", {setting.label}"
         about = {"case": self.case.name, "arm": arm, "alpha": self.alpha, "seed": self.seed, "on": "test"}
         return self.store.once(key, lambda: about | self._run(arm))
 
@@ -109,7 +124,10 @@ class Group:
         return row
 
     def _setting(self, arm: str) -> Setting:
-        return chosen(self.store, self.case, "fedsign" if arm in MATCHED else arm)
+        arm = "fedsign" if arm in MATCHED else SWAPPED.get(arm, (arm, arm))[1]
+        if arm not in self.settings:
+            self.settings[arm] = tuned(self.store, self.case, arm).best
+        return self.settings[arm]
 
     def _norms(self, arm: str) -> Norms:
         """Those of a run of this group, which is run again if the process that ran it has ended."""
@@ -121,20 +139,23 @@ class Group:
         return self.norms[arm]
 
 
+def same(row: Mapping[str, Any] | None, setting: Setting) -> bool:
+    """Whether a row was measured at a setting."""
+    return row is not None and (row.get("lr", setting.lr), row.get("strength", setting.strength)) == (
+        setting.lr,
+        setting.strength,
+    )
+
+
 def run(share: int, of: int) -> None:
-    """Choose settings, then measure seed by seed, so that a stop leaves whole seeds; costly methods at the end."""
+    """Case by case: choose settings, then measure seed by seed, so that a stop leaves whole seeds; costly ones last."""
     store = Store("methods")
-    for late in (False, True):
-        wanted = [arm for arm in ARMS if (arm in LATE) == late]
-        trials = [
-            (case, arm, setting, seed)
-            for case in CASES for arm in wanted if arm in METHODS
-            for setting in settings(arm, case) for seed in case.tuning_seeds
-        ]  # fmt: skip
-        for case, arm, setting, seed in trials[share::of]:
-            _trial(store, case, arm, setting, seed)
-        groups = [(case, alpha, seed) for seed in SEEDS for case in CASES for alpha in ALPHAS]
-        for case, alpha, seed in groups[share::of]:
-            group = Group(store, case, alpha, seed)
-            for arm in wanted:
-                group.measure(arm)
+    for case in CASES:
+        for late in (False, True):
+            wanted = [arm for arm in ARMS if (arm in LATE) == late]
+            for arm in [arm for arm in wanted if arm in METHODS][share::of]:
+                tuned(store, case, arm)
+            for seed, alpha in list(itertools.product(SEEDS, ALPHAS))[share::of]:
+                group = Group(store, case, alpha, seed)
+                for arm in wanted:
+                    group.measure(arm)

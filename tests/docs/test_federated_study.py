@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
@@ -75,3 +76,32 @@ def test_matched_arms_have_the_norms_of_the_other_run():
     name = next(iter(pushed[-1]))
     assert grown[-1] == pytest.approx(pushed[-1], rel=1e-6)  # float32 tensors scaled once
     assert abs(plain[-1][name] / pushed[-1][name] - 1) > 1e-3
+
+
+def test_a_sweep_is_widened_until_its_best_lies_inside():
+    """Accuracy peaks at a rate of 0.8 and a strength of 0.001, both outside the first six settings."""
+    from benchmarks.federated.arms import sweep
+    from benchmarks.federated.cases import SIGNALS
+
+    def peak(setting):
+        return -abs(math.log2(setting.lr / 0.8)) - abs(math.log10(setting.strength / 0.001))
+
+    found = sweep("fedsign", SIGNALS, peak)
+    assert (found.best.lr, found.best.strength, found.open) == (0.8, 0.001, ())
+    around = {(setting.lr, setting.strength) for setting in found.scores}
+    assert {(0.4, 0.001), (1.6, 0.001), (0.8, 0.01), (0.8, 0.0001)} <= around
+
+    def known(setting):  # only the first six are measured
+        return peak(setting) if setting.lr in {0.1, 0.2, 0.4} and setting.strength in {0.01, 0.1} else None
+
+    edge = sweep("fedsign", SIGNALS, known)
+    assert (edge.best.lr, edge.best.strength) == (0.4, 0.01)
+    assert {(setting.lr, setting.strength) for setting in edge.open} == {(0.8, 0.01), (0.4, 0.001)}
+
+
+def test_swapped_arms_have_the_other_methods_setting():
+    from benchmarks.federated.arms import METHODS, SWAPPED, Setting, method_of
+
+    for arm, (method, other) in SWAPPED.items():
+        assert {method, other} <= METHODS.keys()
+        assert method_of(arm, Setting(lr=0.1, strength=0.1)) == METHODS[method][0](0.1)

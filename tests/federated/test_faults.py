@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,11 @@ def sieve(*visits, guard=Guard(), partial=False):  # noqa: B008  # it is frozen
         ({"params": {"w": torch.tensor([1.0, float("nan")]), "b": torch.zeros(1)}}, "not finite (w)"),
         ({"params": {"w": torch.ones(2), "b": torch.tensor([float("inf")])}}, "not finite (b)"),
         ({"buffers": {"mean": torch.tensor([float("nan")])}}, "not finite (mean)"),
-        ({"extras": {"c": {"w": torch.tensor([float("nan")])}}}, "not finite (w)"),
+        ({"extras": {"c": {"w": torch.ones(2)}}}, "wrong shape (c beside the model is only on one side)"),
+        ({"buffers": {"mean": torch.full((1,), 1e6)}}, "huge (1e+06 times the median mean)"),
+        ({"weight": 1e12}, "weight (claims 1e+12 times the median)"),
+        ({"weight": "many"}, "not finite (weight many)"),
+        ({"params": {"w": [1.0, 1.0], "b": torch.zeros(1)}}, "wrong shape (w is no dense tensor)"),
         ({"weight": float("nan")}, "not finite (weight nan)"),
         ({"weight": 0.0}, "not finite (weight 0.0)"),
         ({"params": {"w": torch.ones(3), "b": torch.zeros(1)}},
@@ -55,6 +60,8 @@ def test_clients_that_draw_blocks_may_leave_parameters_out():
 
 def test_huge_updates_in_medians():
     """Lengths √3·(1, 1, 1, 120): the last is 120 medians long."""
+    assert sieve(visit(0), visit(1), visit(2), visit(3, step=19.0))[1] == []
+    assert sieve(visit(0), visit(1), visit(2), visit(3, step=21.0))[0] == [0, 1, 2]
     four = [visit(0), visit(1), visit(2), visit(3, step=120.0)]
     assert sieve(*four) == ([0, 1, 2], ["client 3: huge (120 times the median update)"])
     assert sieve(*four, guard=Guard(huge=121.0)) == ([0, 1, 2, 3], [])
@@ -64,6 +71,32 @@ def test_huge_updates_in_medians():
 
 def test_clients_that_do_not_move_make_nobody_huge():
     assert sieve(visit(0, step=0.0), visit(1, step=0.0), visit(2))[1] == []
+
+
+def test_what_travels_beside_the_model_is_held_to_the_others():
+    def control(client, value):
+        return visit(client, extras={"control": {name: torch.full_like(one, value) for name, one in G.items()}})
+
+    def sieved(last):
+        kept, faults = sift([control(0, 1.0), control(1, 2.0), control(2, 1.0), last], G, BUFFERS, Guard(),
+                            beside={"control"})  # fmt: skip
+        return [one.update.client for one in kept], [str(fault) for fault in faults]
+
+    assert sieved(control(3, 20.0)) == ([0, 1, 2, 3], [])
+    assert sieved(control(3, 1e9)) == ([0, 1, 2], ["client 3: huge (6.67e+08 times the median control)"])
+    assert sieved(control(3, math.nan)) == ([0, 1, 2], ["client 3: not finite (w)"])
+    assert sieved(visit(3)) == ([0, 1, 2], ["client 3: wrong shape (control beside the model is only on one side)"])
+    half = {"control": {"w": torch.ones(2)}}
+    assert sieved(visit(3, extras=half)) == ([0, 1, 2], ["client 3: wrong shape (b is only on one side)"])
+
+
+def test_a_weight_that_the_server_knows_is_not_believed():
+    known = {0: 1.0, 1: 30.0, 2: 4.0}
+    visits = [visit(0), visit(1, weight=30.0), visit(2, weight=1e12)]
+    kept, faults = sift(visits, G, BUFFERS, Guard(), weights=known)
+    assert [one.update.client for one in kept] == [0, 1]  # rows may differ as they do
+    assert str(faults[0]) == "client 2: weight (claims 1e+12 and counts 4)"
+    assert sieve(*visits, guard=Guard(heavy=None))[1] == []
 
 
 def test_too_few_left():
@@ -92,6 +125,7 @@ def test_sabotage():
     [
         (lambda: Guard(huge=1.0), "above the median"),
         (lambda: Guard(least=0), "a mean needs"),
+        (lambda: Guard(heavy=0.5), "more than the median"),
         (lambda: Sabotage(kind="flip", share=1.5), "share of clients"),
     ],
 )

@@ -80,10 +80,11 @@ def test_counters_of_batch_norm_stay_integers():
     assert found.buffers["1.num_batches_tracked"].dtype == torch.int64
 
 
-def host(method=None, schedule=SCHEDULE, clients=CLIENTS, data_of=lambda number: ROWS[number], mods=()):
+def host(method=None, schedule=SCHEDULE, clients=CLIENTS, data_of=lambda number: ROWS[number], mods=(), memory=None,
+         **says):  # fmt: skip
     method = method or FedAvg()
-    app = flower.client_app(method, make_model, data_of, schedule, mods=mods)
-    server = flower.strategy(method, schedule, make_model, clients, patience=0.0)
+    app = flower.client_app(method, make_model, data_of, schedule, mods=mods, memory=memory)
+    server = flower.strategy(method, schedule, make_model, clients, patience=0.0, **says)
     return flower.InProcessGrid(app, clients), server
 
 
@@ -144,12 +145,16 @@ def test_a_client_that_leaves_and_returns_is_counted_once():
     one_round(grid, server, 2)
     assert server.rounds[-1].received == (1, 2, 3)
     assert str(server.rounds[-1].faults[0]) == "client 0: absent (no answer)"
-    # It returns under its old name and under a new one at once, and answers for both.
+    # It returns under its old name and under a new one at once; whose node is online is not taken over by another.
     grid.come_back(1)
     new = grid.join(0)
     one_round(grid, server, 3)
     assert server.rounds[-1].received == (0, 1, 2, 3)
     assert server.rounds[-1].faults == ()
+    assert server.rounds[-1].refused == (f"node {new}: says it is client 0, which node 1 is; check its partition-id",)
+    grid.leave(1)
+    one_round(grid, server, 4)
+    assert server.rounds[-1].received == (0, 1, 2, 3)
     assert server._people.client_of[new] == 0
 
 
@@ -215,11 +220,115 @@ def test_nobody_there_is_an_error():
         one_round(grid, server, 1)
 
 
-def test_a_node_that_is_no_client_is_refused():
+def test_a_node_that_is_no_client_takes_no_part_and_is_named():
     grid, server = host(schedule=EVERYBODY)
     grid.join(7)
-    with pytest.raises(RunError, match="node 5: says it is client 7 of 4; check its partition-id"):
-        one_round(grid, server, 1)
+    one_round(grid, server, 1)
+    assert server.rounds[-1].received == (0, 1, 2, 3)
+    assert server.rounds[-1].refused == ("node 5: says it is client 7 of 4; check its partition-id",)
+    plain, other = host(schedule=EVERYBODY)
+    one_round(plain, other, 1)
+    require_same(server.params, other.params)
+
+
+def test_a_client_whose_node_is_online_cannot_be_claimed():
+    grid, server = host(schedule=EVERYBODY)
+    thief = grid.join(2)
+    one_round(grid, server, 1)
+    assert server._people.client_of[3] == 2
+    assert thief not in server._people.client_of
+    assert server.rounds[-1].refused == (
+        f"node {thief}: says it is client 2, which node 3 is; check its partition-id",
+    )  # fmt: skip
+
+
+def test_keys_that_are_bound_decide_who_is_who():
+    """Node 1 says that it is client 0, and the server knows it as client 1: it fails by itself, and is named."""
+    bound = {1: 1, 2: 0, 3: 2, 4: 3}
+    grid, server = host(schedule=EVERYBODY, nodes=bound)
+    stranger = grid.join(3)
+    one_round(grid, server, 1)
+    last = server.rounds[-1]
+    assert last.received == (2, 3)
+    assert [fault.client for fault in last.faults] == [0, 1]
+    assert "the server knows this node as client 1; start the SuperNode with" in last.faults[1].detail
+    assert last.refused == (f"node {stranger}: its key is registered for no client",)
+    with pytest.raises(UserError, match=r"nodes: got client \[9\]; there are 4"):
+        host(nodes={1: 9})
+
+
+@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(), FedDyn(alpha=0.1)], ids=lambda one: one.name)
+def test_a_server_that_dies_is_taken_up_to_the_same_bits(method, tmp_path):
+    schedule = Schedule(rounds=4, participation=0.5, local_epochs=1, batch_size=8, momentum=0.0)
+    whole = flower.run_in_process(make_model, ROWS, method, schedule)
+    file = tmp_path / "server.safetensors"
+    for rounds in (2, 2):  # the nodes forget all but their folders, as with every new run of Flower
+        grid, server = host(method, schedule, checkpoint=file, resume=True, memory=tmp_path / "memory")
+        assert server.left == schedule.rounds - len(server.rounds)
+        found = server.start(grid, server.initial_arrays(), rounds)
+    assert set(found.train_metrics_clientapp) == {3, 4}
+    require_same(server.params, whole.params)
+    assert [one.number for one in server.rounds] == [1, 2, 3, 4]
+    assert [one.drawn for one in server.rounds] == [one.drawn for one in whole.rounds]
+    for name, vector in whole.state.items():
+        require_same(server.state[name], vector)
+    with pytest.raises(UserError, match=r"server\.safetensors of another run; it differs in schedule"):
+        host(method, Schedule(rounds=4, lr=0.5, momentum=0.0), checkpoint=file, resume=True)
+
+
+def test_a_new_server_without_the_clients_memory_says_so(tmp_path):
+    schedule = Schedule(rounds=2, participation=1.0, local_epochs=1, batch_size=8, momentum=0.0)
+    for _ in range(2):
+        grid, server = host(SCAFFOLD(), schedule, checkpoint=tmp_path / "server", resume=True)
+        if server.left == 1:
+            with pytest.raises(RunError, match="client state of round 1: not at this node, which has 0; scaffold"):
+                server.start(grid, server.initial_arrays(), 1)
+        else:
+            server.start(grid, server.initial_arrays(), 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows", "says"),
+    [
+        ("uniform", None, "weight (claims 1e+12 and counts 1)"),
+        ("size", [len(one) for one in ROWS], "weight (claims 1e+12 and counts"),
+        ("size", None, "weight (claims "),
+    ],
+)
+def test_a_client_does_not_say_how_much_it_counts(weights, rows, says):
+    schedule = Schedule(rounds=1, participation=1.0, local_epochs=1, batch_size=8, weights=weights)
+    claim = broken(lambda content: content["metrics"].update({"one": 1e12, "num-examples": 10**12}))
+    grid, server = host(schedule=schedule, mods=[claim], rows=rows)
+    one_round(grid, server, 1)
+    assert server.rounds[-1].received == (0, 2, 3)
+    assert says in str(server.rounds[-1].faults[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("metrics"),
+        lambda content: content["metrics"].update({"one": [1.0, 1.0]}),
+        lambda content: content["arrays"].update({"0.weight": b"nothing"}),
+    ],
+)
+def test_a_reply_that_nobody_can_read_does_not_end_the_run(change):
+    def spoil(content):
+        try:
+            change(content)
+        except (TypeError, ValueError):  # Flower itself refuses some
+            content.pop("arrays")
+
+    grid, server = host(schedule=EVERYBODY, mods=[broken(spoil)])
+    one_round(grid, server, 1)
+    assert server.rounds[-1].received == (0, 2, 3)
+
+
+def test_metrics_that_differ_in_kind_are_left_out_of_the_means():
+    odd = broken(lambda content: content["metrics"].update({"train-loss": [1.0, 2.0], "steps": math.inf}))
+    grid, server = host(schedule=EVERYBODY, mods=[odd])
+    one_round(grid, server, 1)
+    assert server.rounds[-1].received == (0, 1, 2, 3)
 
 
 def test_what_the_server_and_the_clients_measured_is_kept_by_round():

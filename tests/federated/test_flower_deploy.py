@@ -25,15 +25,18 @@ def text(path):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.timeout(600)
 def test_a_federation_trains_over_tls_to_the_bits_of_one_process(tmp_path, monkeypatch):
     with flower.Deployment(tmp_path / "federation", nodes=2) as federation:
         refuse_a_stranger(federation)
         refuse_another_authority(federation, tmp_path)
         assert federation.online() == 2
-        federation.run(APP, {"rounds": 2, "gamma": 0.1, "output": str(tmp_path / "out")})
+        assert sorted(federation.partitions.values()) == [0, 1]
+        settings = {"rounds": 2, "gamma": 0.1, "output": str(tmp_path / "out"), "partitions": federation.bindings}
+        federation.run(APP, {**settings, "checkpoint": str(tmp_path / "server"), "rounds": 1})
+        federation.run(APP, {**settings, "checkpoint": str(tmp_path / "server")})  # another ServerApp goes on
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert [one["received"] for one in record["rounds"]] == [[0, 1], [0, 1]]
+    assert [one["refused"] for one in record["rounds"]] == [[], []]
     assert 0.5 < record["metrics"]["2"]["ssr"] <= 1
     assert [one["evaluated"] for one in record["rounds"]] == [[0, 1], [0, 1]]
     monkeypatch.syspath_prepend(str(APP))
@@ -117,6 +120,34 @@ def test_a_superlink_that_ends_at_once_is_told_with_its_last_words(tmp_path, mon
     monkeypatch.setattr(flower.Deployment, "superlink_command", lambda self: ["sh", "-c", "echo no luck; exit 3"])
     with pytest.raises(RunError, match="superlink: ended with status 3; no luck"), flower.Deployment(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("statuses", "says"),
+    [
+        (["running", "finished:completed"], None),
+        (["running", "finished:failed"], "run 7: finished:failed; no memory"),
+        (["running", "finished:stopped"], "run 7: still running after -?0 s; stopped"),
+    ],
+)
+def test_a_run_that_ends_between_the_last_look_and_the_limit_is_what_it_is(tmp_path, monkeypatch, statuses, says):
+    seen = iter(statuses)
+
+    def answer(self, *words):
+        if words[0] == "stop" and statuses[1] != "finished:stopped":
+            raise RunError("flwr stop: the run has ended already")
+        return {"run-id": 7}
+
+    monkeypatch.setattr(flower.Deployment, "_flwr", answer)
+    monkeypatch.setattr(flower.Deployment, "_status", lambda self, number: next(seen))
+    monkeypatch.setattr(flower.Deployment, "_call", lambda self, *words: "no memory")
+    monkeypatch.setattr(flower.Deployment, "_log", lambda self, name: "")
+    federation = flower.Deployment(tmp_path)
+    if says is None:
+        assert federation.run(tmp_path, timeout=-1.0) == "no memory"
+    else:
+        with pytest.raises(RunError, match=says):
+            federation.run(tmp_path, timeout=-1e-9)
 
 
 def test_there_is_no_plaintext(tmp_path):

@@ -18,11 +18,13 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     method, schedule = settings_of(config)
+    nodes = dict(tuple(map(int, pair.split(":"))) for pair in str(config["partitions"]).split())
     server = flower.strategy(
         method, schedule, make_model, int(config["clients"]), seed=int(config["seed"]),
-        evaluation=float(config["evaluation"]),
+        evaluation=float(config["evaluation"]), nodes=nodes or None,
+        checkpoint=config["checkpoint"] or None, resume=bool(config["checkpoint"]),
     )  # fmt: skip
-    result = server.start(grid, server.initial_arrays(), schedule.rounds, timeout=120)
+    result = server.start(grid, server.initial_arrays(), server.left, timeout=120)
     if config["output"]:
         folder = Path(config["output"])
         folder.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,8 @@ def refusal(bench: Workbench, clients: Sequence[Client]) -> str:
         "only the cross-entropy of class numbers is known row by row": bench.loss is not F.cross_entropy,
         "targets are not class numbers, one a row": first.targets.ndim != 1 or first.targets.is_floating_point(),
         "clients differ in the shape or dtype of their rows": len(shapes) > 1,
+        # Their mean is over the others, and so many times a share of all rows.
+        "rows without a class (target −100) count in no mean": any(bool((c.targets == -100).any()) for c in clients),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -24,7 +24,7 @@ from sparing.federated.batched import Batched, perceptron, refusal
 from sparing.federated.buffers import mix, recalibrate
 from sparing.federated.checkpoint import Standing, fingerprint, read, write
 from sparing.federated.engines import Answers, Engine, Loop, crash
-from sparing.federated.faults import Fault, Guard, require_enough, sift
+from sparing.federated.faults import Fault, Guard, beside_of, require_enough, require_finite, sift
 from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, load_, seeded_model, workbench
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, judged, kinds_of, round_row
@@ -143,8 +143,10 @@ def simulate(
 
     Raises:
         UserError: If settings, model, method and engine do not fit together.
-        RunError: If a round has too few clients left.
+        RunError: If a round has too few clients left, or the server's step overflows.
     """
+    named = isinstance(method, Method) and not isinstance(method, type)
+    require(named, "method", repr(method), "a method is a value", "pass one such as FedAvg() or FedSign(gamma=0.01)")
     _check(clients, every, checkpoint_every, resume, checkpoint)
     bench = workbench(seeded_model(method, make_model, seed), method, schedule, seed=seed, loss=loss)
     _check_norm(bench, proxy)
@@ -168,6 +170,7 @@ class _Simulation:
         self._kinds = kinds_of(bench.model)
         self._initial = detached(bench.params)
         self._buffers = detached(buffers_of(bench.model))
+        self._beside = beside_of(bench.method, self._initial, self._buffers)
 
     def run(self, file: _File) -> Run:
         """Do all rounds that are left."""
@@ -204,6 +207,7 @@ class _Simulation:
         require_enough(len(visits), at.rounds, faults, self._server.guard)
         updates = [visit.update for visit in visits]
         params, server, extras = method.aggregate(at.params, updates, at.server, len(self._clients))
+        require_finite(params, at.rounds)
         buffers = self._merged(params, at.buffers, updates)
         seconds = time.perf_counter() - began
         row = {
@@ -238,14 +242,21 @@ class _Simulation:
         reached: list[Visit] = []
         faults: list[Fault] = []
         for visit in visits:
+            client, tamper = visit.update.client, self._server.tamper
             try:
-                tamper = self._server.tamper
                 update = visit.update if tamper is None else tamper(visit.update, sent.params)
+                own = isinstance(update, Update) and update.client == client
+                require(
+                    own, "update", type(update).__name__, "it is not that of the client", "send Update(client, ...)"
+                )
                 reached.append(replace(visit, update=update))
             except Exception as error:  # noqa: BLE001  # an attack may be anything
-                faults.append(crash(visit.update.client, error))
-        partial = self._bench.schedule.blocks is not None
-        sound, more = sift(reached, sent.params, sent.buffers, self._server.guard, partial=partial)
+                faults.append(crash(client, error))
+        weights = {visit.update.client: visit.update.weight for visit in visits}  # as the engine made them
+        sound, more = sift(
+            reached, sent.params, sent.buffers, self._server.guard, partial=self._bench.schedule.blocks is not None,
+            beside=self._beside, weights=weights,
+        )  # fmt: skip
         return sound, [*faults, *more]
 
     def _merged(self, params: Vector, before: Vector, updates: Sequence[Update]) -> Vector:
@@ -326,6 +337,11 @@ def _check(
 ) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
     for at, client in enumerate(clients):
+        rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
+        got = f"{type(client.inputs).__name__} and {type(client.targets).__name__}"
+        require(
+            rows, f"client {at}", got, "rows are tensors", "pass Client(torch.tensor(inputs), torch.tensor(targets))"
+        )
         same = len(client.inputs) == len(client.targets) > 0
         got = f"{len(client.inputs)} inputs and {len(client.targets)} targets"
         require(same, f"client {at}", got, "each row needs both, and a client needs rows", "split the data anew")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from sparing.federated.flower_grid import FlowerRun, InProcessGrid, run_in_process
     from sparing.federated.flower_keys import certificates, node_key
     from sparing.federated.flower_mods import sign_telemetry
-    from sparing.federated.flower_server import FlowerRound, MethodStrategy, strategy
+    from sparing.federated.flower_rounds import FlowerRound
+    from sparing.federated.flower_server import MethodStrategy, strategy
 
 __all__ = [
     "Deployment",
@@ -44,7 +45,7 @@ __all__ = [
 
 _HOMES = {
     "Deployment": "flower_deploy",
-    "FlowerRound": "flower_server",
+    "FlowerRound": "flower_rounds",
     "FlowerRun": "flower_grid",
     "InProcessGrid": "flower_grid",
     "MethodStrategy": "flower_server",

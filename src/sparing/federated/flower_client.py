@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 
 import torch.nn.functional as F
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -11,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from torch import nn
 
-from sparing.errors import RunError, UserError
+from sparing.errors import RunError, UserError, require
 from sparing.federated.flower_records import (
     ARRAYS,
     METRICS,
@@ -36,7 +38,9 @@ from sparing.federated.loop import (
 from sparing.federated.loop import train as train_client
 from sparing.federated.methods import Method, Sent, State, Vector
 from sparing.federated.metrics import Accuracy, Evaluate
+from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
+from sparing.report.atomic import write_whole
 
 DataOf = Callable[[int], Client]
 """Number of a client, its node's ``partition-id`` -> its rows."""
@@ -68,6 +72,7 @@ def client_app(
     held_of: DataOf | None = None,
     judge: Judge = _accuracy,
     mods: Sequence[Mod] = (),
+    memory: str | PathLike[str] | None = None,
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
 
@@ -84,6 +89,8 @@ def client_app(
             that keeps batch norm of its own measures the model with it. None: the app has no ``evaluate``.
         judge: What measures a model on them; accuracy and loss of a classifier unless told.
         mods: Flower's, such as ``sign_telemetry``.
+        memory: The node's own folder for the state of its client, so that a run which another ServerApp takes up finds
+            it; without one Flower forgets it with the run.
 
     Returns:
         An app with ``train``, for the strategy to learn who is who ``query``, and with held-out rows ``evaluate``.
@@ -92,7 +99,7 @@ def client_app(
         UserError: If the method refuses the schedule.
     """
     method.check(schedule)
-    host = _Host(method, make_model, data_of, schedule, loss, held_of, judge)
+    host = _Host(method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory))
     app = ClientApp(mods=list(mods))
     app.train()(host.train)
     app.query()(_say_who)
@@ -112,15 +119,16 @@ class _Host:
     loss: Loss
     held_of: DataOf | None
     judge: Judge
+    folder: Path | None
     benches: dict[int, Workbench] = field(default_factory=dict)
 
     def train(self, message: Message, context: Context) -> Message:
         """Train for one round and reply with the update."""
         config = config_of(message.content)
-        number, client = whole(config, "server-round"), _number_of(context)
+        number, client = whole(config, "server-round"), _asked(config, context)
         bench = self._bench(whole(config, "sparing-seed"))
         sent, initial = _received(message.content, bench)
-        memory = _Memory(context.state, bench)
+        memory = self._memory(client, config, context, bench)
         state, own = memory.recall(whole(config, "accepted-round"), initial)
         rows = self.data_of(client)
         visit = train_client(bench, rows, sent, state, number=number - 1, client_id=client, own=own)
@@ -130,10 +138,10 @@ class _Host:
     def evaluate(self, message: Message, context: Context) -> Message:
         """Measure the global model on the client's held-out rows and reply with the numbers."""
         config = config_of(message.content)
-        number, client = whole(config, "server-round"), _number_of(context)
+        number, client = whole(config, "server-round"), _asked(config, context)
         bench = self._bench(whole(config, "sparing-seed"))
         sent, _ = _received(message.content, bench)
-        own = _Memory(context.state, bench).own(whole(config, "accepted-round"))
+        own = self._memory(client, config, context, bench).own(whole(config, "accepted-round"))
         model = received_by(bench, sent, own)
         load_(bench.model, model.params, model.buffers)
         if self.held_of is None or not len(rows := self.held_of(client)):
@@ -141,6 +149,13 @@ class _Host:
         numbers = {"one": 1.0, "num-examples": len(rows), **self.judge(rows)(bench.model)}
         content = RecordDict({METRICS: MetricRecord(numbers), WHO: ConfigRecord({"client": client})})
         return Message(content, reply_to=message)
+
+    def _memory(self, client: int, config: ConfigRecord, context: Context, bench: Workbench) -> _Memory:
+        run = str(config.get("sparing-run", ""))
+        file = None if self.folder is None else self.folder / f"client-{client}.safetensors"
+        memory = _Memory(context.state, bench, file, run)
+        memory.load()
+        return memory
 
     def _bench(self, seed: int) -> Workbench:
         if seed not in self.benches:
@@ -155,6 +170,31 @@ class _Memory:
 
     records: RecordDict
     bench: Workbench
+    file: Path | None
+    run: str
+
+    def load(self) -> None:
+        """Read what this client of this run left in its file, if the context knows nothing: another ServerApp asks."""
+        if self.file is None or _ROUNDS in self.records or not self.file.exists():
+            return
+        try:
+            tree, facts = unpack(self.file.read_bytes())
+            same = facts["run"] == self.run
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why, do = "the client's state cannot be read", "delete it, and begin the run anew"
+            raise UserError(self.file.name, got=str(error), why=why, do=do) from None
+        if same:
+            for key, vector in tree.items():
+                self.records[key] = record_of(vector)
+            self.records[_ROUNDS] = ConfigRecord(facts["rounds"])
+
+    def save(self) -> None:
+        """Write it."""
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            template, kept = _template(self.bench), self.records.array_records
+            tree = {key: vector_of(kept[key], template) for key in kept if key.startswith((_KEPT, _PENDING))}
+            write_whole(self.file, pack(tree, {"run": self.run, "rounds": dict(self.records[_ROUNDS])}))
 
     def recall(self, accepted: int, initial: Vector) -> tuple[State, Vector]:
         """Return the method's state and the own batch norm after the round that the server accepted last.
@@ -207,6 +247,7 @@ class _Memory:
         put_state(self.records, {"own": visit.own} if visit.own else {}, f"{_PENDING}{_OWN}")
         kept = config_of(self.records, _ROUNDS).get("kept", 0)
         self.records[_ROUNDS] = ConfigRecord({"kept": kept, "pending": number})
+        self.save()
 
     def _promote(self, number: int) -> None:
         for key in [key for key in self.records if key.startswith(_KEPT)]:
@@ -244,6 +285,20 @@ def _reply(visit: Visit, rows: int) -> RecordDict:
 
 def _say_who(message: Message, context: Context) -> Message:
     return Message(RecordDict({WHO: ConfigRecord({"client": _number_of(context)})}), reply_to=message)
+
+
+def _asked(config: ConfigRecord, context: Context) -> int:
+    """The client that the server writes to, which must be this node's own."""
+    number = _number_of(context)
+    asked = whole(config, "sparing-client", number)
+    require(
+        asked == number,
+        "node configuration 'partition-id'",
+        number,
+        f"the server knows this node as client {asked}",
+        f"start the SuperNode with --node-config 'partition-id={asked}', or register its key for client {number}",
+    )
+    return number
 
 
 def _number_of(context: Context) -> int:

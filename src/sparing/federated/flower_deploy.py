@@ -41,6 +41,7 @@ class Deployment:
         folder: Certificates, keys, logs and Flower's home folder.
         nodes: SuperNodes (count); node i has ``partition-id`` i in its configuration.
         keys: Key pair of each node.
+        partitions: Flower's number of each registered node -> the client that its key belongs to, for ``strategy``.
         environment: Variables of all processes.
     """
 
@@ -65,6 +66,7 @@ class Deployment:
         self._port = 0
         self._certificates: Certificates | None = None
         self.keys: list[NodeKey] = []
+        self.partitions: dict[int, int] = {}
 
     def __enter__(self) -> Deployment:
         """Start, and stop again if that fails."""
@@ -92,8 +94,8 @@ class Deployment:
         self._write_connection()
         self._spawn("superlink", self.superlink_command())
         self._until(lambda: _answers(self._port), "the SuperLink")
-        for key in self.keys:
-            self.register(key)
+        for i, key in enumerate(self.keys):
+            self.partitions[self.register(key)] = i
         for i in range(self.nodes):
             self.start_node(i)
         self._until(lambda: self.online() >= self.nodes, f"{self.nodes} SuperNodes")
@@ -125,16 +127,19 @@ class Deployment:
             *("--node-config", f"partition-id={number} num-partitions={self.nodes}"),
         ]
 
-    def register(self, key: NodeKey) -> None:
+    def register(self, key: NodeKey) -> int:
         """Tell the SuperLink that a node's public key is welcome.
 
         Args:
             key: Of the node.
 
+        Returns:
+            Flower's number of the node, which belongs to the key as long as the SuperLink lives.
+
         Raises:
             RunError: If the SuperLink refuses.
         """
-        self._flwr("supernode", "register", str(key.public), _LINK)
+        return int(self._flwr("supernode", "register", str(key.public), _LINK, "--format", "json")["node-id"])
 
     def start_node(self, number: int) -> None:
         """Start a SuperNode, also one that was stopped.
@@ -143,6 +148,11 @@ class Deployment:
             number: Of the node, from 0.
         """
         self._spawn(f"node-{number}", self.node_command(number))
+
+    @property
+    def bindings(self) -> str:
+        """``partitions`` as a setting of a run: ``NODE:CLIENT`` for each node, with spaces between."""
+        return " ".join(f"{node}:{client}" for node, client in self.partitions.items())
 
     def stop_node(self, number: int) -> None:
         """Stop a SuperNode and what it started.
@@ -177,8 +187,10 @@ class Deployment:
         end = time.monotonic() + timeout
         while not (status := self._status(number)).startswith("finished"):
             if time.monotonic() > end:
-                self._flwr("stop", number, _LINK, "--format", "json")
-                raise RunError(f"run {number}: still {status} after {timeout:.0f} s; stopped")
+                status = self._stopped(number)
+                if status.startswith("finished") and status != "finished:stopped":
+                    break  # it ended by itself after the last look
+                raise RunError(f"run {number}: still running after {timeout:.0f} s; stopped")
             time.sleep(_POLL)
         log = self._call("log", number, _LINK, "--show")
         if status != "finished:completed":
@@ -224,6 +236,12 @@ class Deployment:
     def _status(self, number: str) -> str:
         runs = self._flwr("list", _LINK, "--run-id", number, "--format", "json")["runs"]
         return str(runs[0]["status"])
+
+    def _stopped(self, number: str) -> str:
+        """Stop a run, unless it has just ended by itself, which Flower answers with an error; return how it stands."""
+        with suppress(RunError):
+            self._flwr("stop", number, _LINK, "--format", "json")
+        return self._status(number)
 
     def _log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")

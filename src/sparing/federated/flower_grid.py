@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from sparing.errors import require
 from sparing.federated.faults import Guard
 from sparing.federated.flower_client import client_app
-from sparing.federated.flower_server import FlowerRound, strategy
+from sparing.federated.flower_rounds import FlowerRound
+from sparing.federated.flower_server import strategy
 from sparing.federated.loop import Client, Loss, load_
 from sparing.federated.methods import Method, State, Vector
 from sparing.federated.settings import Schedule
@@ -213,7 +214,7 @@ def run_in_process(
     with _quiet():
         server = strategy(
             method, schedule, make_model, len(clients), seed=seed, guard=guard, proxy=proxy, patience=0.0,
-            evaluation=share,
+            evaluation=share, rows=[len(client) for client in clients],
         )  # fmt: skip
 
     def measured(number: int, arrays: Any) -> MetricRecord | None:

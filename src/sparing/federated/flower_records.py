@@ -8,7 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 from sparing.federated.methods import State, Vector
 
 ARRAYS = "arrays"
@@ -48,16 +48,18 @@ def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
         Those names of the template that the record has. Shapes are as they came.
 
     Raises:
-        UserError: If an array is not in NumPy's format.
+        UserError: If an array is not in NumPy's format, or complex where the model's is real.
     """
     try:
-        return {
-            name: torch.from_numpy(record[name].numpy()).to(template[name].dtype) for name in template if name in record
-        }
+        read = {name: torch.from_numpy(record[name].numpy()) for name in template if name in record}
     except (TypeError, ValueError) as error:
         raise UserError(
             "Flower arrays", got=str(error), why="they cannot be read", do="send arrays in NumPy's format"
         ) from error
+    # A cast would drop the imaginary part with a warning.
+    odd = [name for name, value in read.items() if value.is_complex() and not template[name].is_complex()]
+    require(not odd, f"Flower array {odd[:1]}", "complex", "the model's is real", "send its real part")
+    return {name: value.to(template[name].dtype) for name, value in read.items()}
 
 
 def put_state(records: RecordDict, state: State, prefix: str = _EXTRA) -> None:

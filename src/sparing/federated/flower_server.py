@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
-from sparing.errors import require
 from sparing.federated.buffers import mix, recalibrate
-from sparing.federated.faults import Fault, Guard, require_enough, sift
+from sparing.federated.checkpoint import Standing, fingerprint, read, write
+from sparing.federated.faults import Fault, Guard, beside_of, require_enough, require_finite, sift
 from sparing.federated.flower_client import INITIAL
 from sparing.federated.flower_people import People, absent, last_line
-from sparing.federated.flower_records import ARRAYS, CONFIG, get_state, put_state, record_of, vector_of
-from sparing.federated.loop import Visit, buffers_of, load_, norm_names, seeded_model
+from sparing.federated.flower_records import ARRAYS, CONFIG, put_state, record_of, vector_of
+from sparing.federated.flower_rounds import (
+    FlowerRound,
+    alike,
+    bytes_in,
+    check_counts,
+    check_norms,
+    known_weights,
+    round_of,
+    row_of,
+    rows_measured,
+    update_of,
+)
+from sparing.federated.loop import Visit, buffers_of, load_, seeded_model
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.settings import Schedule, drawn
-
-
-@dataclass(frozen=True, slots=True)
-class FlowerRound:
-    """What happened in a round."""
-
-    number: int
-    """Of the round, 1 for the first, as Flower counts."""
-
-    drawn: tuple[int, ...]
-    """Clients that the schedule drew."""
-
-    received: tuple[int, ...]
-    """Clients whose update counted, each once."""
-
-    faults: tuple[Fault, ...]
-    """Clients that were left out, and why; those that were not there or did not answer are ``"absent"``."""
-
-    bytes_down: int
-    """Arrays sent to all clients together (bytes)."""
-
-    bytes_up: int
-    """Arrays received from all clients together (bytes)."""
-
-    evaluated: tuple[int, ...] = ()
-    """Clients that measured the new model on rows of their own, where any were asked."""
 
 
 class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: its types are not read
@@ -72,37 +63,63 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         proxy: Tensor | None = None,
         mixture: bool = False,
         evaluation: float = 0.0,
+        rows: Sequence[int] | None = None,
+        nodes: Mapping[int, int] | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        resume: bool = False,
     ) -> None:
         """See ``strategy``."""
         by = "num-examples" if schedule.weights == "size" else "one"
         super().__init__(fraction_train=schedule.participation, fraction_evaluate=evaluation, weighted_by_key=by)
-        require(0 <= evaluation <= 1, "evaluation", evaluation, "it is a share of the clients", "pass 0 <= share <= 1")
-        require(clients >= 1, "clients", clients, "somebody must train", "pass the number of all clients")
+        check_counts(evaluation, clients, rows, resumes=resume, kept=checkpoint is not None)
         method.check(schedule)
         self.method, self.schedule, self.clients, self.seed, self.mixture = method, schedule, clients, seed, mixture
         self.patience, self.guard, self.proxy = patience, guard or Guard(), proxy
         self.model = seeded_model(method, make_model, seed)
-        lacks = schedule.batch_norm == "recalibrate" and proxy is None and bool(norm_names(self.model))
-        got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
-        require(not lacks, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')
+        check_norms(schedule, self.model, proxy)
         params = {name: p for name, p in named_parameters(self.model).items() if p.requires_grad}
         self.params: Vector = {name: p.detach().clone() for name, p in params.items()}
         self.buffers: Vector = {name: value.clone() for name, value in buffers_of(self.model).items()}
         self.initial, self.state = dict(self.params), method.server_state(self.params)
         self.extras: State = {}
-        first = Sent(self.params, {}, self.buffers)
-        fresh = method.client_state(self.params)
-        self._beside = method.finish(first, self.params, fresh, 1, 1.0, self.buffers)[1].keys()
+        self._beside = beside_of(method, self.params, self.buffers)
+        self._weights = known_weights(schedule, clients, rows)
+        self._people = People(clients, patience, nodes)
+        self._start()
+        self._file = None if checkpoint is None else Path(checkpoint)
+        self._run = fingerprint(schedule, method, seed, list(rows or [clients]), self.initial)
+        self._tag = hashlib.sha256(json.dumps(self._run).encode()).hexdigest()
+        if resume and self._file is not None and self._file.exists():
+            self._take_up(read(self._file, self._run))
+
+    def _start(self) -> None:
+        """Before the first round."""
         self.rounds: list[FlowerRound] = []
-        self._people = People(clients, patience)
+        self._before = 0  # rounds that another ServerApp did
         self._accepted: dict[int, int] = {}  # client -> last round in which it was counted
         self._asked: dict[int, int] = {}  # node -> client, of the round under way
         self._drawn: tuple[int, ...] = ()
         self._bytes_down = 0
 
+    @property
+    def left(self) -> int:
+        """Rounds of the schedule that are not done (count), for ``start``."""
+        return max(self.schedule.rounds - len(self.rounds), 0)
+
     def initial_arrays(self) -> ArrayRecord:
-        """Return the initial global model for ``start``: parameters and buffers by the names of its state."""
+        """Return the global model for ``start``, of a resumed run the last one, by the names of its state."""
         return record_of({**self.params, **self.buffers})
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **more: Any) -> Result:
+        """Run rounds as Flower does, numbered on from those of the run that was taken up."""
+        before, judge = self._before, more.get("evaluate_fn")
+        if judge is not None:
+            more["evaluate_fn"] = lambda number, arrays: judge(number + before, arrays)
+        result = super().start(grid, initial_arrays, num_rounds, **more)
+        for what in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            numbered = getattr(result, what)
+            setattr(result, what, {number + before: record for number, record in numbered.items()})
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -121,6 +138,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         Raises:
             RunError: If too few are there.
         """
+        server_round += self._before
         template = {**self.params, **self.buffers}
         model = vector_of(arrays, template)
         self.params = {name: model[name] for name in self.params}
@@ -130,7 +148,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         require_enough(len(nodes), server_round - 1, absent(self._drawn, nodes), self.guard)
         self._asked = {node: client for client, node in nodes.items()}
         messages = [self._message(server_round, node, client, arrays, config) for client, node in nodes.items()]
-        self._bytes_down = sum(_bytes(message.content) for message in messages)
+        self._bytes_down = sum(bytes_in(message.content) for message in messages)
         return messages
 
     def aggregate_train(
@@ -148,24 +166,33 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         Raises:
             RunError: If too few are left.
         """
+        number = self._before + server_round
         answers, faults = self._read(replies)
         visits = [Visit(update, {}) for update, _ in answers.values()]
-        partial = self.schedule.blocks is not None
-        sound, found = sift(visits, self.params, self.buffers, self.guard, partial=partial)
+        sound, found = sift(
+            visits, self.params, self.buffers, self.guard, partial=self.schedule.blocks is not None,
+            beside=self._beside, weights=self._weights,
+        )  # fmt: skip
         faults += found
         told = {fault.client for fault in faults} | set(answers)
         faults += [Fault(client, "absent", "no answer") for client in self._drawn if client not in told]
         faults.sort(key=lambda fault: fault.client)
-        require_enough(len(sound), server_round - 1, faults, self.guard)
-        updates = [visit.update for visit in sound]
-        received = tuple(sorted(update.client for update in updates))
+        require_enough(len(sound), number - 1, faults, self.guard)
+        updates = sorted((visit.update for visit in sound), key=lambda update: update.client)
+        received = tuple(update.client for update in updates)
         self._step(updates)
-        self._accepted |= dict.fromkeys(received, server_round)
-        contents = [answers[client][1] for client in received]
-        up = sum(_bytes(content) for _, content in answers.values())
-        self.rounds.append(FlowerRound(server_round, self._drawn, received, tuple(faults), self._bytes_down, up))
+        require_finite(self.params, number - 1)
+        self._accepted |= dict.fromkeys(received, number)
+        up = sum(bytes_in(content) for _, content in answers.values())
+        refused = self._people.refused
+        self.rounds.append(
+            FlowerRound(number, self._drawn, received, tuple(faults), self._bytes_down, up, refused=refused)
+        )
+        self._write()
+        contents, weights = [answers[client][1] for client in received], [update.weight for update in updates]
         # Metrics may differ between clients if mods do: only what all have is averaged.
-        return self.initial_arrays(), self.train_metrics_aggr_fn(_alike(contents), self.weighted_by_key)
+        metrics = self.train_metrics_aggr_fn(alike(contents, weights, self.weighted_by_key), self.weighted_by_key)
+        return self.initial_arrays(), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -183,6 +210,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """
         if not self.fraction_evaluate:
             return []
+        server_round += self._before
         chosen = drawn(self.schedule, self.clients, server_round - 1, self.seed, self.fraction_evaluate, "evaluation")
         nodes = self._people.find(grid, chosen)
         self._asked = {node: client for client, node in nodes.items()}
@@ -201,7 +229,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         Returns:
             The means over all held-out rows, or None if nobody answered.
         """
-        answers: dict[int, RecordDict] = {}
+        answers: dict[int, tuple[RecordDict, float]] = {}
         faults: list[Fault] = []
         for reply in replies:
             client = self._asked.get(reply.metadata.src_node_id)
@@ -209,15 +237,53 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
                 continue
             if reply.has_error():
                 faults.append(Fault(client, "crash", f"evaluation: {last_line(reply.error.reason)}"))
-            elif fault := _unmeasured(reply.content):
-                faults.append(Fault(client, "not finite", f"evaluation: {fault}"))
-            else:
-                answers[client] = reply.content
+                continue
+            try:
+                answers[client] = (reply.content, rows_measured(reply.content))
+            except (KeyError, ValueError, TypeError) as error:
+                faults.append(Fault(client, "not finite", f"evaluation: {error.args[0]}"))
+        faults += self._overweight(answers)
         last = self.rounds[-1]
         self.rounds[-1] = replace(last, evaluated=tuple(sorted(answers)), faults=(*last.faults, *faults))
+        self._write()
         if not answers:
             return None
-        return self.evaluate_metrics_aggr_fn(_alike([answers[client] for client in sorted(answers)]), "num-examples")
+        contents, rows = zip(*(answers[client] for client in sorted(answers)), strict=True)
+        return self.evaluate_metrics_aggr_fn(alike(contents, rows, "num-examples"), "num-examples")
+
+    def _overweight(self, answers: dict[int, tuple[RecordDict, float]]) -> list[Fault]:
+        """Take out clients whose claim of held-out rows would drown the others', as ``Guard.heavy`` has it."""
+        if self.guard.heavy is None or len(answers) < 3:
+            return []
+        middle = statistics.median(rows for _, rows in answers.values())
+        heavy = [client for client, (_, rows) in answers.items() if rows > self.guard.heavy * middle]
+        claims = {client: answers.pop(client)[1] / middle for client in heavy}
+        return [
+            Fault(client, "weight", f"evaluation: claims {claims[client]:.3g} times the median") for client in heavy
+        ]
+
+    def _write(self) -> None:
+        """Keep where the run stands, for a ServerApp that takes it up."""
+        if self._file is not None:
+            rows = [row_of(one) for one in self.rounds]
+            standing = Standing(
+                rounds=len(rows),
+                params=self.params,
+                buffers=self.buffers,
+                server=self.state,
+                extras=self.extras,
+                rows=rows,
+            )
+            write(standing, self._file, self._run)
+
+    def _take_up(self, standing: Standing) -> None:
+        """Go on where another ServerApp stood."""
+        self.params, self.buffers = standing.params, standing.buffers
+        self.state, self.extras = standing.server, standing.extras
+        self.rounds = [round_of(row) for row in standing.rows]
+        self._before = standing.rounds
+        for one in self.rounds:
+            self._accepted |= dict.fromkeys(one.received, one.number)
 
     def _step(self, updates: Sequence[Update]) -> None:
         """Take the method's server step, then the buffers'."""
@@ -243,7 +309,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     ) -> Message:
         """Write to one client; the arrays are shared between the messages, the configuration is its own."""
         accepted = self._accepted.get(client, 0)
-        says = ConfigRecord({**config, "server-round": number, "sparing-seed": self.seed, "accepted-round": accepted})
+        ours = {"server-round": number, "sparing-seed": self.seed, "accepted-round": accepted}
+        says = ConfigRecord({**config, **ours, "sparing-client": client, "sparing-run": self._tag})
         content = RecordDict({ARRAYS: arrays, CONFIG: says})
         put_state(content, self.extras if kind == MessageType.TRAIN else {})
         late = kind == MessageType.TRAIN and not accepted and number > 1
@@ -263,25 +330,11 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
                 faults.append(Fault(client, "crash", last_line(reply.error.reason)))
                 continue
             try:
-                answers[client] = (self._update(client, reply.content), reply.content)
-            except (KeyError, ValueError, TypeError) as error:
-                faults.append(Fault(client, "wrong shape", f"unreadable reply: {error}"))
+                update = update_of(client, reply.content, self.params, self.buffers, self._beside, self.weighted_by_key)
+                answers[client] = (update, reply.content)
+            except Exception as error:  # noqa: BLE001  # whatever a client sends, the round survives it
+                faults.append(Fault(client, "wrong shape", f"unreadable reply: {last_line(str(error))[:200]}"))
         return answers, faults
-
-    def _update(self, client: int, content: RecordDict) -> Update:
-        record = content.array_records[ARRAYS]
-        template = {**self.params, **self.buffers}
-        if strange := sorted(record.keys() - template.keys()):
-            raise KeyError(f"{strange[0]} is no tensor of the model")
-        params, buffers = vector_of(record, self.params), vector_of(record, self.buffers)
-        metrics = next(iter(content.metric_records.values()))
-        extras = get_state(content, template)
-        if extras.keys() != self._beside:
-            raise KeyError(f"{sorted(extras)} travels beside the model, not {sorted(self._beside)}")
-        for name, vector in extras.items():
-            if any(value.shape != template[key].shape for key, value in vector.items()):
-                raise ValueError(f"{name} has other shapes than the model")
-        return Update(client, params, float(metrics[self.weighted_by_key]), extras, buffers)
 
 
 def strategy(
@@ -296,12 +349,20 @@ def strategy(
     proxy: Tensor | None = None,
     mixture: bool = False,
     evaluation: float = 0.0,
+    rows: Sequence[int] | None = None,
+    nodes: Mapping[int, int] | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    resume: bool = False,
 ) -> MethodStrategy:
     """Return the Flower strategy that runs the rounds of ``simulate``, to the same bits.
 
     The clients of a round are those of ``drawn``, found by their ``partition-id``: which nodes happen to be online,
     and Python's global random numbers, have no say. A client that left and came back, also as another node, is
-    counted once. Start it with ``start(grid, initial_arrays=made.initial_arrays(), num_rounds=schedule.rounds)``.
+    counted once. Start it with ``start(grid, initial_arrays=made.initial_arrays(), num_rounds=made.left)``.
+
+    A node says itself which client it is unless ``nodes`` does; a client whose node is online cannot be claimed by
+    another, but one that is offline can. How much a client counts is not its own to say: 1 with uniform weights, its
+    ``rows`` where they are passed; otherwise claims beyond ``Guard.heavy`` medians are left out.
 
     Args:
         method: The same value as the ClientApp has.
@@ -315,6 +376,11 @@ def strategy(
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
         evaluation: Share of all clients that measure each new model on held-out rows of their own; drawn apart from
             those that train.
+        rows: Rows of each client, for ``weights="size"``; a client that claims others is left out.
+        nodes: Node -> client, as keys were registered (``Deployment.partitions``); others are refused.
+        checkpoint: File to write after every round: model, server state, controls, who was counted.
+        resume: Whether to take up that file, if it is there, where another ServerApp stopped. Clients need a
+            ``memory`` of their own for methods that keep a state.
 
     Returns:
         A strategy for one run: it keeps the method's server state.
@@ -324,29 +390,5 @@ def strategy(
     """
     return MethodStrategy(
         method, schedule, make_model, clients, seed=seed, patience=patience, guard=guard, proxy=proxy, mixture=mixture,
-        evaluation=evaluation,
+        evaluation=evaluation, rows=rows, nodes=nodes, checkpoint=checkpoint, resume=resume,
     )  # fmt: skip
-
-
-def _alike(contents: Sequence[RecordDict]) -> list[RecordDict]:
-    """Keep the metrics that all clients have."""
-    records = [next(iter(content.metric_records.values())) for content in contents]
-    names = [name for name in records[0] if all(name in record for record in records)]
-    return [RecordDict({"metrics": MetricRecord({name: record[name] for name in names})}) for record in records]
-
-
-def _unmeasured(content: RecordDict) -> str:
-    """Return what is wrong with a client's numbers, nothing if all are well."""
-    record = next(iter(content.metric_records.values()), None)
-    if record is None or not isinstance(rows := record.get("num-examples"), int | float) or not rows > 0:
-        return "no number of held-out rows"
-    spoilt = [name for name, value in record.items() if not math.isfinite(float(sum(_numbers(value))))]
-    return f"{spoilt[0]} is not finite" if spoilt else ""
-
-
-def _numbers(value: float | list[float]) -> list[float]:
-    return list(value) if isinstance(value, list) else [value]
-
-
-def _bytes(content: RecordDict) -> int:
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())

@@ -126,10 +126,14 @@ def workbench(
         The bench.
 
     Raises:
-        UserError: If nothing in the model trains, or it has too few blocks to draw from.
+        UserError: If nothing in the model trains, it is complex, or it has too few blocks to draw from.
     """
     params = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     require(bool(params), "model", type(model).__name__, "it has no parameter that trains", "unfreeze some")
+    odd = [name for name, value in {**params, **buffers_of(model)}.items() if value.is_complex()]
+    require(
+        not odd, "model", f"complex {odd[:1]}", "means, norms and signs are of real numbers", "hold two real tensors"
+    )
     body = body_of(model, schedule)
     return Workbench(model, method, schedule, seed, loss, params, norm_names(model), body)
 

@@ -56,17 +56,29 @@ class Accuracy:
         Returns:
             ``accuracy`` (share of rows) and ``loss`` (mean cross-entropy, nats).
         """
+        right, losses = self.rows(model)
+        return {"accuracy": int(right.sum()) / len(right), "loss": float(losses.sum()) / len(right)}
+
+    def rows(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Measure a model row by row, for comparisons of two models on the same rows.
+
+        Args:
+            model: As for a call.
+
+        Returns:
+            Whether each row is right, shape (n,), bool; and its cross-entropy (nats), shape (n,), float64.
+        """
         was = model.training
         model.eval()
-        hits = loss = 0.0
+        right, losses = [], []
         with torch.no_grad():
             for start in range(0, len(self.targets), self.batch):
                 targets = self.targets[start : start + self.batch]
                 logits = model(self.inputs[start : start + self.batch])
-                hits += int((logits.argmax(-1) == targets).sum())
-                loss += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
+                right.append(logits.argmax(-1) == targets)
+                losses.append(F.cross_entropy(logits.double(), targets, reduction="none"))
         model.train(was)
-        return {"accuracy": hits / len(self.targets), "loss": loss / len(self.targets)}
+        return torch.cat(right), torch.cat(losses)
 
 
 def kinds_of(model: nn.Module) -> dict[str, str]:

@@ -23,12 +23,12 @@ from sparing.report.progress import duration
 from sparing.vectors import norm
 
 if TYPE_CHECKING:
-    from sparing.federated.flower_server import FlowerRound
+    from sparing.federated.flower_rounds import FlowerRound
 
 NORM: Final = "norm of "
 """Before the name of a tensor, in the rows of the reference run that norm-matched needs."""
 
-_FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|huge|absent) \(")
+_FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|impossible|weight|huge|absent) \(")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,22 +11,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from torch import Tensor, nn
+
 from sparing.errors import require
 from sparing.federated.loop import load_, seeded_model
-from sparing.federated.methods import Method
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import Split, save
 from sparing.jobs import folder
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
 from sparing.jobs.federate.clients import clients_of, split_of
-from sparing.jobs.federate.course import Ground, Outcome, course, faults_of, norms_of, on_flower
+from sparing.jobs.federate.course import Ground, course, faults_of, norms_of, on_flower
 from sparing.jobs.federate.material import Rows, fewer, material
 from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, roles_of
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import write_page
 from sparing.jobs.federate.price import Price, price
 from sparing.jobs.federate.settings import MethodName, Settings
-from sparing.jobs.federate.tables import method_row, price_rows, split_rows
+from sparing.jobs.federate.tables import method_row, pair_rows, price_rows, split_rows
 from sparing.jobs.folder import CHECKPOINTS, Folder, tell_page
 from sparing.jobs.interrupts import StoppedError
 from sparing.report import Record, format_number, print_table
@@ -65,7 +66,7 @@ def run(settings: Settings) -> Record:
 
     Returns:
         The record, also in OUT/record.jsonl: tables "data", "partition" (a row a client), "price", "rounds" (a row a
-        method and round), "faults" and "methods".
+        method and round), "faults", "methods" and "pairs" (two methods on the same test rows).
 
     Raises:
         UserError: If a setting, the data or an extra is at fault, or the directory holds another run.
@@ -91,8 +92,9 @@ def run(settings: Settings) -> Record:
     place.claim_(mark)
     with refusing_to_write("out", settings.out), _stoppable():
         save(split, place.at(SPLIT))
-        for name in settings.method:
-            _train_(record, name, ground, rows, prices[name], place)
+        right = {name: _train_(record, name, ground, rows, prices[name], place) for name in settings.method}
+        for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}):
+            record.add("pairs", **row)
     place.finish_(record, write_page)
     return record
 
@@ -133,8 +135,8 @@ def _describe_(record: Record, rows: Rows, split: Split, prices: Mapping[MethodN
                 file=sys.stderr)  # fmt: skip
 
 
-def _train_(record: Record, name: MethodName, ground: Ground, rows: Rows, known: Price, place: Folder) -> None:
-    """Run a method, and note its rounds and its end."""
+def _train_(record: Record, name: MethodName, ground: Ground, rows: Rows, known: Price, place: Folder) -> Tensor:
+    """Run a method, note its rounds and its end, and return which test rows its last model has right."""
     settings = ground.settings
     norms = []
     if name == NORM_MATCHED:
@@ -152,17 +154,18 @@ def _train_(record: Record, name: MethodName, ground: Ground, rows: Rows, known:
         record.add("rounds", method=LABELS[name], **row)
     for row in faults_of(outcome.rounds):
         record.add("faults", method=LABELS[name], **row)
-    held = _held_out(outcome, method, ground, rows)
+    model = seeded_model(method, ground.make_model, settings.seed)
+    load_(model, outcome.params, outcome.buffers)
+    held = _held_out(model, rows)
     record.add("methods", **method_row(LABELS[name], method, outcome, known, ground, force, held))
     save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
+    return ground.test.rows(model)[0]
 
 
-def _held_out(outcome: Outcome, method: Method, ground: Ground, rows: Rows) -> float | None:
+def _held_out(model: nn.Module, rows: Rows) -> float | None:
     """Accuracy of the last global model on validation rows."""
     if not len(rows.validation_targets):
         return None
-    model = seeded_model(method, ground.make_model, ground.settings.seed)
-    load_(model, outcome.params, outcome.buffers)
     return Accuracy(rows.validation_inputs, rows.validation_targets)(model)["accuracy"]
 
 

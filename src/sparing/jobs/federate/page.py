@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from sparing.federated.faults import HUGE
 from sparing.jobs.federate import figures
 from sparing.jobs.federate.figures import is_exact, is_told, percent, points
 from sparing.jobs.federate.methods import LABELS, roles_of
 from sparing.report import Page, Record, Section, Table, format_number
+
+LEVEL: Final = 0.05
+"""Below this p-value a lead is called more than chance."""
 
 PAPER: Final = "Li et al., NeurIPS 2024 (arXiv:2405.12489)"
 
@@ -46,9 +50,10 @@ _BLOCKS: Final = """\
 block: {share} of what whole models would take on the way up."""
 
 _FAULTS: Final = """\
-Updates that fail, are not finite, have the wrong shape, or are more than a hundred times as long as the round's \
-median are left out, and the round goes on. An update that is turned round has an honest \
-length and is not found so; robust means, such as `--robust krum --keep 12`, hold back a part of the harm."""
+Updates that fail, are not finite, have the wrong shape, claim another weight, or lie more than {huge:g} times as far \
+from what was sent as the median does (parameters, each buffer, controls) are left out, and the round goes on. An \
+update that is turned round has an honest length and is not found so; robust means, such as `--robust krum --keep 12`, \
+hold back a part of the harm."""
 
 
 def answer(record: Record) -> str:
@@ -66,13 +71,24 @@ def answer(record: Record) -> str:
     if len(rows) == 1:
         return f"{start}, after {record.settings['rounds']} rounds. One seed."
     others = ", ".join(f"{row['method']} at {_interval(row)}" for row in rows[1:])
-    apart = best["accuracy_low"] > rows[1]["accuracy_high"]
     first, second = best["method"], rows[1]["method"]
     gap = points(best["accuracy"] - rows[1]["accuracy"]).removeprefix("+")
-    verdict = f"more than the {n:,} rows explain" if apart else f"within what {n:,} rows can tell"
-    lead = f"{first} leads {second} by {gap} percentage points, {verdict}"
+    lead = f"{first} leads {second} by {gap} percentage points, {_verdict(record, first, second)}"
     lead = f"{first} and {second} are level" if gap == "0.0" else lead
     return f"{start}, {others}. {lead}; and it is one seed."
+
+
+def _verdict(record: Record, first: str, second: str) -> str:
+    """Whether equally good models would differ so on the same rows; the paired test, not two intervals beside."""
+    (pair,) = [row for row in record.table("pairs") if {row["first"], row["second"]} == {first, second}]
+    counts = pair["first_only"], pair["second_only"]
+    for_it, against = counts if pair["first"] == first else counts[::-1]
+    told = f"{for_it:,} rows that only it has right against {against:,} (McNemar, p {_p(pair['p'])})"
+    return f"more than chance in these rows explains: {told}" if pair["p"] < LEVEL else f"which may be chance: {told}"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 def _interval(row: dict[str, Any]) -> str:
@@ -89,7 +105,18 @@ def _accuracy(record: Record) -> Section:
     columns = ["method", "accuracy", "last_ten", "validation_accuracy", "loss"]
     note = "Shares of rows; brackets: 95 % over test rows (Wilson), not over seeds."
     table = Table(_with(record, columns), "The last global model", record.units, columns, note, _roles(record))
-    return Section("Accuracy", text, figures.accuracy_figures(record), [table])
+    return Section("Accuracy", text, figures.accuracy_figures(record), [table, *_pairs(record)])
+
+
+def _pairs(record: Record) -> list[Table]:
+    """Every two methods on the same test rows."""
+    rows = record.table("pairs")
+    note = (
+        "Rows that only one of the two has right; z: standard errors from no difference; p: McNemar's exact test, each "
+        "pair for itself. Over test rows, not over seeds."
+    )
+    many = len(rows) > figures.FEW
+    return [Table(rows, "Two methods on the same rows", note=note, roles=_roles(record), folded=many)] if rows else []
 
 
 def _signs(record: Record) -> Section | None:
@@ -168,7 +195,7 @@ def _faults(record: Record) -> Section | None:
         chance = f"{record.settings['attacked']:g}"
         start = f"Attack: **{record.settings['attack']}**; each client is hit with a chance of {chance}. "
         start += "" if rows else "No update was left out. "
-    return Section("Faults", start + _FAULTS, tables=tables)
+    return Section("Faults", start + _FAULTS.format(huge=HUGE), tables=tables)
 
 
 def _roles(record: Record) -> dict[str, Any]:

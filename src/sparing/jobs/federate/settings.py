@@ -201,7 +201,8 @@ class Settings:
         require(len(self.method) > 0, "method", "none", "nothing would be trained", "pass one or more")
         once = len(set(self.method)) == len(self.method)
         require(once, "method", " ".join(self.method), "a method stands there twice", "pass each once")
-        at_least(1, self, "rows", "test_rows", "clients", "shards", "workers", "every", "save_every")
+        at_least(1, self, "rows", "test_rows", "clients", "shards", "every", "save_every")
+        at_least(1, self, "workers", why="someone must do the work", most=1024)
         positive(self, "alpha", why="the Dirichlet distribution needs a positive concentration")
         positive(self, "server_lr", "clip_norm", why="it is a size")
         for name in ("validation", "attacked"):

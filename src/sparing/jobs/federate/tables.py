@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from sparing.federated.methods import Method
 from sparing.federated.splits import Split
 from sparing.jobs.federate.course import Ground, Outcome
 from sparing.jobs.federate.material import Rows
 from sparing.jobs.federate.price import Price
+from sparing.report.pairs import mcnemar
 
 
 def split_rows(split: Split, rows: Rows) -> list[dict[str, Any]]:
@@ -105,6 +110,26 @@ def method_row(
         "engine": outcome.engine,
         "value": repr(method) if len(repr(method)) < 400 else type(method).__name__,
     }
+
+
+def pair_rows(right: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Compare every two methods on the same test rows.
+
+    Args:
+        right: Method -> whether its last model has each row right, shape (n,).
+
+    Returns:
+        For each pair the better first: both, rows that only one of them has right, difference of the accuracies, its
+        standard errors from zero, and the exact p-value of McNemar's test.
+    """
+    rows = []
+    for pair in itertools.combinations(right, 2):
+        first, second = sorted(pair, key=lambda name: -int(right[name].sum()))
+        found = mcnemar(right[first], right[second])
+        rows.append({"first": first, "second": second, "first_only": found.first_only,
+                     "second_only": found.second_only, "difference": found.difference, "z": found.z,
+                     "p": found.p})  # fmt: skip
+    return rows
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

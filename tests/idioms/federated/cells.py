@@ -1,0 +1,62 @@
+"""What users and clients of federated training do: hostile fields by method, honest idioms by method and model."""
+
+from __future__ import annotations
+
+from idioms.table import Cell
+
+METHODS = ("FedAvg", "FedProx", "MOON", "FedDyn", "FedPAN", "SCAFFOLD", "FedSign", "own-sign", "hinge")
+
+FIELDS = (
+    "parameters NaN", "parameters infinite", "parameters × 10⁶", "parameters × −10⁶", "parameters of another shape",
+    "parameters of another dtype", "a parameter missing", "a parameter too many", "parameters as lists",
+    "sparse parameters", "buffers NaN", "running_var 10¹²", "running_var below zero", "running_mean 10⁹",
+    "batches counted 2⁶⁰", "batches counted below zero", "a buffer missing", "a buffer of another shape",
+    "weight 10¹²", "weight NaN", "weight as text", "weight below zero", "a vector beside the model too many",
+    "another client's number", "no update at all", "an exception",
+)  # fmt: skip
+"""What one of six clients sends in place of what it should; it is named, and the round goes on without it."""
+
+CONTROLS = ("control NaN", "control × 10⁶", "control missing", "control of another shape", "control of other names")
+"""The same of what travels beside the model, where a method sends it."""
+
+WIRE = (
+    "parameters NaN", "running_var 10¹²", "a tensor missing", "a tensor too many", "a tensor of another shape",
+    "complex parameters", "no arrays", "no metrics", "weight 10¹²", "weight as a list", "weight NaN",
+    "bytes that are no array",
+)  # fmt: skip
+"""What one of four nodes replies on Flower."""
+
+WIRED = ("FedAvg", "SCAFFOLD")
+
+MODELS = ("perceptron", "batch norm", "tied weights", "masked weights", "layer norm", "a frozen layer")
+ORACLES = ("FedAvg", "FedProx", "FedDyn", "SCAFFOLD", "FedSign")
+"""Methods whose objective is written down here once more, for torch's own SGD."""
+
+HOSTILE = tuple(Cell(f"one client sends {field}", method, "refused") for field in FIELDS for method in METHODS)
+HOSTILE += tuple(Cell(f"one client sends {field}", "SCAFFOLD", "refused") for field in CONTROLS)
+ON_FLOWER = tuple(Cell(f"one node replies with {field}", method, "refused") for field in WIRE for method in WIRED)
+ROUNDS = tuple(Cell(f"two rounds of {method} against torch.optim.SGD", model) for method in ORACLES for model in MODELS)
+STACKED = tuple(Cell("stacked clients against one after another", method) for method in METHODS if method != "MOON")
+RESUMED = tuple(Cell("stopped after every round and resumed", method) for method in METHODS)
+ALONE = tuple(Cell("one client in all rounds against its own training", method) for method in ("FedAvg", "FedProx"))
+ODD = (
+    Cell("a client without rows", "simulate", "refused"),
+    Cell("inputs and targets of different lengths", "simulate", "refused"),
+    Cell("stacked clients of a model with batch norm", "simulate", "refused"),
+    Cell("clients of one class each", "FedAvg"),
+    Cell("a client that returns the global model", "FedAvg"),
+    Cell("all clients return the global model", "FedAvg"),
+    Cell("counters of batches", "FedAvg"),
+    Cell("weights by rows", "FedAvg"),
+    Cell("a client that crashes in every second round", "SCAFFOLD"),
+    Cell("rows without a class (target −100)", "FedAvg"),
+    Cell("rows without a class (target −100)", "stacked clients", "refused"),
+    Cell("complex parameters", "simulate", "refused"),
+    Cell("complex buffers", "simulate", "refused"),
+    Cell("rows as lists", "simulate", "refused"),
+    Cell("a server's step that overflows in the last round", "simulate", "refused"),
+    Cell("a server's step that overflows in the last round", "Flower", "refused"),
+    Cell("the class of a method", "simulate", "refused"),
+    Cell("the name of a method", "simulate", "refused"),
+)
+CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ALONE, *ODD)

@@ -1,0 +1,351 @@
+"""Honest clients in every shape, against torch's own SGD on the objective written down once more."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from idioms.federated.cells import ALONE, ODD, RESUMED, ROUNDS, STACKED
+from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, far, normed, perceptron, require_same
+from sparing.errors import RunError, UserError
+from sparing.federated import Client, FedAvg, flower, simulate
+from sparing.federated.loop import batches, order_of, seeded_model
+from sparing.federated.servers import Replace
+
+SEED = 4
+EXACT = 1e-12
+"""Float64, about 40 steps of a few hundred operations on numbers near 1: rounding stays near 1e-15."""
+
+
+class Written:
+    """Each method's objective from its paper, with whole models as state."""
+
+    def __init__(self, method, model, clients):
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        zero = {name: torch.zeros_like(p) for name, p in trained.items()}
+        self.method, self.tensors = METHOD[method], len(trained)
+        self.kind, self.clients = method, clients
+        self.own = [dict(zero) for _ in range(clients)]  # c_k or λ_k
+        self.server = dict(zero)  # c or h
+
+    def term(self, client, params, start):
+        pairs = [(p, start[name], name) for name, p in params.items()]
+        if self.kind == "FedProx":
+            return 0.5 * self.method.mu * sum(((p - g) ** 2).sum() for p, g, _ in pairs)
+        if self.kind == "FedDyn":
+            pull = 0.5 * self.method.alpha * sum(((p - g) ** 2).sum() for p, g, _ in pairs)
+            return pull - sum((self.own[client][name] * p).sum() for p, _, name in pairs)
+        if self.kind == "SCAFFOLD":
+            return sum(((self.server[name] - self.own[client][name]) * p).sum() for p, _, name in pairs)
+        if self.kind == "FedSign":
+            pushed = sum(torch.sigmoid(g.sign() * p)[g != 0].sum() for p, g, _ in pairs)
+            return -self.method.gamma / self.tensors * pushed
+        return 0.0
+
+    def learnt(self, client, params, start, steps):
+        """What a client keeps, and what of it the server hears."""
+        change = {name: params[name] - start[name] for name in start}
+        if self.kind == "FedDyn":
+            for name, move in change.items():
+                self.own[client][name] = self.own[client][name] - self.method.alpha * move
+            return change
+        beta, rate = SCHEDULE.momentum, SCHEDULE.lr
+        way = rate * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
+        told = {name: -change[name] / way - self.server[name] for name in change}
+        if self.kind == "SCAFFOLD":
+            self.own[client] = {name: self.own[client][name] + told[name] for name in told}
+        return told
+
+    def served(self, mean, told):
+        if self.kind == "SCAFFOLD":
+            self.server = {name: self.server[name] + sum(one[name] for one in told) / self.clients for name in mean}
+        if self.kind == "FedDyn":
+            alpha = self.method.alpha
+            self.server = {
+                name: self.server[name] - alpha / self.clients * sum(one[name] for one in told) for name in mean
+            }
+            return {name: mean[name] - self.server[name] / alpha for name in mean}
+        return mean
+
+
+def trained(model):
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def masks(model):
+    """Hooks do not survive a copy."""
+    return {name: list((p._backward_hooks or {}).values()) for name, p in model.named_parameters()}
+
+
+def written_round(method, model, number, clients):
+    start = {name: p.detach().clone() for name, p in trained(model).items()}
+    found, told = [], []
+    for at, rows in enumerate(clients):
+        local = copy.deepcopy(model)
+        for name, hooks in masks(model).items():
+            parameter = dict(local.named_parameters())[name]
+            parameter._backward_hooks = None
+            for hook in hooks:
+                parameter.register_hook(hook)
+        params = trained(local)
+        local.train()
+        sgd = torch.optim.SGD(params.values(), lr=SCHEDULE.lr, momentum=SCHEDULE.momentum,
+                              weight_decay=SCHEDULE.weight_decay)  # fmt: skip
+        norms = any(isinstance(module, nn.BatchNorm1d) for module in local.modules())
+        steps = 0
+        for chosen in batches(len(rows), SCHEDULE, order_of(SEED, number, at), normed=norms):
+            sgd.zero_grad()
+            loss = functional.cross_entropy(local(rows.inputs[chosen]), rows.targets[chosen])
+            (loss + method.term(at, params, start)).backward()
+            sgd.step()
+            steps += 1
+        values = {name: p.detach().clone() for name, p in params.items()}
+        told.append(method.learnt(at, values, start, steps))
+        found.append((values, {name: value.clone() for name, value in local.named_buffers()}))
+    mean = {name: torch.stack([values[name] for values, _ in found]).mean(0) for name in start}
+    after = method.served(mean, told)
+    with torch.no_grad():
+        for name, p in trained(model).items():
+            p.copy_(after[name])
+        for name, buffer in model.named_buffers():
+            stacked = torch.stack([buffers[name] for _, buffers in found])
+            buffer.copy_(stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0))
+
+
+@pytest.mark.parametrize("cell", ROUNDS, ids=lambda cell: cell.name)
+def test_rounds_are_those_of_the_written_objective(cell):
+    kind, make = cell.idiom.split()[3], MODEL[cell.subject]
+    run = simulate(make, CLIENTS, METHOD[kind], SCHEDULE, seed=SEED, engine="loop", members=False)
+    model = seeded_model(METHOD[kind], make, SEED)
+    written = Written(kind, model, len(CLIENTS))
+    for number in range(SCHEDULE.rounds):
+        written_round(written, model, number, CLIENTS)
+    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    buffers = dict(model.named_buffers())
+    if buffers:
+        assert far(run.buffers, buffers) < EXACT
+    if cell.subject == "masked weights":
+        assert int((run.params["0.weight"] == 0).sum()) == 9
+
+
+@pytest.mark.parametrize("cell", STACKED, ids=lambda cell: cell.name)
+def test_stacked_clients_are_those_one_after_another(cell):
+    runs = [
+        simulate(perceptron, CLIENTS, METHOD[cell.subject], SCHEDULE, seed=SEED, engine=engine, members=False)
+        for engine in ("batched", "loop")
+    ]
+    assert far(runs[0].params, runs[1].params) < EXACT
+
+
+@pytest.mark.parametrize("cell", RESUMED, ids=lambda cell: cell.name)
+def test_a_resumed_run_has_the_bits_of_a_whole_one(cell, tmp_path):
+    plan = replace(SCHEDULE, rounds=3, participation=0.5)
+    whole = simulate(normed, CLIENTS, METHOD[cell.subject], plan, seed=SEED, engine="loop")
+    for rounds in (1, 2, 3):
+        run = simulate(normed, CLIENTS, METHOD[cell.subject], replace(plan, rounds=rounds), seed=SEED, engine="loop",
+                       checkpoint=tmp_path / "run", resume=True)  # fmt: skip
+    require_same(run.params, whole.params)
+    require_same(run.buffers, whole.buffers)
+
+
+@pytest.mark.parametrize("cell", ALONE, ids=lambda cell: cell.name)
+def test_one_client_trains_as_if_alone(cell):
+    plan = replace(SCHEDULE, participation=0.01)
+    run = simulate(perceptron, CLIENTS[:1], METHOD[cell.subject], plan, seed=SEED, engine="loop")
+    model = seeded_model(METHOD[cell.subject], perceptron, SEED)
+    for number in range(2):
+        written_round(Written(cell.subject, model, 1), model, number, CLIENTS[:1])
+    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    assert [row["answered"] for row in run.record] == [1, 1]
+
+
+def no_rows():
+    empty = Client(torch.zeros(0, 3).double(), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(
+        UserError, match="client 6: got 0 inputs and 0 targets; each row needs both, and a client needs"
+    ):
+        simulate(perceptron, [*CLIENTS, empty], METHOD["FedAvg"], SCHEDULE)
+
+
+def other_lengths():
+    odd = Client(torch.zeros(4, 3).double(), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(UserError, match="client 6: got 4 inputs and 3 targets"):
+        simulate(perceptron, [*CLIENTS, odd], METHOD["FedAvg"], SCHEDULE)
+
+
+def stacked_norms():
+    with pytest.raises(UserError, match=r'batch.?norm.*engine="loop"|engine.*batch norm'):
+        simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, engine="batched")
+
+
+def one_class_each():
+    clients = [Client(one.inputs, torch.full_like(one.targets, at % 3)) for at, one in enumerate(CLIENTS)]
+    run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="batched", members=False)
+    model = seeded_model(METHOD["FedAvg"], perceptron, SEED)
+    for number in range(2):
+        written_round(Written("FedAvg", model, 6), model, number, clients)
+    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+
+
+def one_returns_the_global_model():
+    plan = replace(SCHEDULE, rounds=1)
+
+    def idle(update, params):
+        return replace(update, params=params) if update.client == 1 else update
+
+    run = simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=idle)
+    honest = {}
+
+    def watch(update, params):
+        honest[update.client] = update.params
+        return update
+
+    simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=watch)
+    start = {name: p.detach() for name, p in seeded_model(METHOD["FedAvg"], perceptron, SEED).named_parameters()}
+    honest[1] = start
+    mean = {name: torch.stack([one[name] for one in honest.values()]).mean(0) for name in start}
+    assert run.record[0]["left_out"] == ""
+    assert far(run.params, mean) < EXACT
+
+
+def all_return_the_global_model():
+    run = simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="loop",
+                   tamper=lambda update, params: replace(update, params=params))  # fmt: skip
+    start = {name: p.detach() for name, p in seeded_model(METHOD["FedAvg"], normed, SEED).named_parameters()}
+    assert [row["answered"] for row in run.record] == [6, 6]
+    assert far(run.params, start) < EXACT
+
+
+def counters():
+    run = simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="loop")
+    counter = run.buffers["1.num_batches_tracked"]
+    # Two rounds of two epochs of ⌈11/4⌉ steps: the busiest client's.
+    assert (counter.dtype, int(counter)) == (torch.int64, 2 * 2 * 3)
+
+
+def by_rows():
+    plan = replace(SCHEDULE, rounds=1, weights="size")
+    seen = {}
+
+    def watch(update, params):
+        seen[update.client] = update.params
+        return update
+
+    run = simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=watch)
+    counts = torch.tensor([len(one) for one in CLIENTS], dtype=torch.float64)
+    mean = {
+        name: torch.tensordot(counts / counts.sum(), torch.stack([seen[at][name] for at in range(6)]), 1)
+        for name in run.params
+    }
+    assert far(run.params, mean) < EXACT
+
+
+def crashing():
+    """Rounds without the client are those of a run in which its updates are lost on the way."""
+    lost = simulate(normed, CLIENTS, METHOD["SCAFFOLD"], replace(SCHEDULE, rounds=1), seed=SEED, engine="loop")
+    calls = []
+
+    def flaky(update, params):
+        if update.client == 3:
+            calls.append(1)
+            if len(calls) % 2 == 0:
+                raise ArithmeticError("again")
+        return update
+
+    run = simulate(normed, CLIENTS, METHOD["SCAFFOLD"], replace(SCHEDULE, rounds=2), seed=SEED, engine="loop",
+                   tamper=flaky)  # fmt: skip
+    assert [row["answered"] for row in run.record] == [6, 5]
+    require_same(run.state.clients[3]["control"], lost.state.clients[3]["control"])
+    control = run.state.server["control"]
+    kept = {name: sum(run.state.clients[at]["control"][name] for at in range(6)) / 6 for name in control}
+    assert far(control, kept) < EXACT  # c stays the mean of the c_k that the server heard of
+
+
+def unlabelled():
+    targets = CLIENTS[0].targets.clone()
+    targets[::2] = -100
+    return [Client(CLIENTS[0].inputs, targets), *CLIENTS[1:]]
+
+
+def rows_without_a_class():
+    clients = unlabelled()
+    run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, members=False)
+    model = seeded_model(METHOD["FedAvg"], perceptron, SEED)
+    for number in range(2):
+        written_round(Written("FedAvg", model, 6), model, number, clients)
+    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+
+
+def stacked_rows_without_a_class():
+    with pytest.raises(UserError, match=r"engine: got batched; rows without a class .* count in no mean; pass engine="):
+        simulate(perceptron, unlabelled(), METHOD["FedAvg"], SCHEDULE, engine="batched")
+
+
+def complex_parameters():
+    def make():
+        model = perceptron()
+        model.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
+        return model
+
+    with pytest.raises(UserError, match=r"model: got complex \['phase'\]; means, norms and signs are of real numbers"):
+        simulate(make, CLIENTS, METHOD["FedAvg"], SCHEDULE)
+
+
+def complex_buffers():
+    def make():
+        model = perceptron()
+        model.register_buffer("phase", torch.zeros(1, dtype=torch.complex64))
+        return model
+
+    with pytest.raises(UserError, match=r"model: got complex \['phase'\]"):
+        simulate(make, CLIENTS, METHOD["FedAvg"], SCHEDULE)
+
+
+def rows_as_lists():
+    odd = Client(CLIENTS[0].inputs.tolist(), CLIENTS[0].targets)
+    with pytest.raises(UserError, match="client 6: got list and Tensor; rows are tensors; pass Client"):
+        simulate(perceptron, [*CLIENTS, odd], METHOD["FedAvg"], SCHEDULE)
+
+
+OVERFLOW = "round 1: the server's step made 0.weight infinite or NaN; lower the rates"
+
+
+def overflowing():
+    with pytest.raises(RunError, match=OVERFLOW):
+        simulate(perceptron, CLIENTS, FedAvg(server=Replace(lr=1e308)), replace(SCHEDULE, rounds=1, lr=10.0))
+
+
+def overflowing_on_flower():
+    pytest.importorskip("flwr", reason="needs the extra [flower]")
+    method, plan = FedAvg(server=Replace(lr=1e308)), replace(SCHEDULE, rounds=1, lr=10.0)
+    with pytest.raises(RunError, match=OVERFLOW):
+        flower.run_in_process(perceptron, CLIENTS, method, plan)
+
+
+def class_of_a_method():
+    with pytest.raises(UserError, match=r"method: got <class .*; a method is a value; pass one such as FedAvg\(\)"):
+        simulate(perceptron, CLIENTS, type(METHOD["FedAvg"]), SCHEDULE)
+
+
+def name_of_a_method():
+    with pytest.raises(UserError, match="method: got 'fedavg'; a method is a value"):
+        simulate(perceptron, CLIENTS, "fedavg", SCHEDULE)
+
+
+CHECKS = (
+    no_rows, other_lengths, stacked_norms, one_class_each, one_returns_the_global_model, all_return_the_global_model,
+    counters, by_rows, crashing, rows_without_a_class, stacked_rows_without_a_class, complex_parameters,
+    complex_buffers, rows_as_lists, overflowing, overflowing_on_flower, class_of_a_method, name_of_a_method,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cell", "check"), list(zip(ODD, CHECKS, strict=True)), ids=lambda one: getattr(one, "name", "")
+)
+def test_odd_clients(cell, check):
+    check()
