@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -186,6 +187,23 @@ def watched(peaks: Peaks) -> Iterator[None]:
         Bucket.gather_, Gradients._empty = gather, empty  # type: ignore[method-assign]
 
 
+@contextmanager
+def lingering() -> Iterator[list[Any]]:
+    """Hold what is gathered, as gloo's thread does, which lets go some time after it has told of the end."""
+    gather = dist.all_gather
+    kept: list[Any] = []
+
+    def held(*args: Any, **options: Any) -> Any:
+        kept.append(args)
+        return gather(*args, **options)
+
+    dist.all_gather = held
+    try:
+        yield kept
+    finally:
+        dist.all_gather = gather
+
+
 def memory(mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int) -> dict[str, Any]:
     """Bytes held before the optimizer runs, at rest, and at the peak, and what the formulas say."""
     case = Case(plan=plan, accumulate=2, exact=False)
@@ -197,12 +215,13 @@ def memory(mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int)
     net.shift.data = net.shift.data.to(dtype)
     peaks = Peaks()
     peaks.buckets = engine.buckets
-    with watched(peaks):
+    with watched(peaks), lingering() as kept:
         one_step(engine, case, 0, dtype)
         for micro in range(2):
             engine.backward(sharded.loss_of(net, sharded.rows(case, 1, micro, mesh.rank).to(dtype), case))
         loaded = held(engine)
         engine.step()
+    assert kept or engine.mesh.world == 1
     engine.flush()
     engine.mesh.drain()
     wide = torch.float32 if dtype.itemsize < 4 else dtype
@@ -214,7 +233,7 @@ def memory(mesh: Any, plan: str, frozen: str, dtype: torch.dtype, prefetch: int)
     found = {
         "loaded": loaded,
         "live": {"params": live.params, "grads": live.grads, "master": live.master, "moments": live.moments},
-        "rest": sum(everything().values()),
+        "rest": sum(everything().values()),  # while ``kept`` holds what gloo's thread may hold still
         "rest expected": live.params + live.master + live.moments + _small(engine, dtype),
         "peak": peaks.whole + peaks.grads,
         "peak expected": transient_bytes(Workload.of(specs(engine), **work), mesh.sizes, plan),

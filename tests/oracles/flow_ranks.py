@@ -14,6 +14,7 @@ from oracles import sharded
 from oracles.engine_ranks import deep
 from oracles.sharded import Case
 from sparing import sharding as sh
+from sparing.errors import UserError
 
 CASE = Case(exact=False)
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -132,6 +133,15 @@ def trained(mesh: Any, way: str, plan: str) -> float:
     return max(((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in own.state_dict().items())
 
 
+def unreadable(parameter: Tensor) -> bool:
+    """Whether it says that it is away."""
+    try:
+        parameter.sum()
+    except UserError as error:
+        return error.what == "weights"
+    return False
+
+
 def carried(mesh: Any, plan: str) -> dict[str, bool]:
     """Weights out of one engine and into another of another plan; whole parameters inside ``gathered``."""
     engine = sh.shard_(deep(CASE), plan, mesh, optimizer=SGD)
@@ -141,7 +151,7 @@ def carried(mesh: Any, plan: str) -> dict[str, bool]:
     with engine.gathered() as model:
         engine.model(sharded.rows(CASE, 0, 0, 0))
         same = all(torch.equal(p, given[name]) for name, p in model.named_parameters())
-    holes = plan[0] == "N" or all(p.isnan().all() for p in engine.model.parameters())
+    holes = plan[0] == "N" or all(unreadable(p) for p in engine.model.parameters())
     engine.close()
     there = {}
     for other, dtype in (("GGG", None), ("NIG", torch.bfloat16), ("IIG", torch.float32)):

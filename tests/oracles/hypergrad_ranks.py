@@ -13,6 +13,7 @@ import torch
 from torch.distributed import FileStore, Store, TCPStore
 
 from oracles.problems import dropout
+from patience import PATIENCE
 from sparing import hypergrad as hg
 
 WORLD = 2
@@ -74,16 +75,16 @@ def main(rank: int, folder: Path) -> None:
     for name, settings in METHODS.items():
         for label, store in (("file", files), ("tcp", wire)):
             key = f"{label} {name}"
-            answer[key] = told(settings, hg.Spread(store=store, rank=rank, size=WORLD, key=key, timeout=60))
+            answer[key] = told(settings, hg.Spread(store=store, rank=rank, size=WORLD, key=key, timeout=PATIENCE))
     # a third rank that never comes
     spread = hg.Spread(store=wire, rank=rank, size=WORLD + 1, key="lost", timeout=5)
     answer["lost"] = warned(METHODS["plain"], spread)
     counted = Counted(files)
-    told(METHODS["plain"], hg.Spread(store=counted, rank=rank, size=WORLD, key="counted", timeout=60))
+    told(METHODS["plain"], hg.Spread(store=counted, rank=rank, size=WORLD, key="counted", timeout=PATIENCE))
     answer["sent"] = counted.sent
     (folder / f"{rank}.json").write_text(json.dumps(answer))
     files.set(f"done {rank}", "1")
-    files.wait([f"done {other}" for other in range(WORLD)], timedelta(seconds=60))  # rank 0 holds the TCP store
+    files.wait([f"done {other}" for other in range(WORLD)], timedelta(seconds=PATIENCE))  # rank 0 holds the TCP store
 
 
 def warned(settings: dict[str, Any], spread: hg.Spread) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def answers(folder: Path) -> list[dict[str, Any]]:
     running = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE) for rank in range(WORLD)]
     try:
         for process in running:
-            _, complaint = process.communicate(timeout=200)
+            _, complaint = process.communicate(timeout=PATIENCE)
             assert process.returncode == 0, complaint.decode()
     finally:
         for process in running:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 import zoo
 from oracles import processes
+from oracles.flow_ranks import unreadable
+from patience import PATIENCE
 from sparing import sharding as sh
 
 ADAM = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 
-def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 150.0) -> list[Any]:
+def answers(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """As ``processes.answers``, with one import of transformers and peft for all ranks."""
     context = get_context("forkserver")
     context.set_forkserver_preload(processes.PRELOAD)
@@ -28,7 +30,7 @@ def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 1
         there = Path(folder)
         family = context.Process(target=_family, args=(world, there, work, args))
         family.start()
-        family.join(seconds)
+        family.join(PATIENCE)
         if family.exitcode is None:
             family.kill()
             family.join()
@@ -136,12 +138,12 @@ def compared(mesh: Any, kind: str, plan: str, checkpointing: str, expected: Any)
     speech = generated(model.eval())
     found = engine.full_state_dict()
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    nans = plan[0] == "N" or all(p.isnan().all() for p in model.parameters())
+    nans = plan[0] == "N" or all(unreadable(p) for p in model.parameters())
     engine.close()
     tied = kind != "gpt2" or model.lm_head.weight is model.transformer.wte.weight
     return {
         "apart": max(((found[n] - v).abs() / (v.abs() + 1e-3)).max().item() for n, v in weights.items()),
-        "rates": found_rates == rates, "generated": speech == told, "nan while freed": nans, "tied": tied,
+        "rates": found_rates == rates, "generated": speech == told, "unreadable while freed": nans, "tied": tied,
         "shapes": all(shapes[name] == p.shape for name, p in model.named_parameters()), "sent": sent[1],
     }  # fmt: skip
 

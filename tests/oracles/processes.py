@@ -15,20 +15,21 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from patience import PATIENCE
+
 PRELOAD = [
     "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama", "sparing.sharding.checkpoint", "oracles.sharded",
 ]  # fmt: skip
 
 
-def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:
+def answers(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """Run a function in so many processes of one group.
 
     Args:
         world: How many.
         work: Called with ``args`` in each; importable by name.
         args: Whatever pickle takes.
-        seconds: After which all are killed.
 
     Returns:
         What each returned (through ``torch.save``), by rank.
@@ -44,17 +45,17 @@ def answers(world: int, work: Callable[..., Any], *args: Any, seconds: float = 1
         ranks = [context.Process(target=_rank, args=own, daemon=True) for own in each]
         for process in ranks:
             process.start()
-        _join(ranks, there, seconds)
+        _join(ranks, there)
         return [torch.load(there / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
-def _join(ranks: list[Any], there: Path, seconds: float) -> None:
+def _join(ranks: list[Any], there: Path) -> None:
     """Wait for all; the first failure, or the end of the time, ends everybody."""
     left = list(ranks)
     try:
         while left:
-            ready = wait([process.sentinel for process in left], timeout=seconds)
-            assert ready, f"{len(left)} of {len(ranks)} processes still ran after {seconds:g} s"
+            ready = wait([process.sentinel for process in left], timeout=PATIENCE)
+            assert ready, f"{len(left)} of {len(ranks)} processes still ran after {PATIENCE:g} s"
             left = [process for process in left if process.sentinel not in ready]
             failed = [process for process in ranks if process.exitcode not in (None, 0)]
             assert not failed, _told(there, ranks, failed)
@@ -75,7 +76,11 @@ def _rank(rank: int, world: int, there: Path, work: Callable[..., Any], args: tu
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo", init_method=f"file://{there}/store", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+            "gloo",
+            init_method=f"file://{there}/store",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=PATIENCE),
         )
         found = work(*args)
         torch.save(found, there / f"{rank}.pt")

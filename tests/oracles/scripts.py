@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from oracles.processes import PRELOAD
+from patience import PATIENCE
 
 
-def ran(script: Path, folder: Path, *, strict: bool = False, seconds: float = 200.0) -> str | None:
+def ran(script: Path, folder: Path, *, strict: bool = False) -> str | None:
     """Run a script to its end in a process of its own.
 
     Args:
         script: A Python file.
         folder: Working directory, which must exist.
         strict: Whether a warning is an error.
-        seconds: After which it is killed.
 
     Returns:
         None, or what it wrote to standard error if it failed.
@@ -31,10 +31,10 @@ def ran(script: Path, folder: Path, *, strict: bool = False, seconds: float = 20
     said = folder / ".stderr"
     process: Any = context.Process(target=_run, args=(script, folder, said, strict))
     process.start()
-    process.join(seconds)
+    process.join(PATIENCE)
     if process.exitcode is None:
         process.kill()
-        return f"still running after {seconds:g} s"
+        return f"still running after {PATIENCE:g} s"
     return None if process.exitcode == 0 else said.read_text()
 
 

@@ -52,8 +52,10 @@ def clipped(grads: list[Tensor], limit: float | None) -> list[Tensor]:
     return [grad * (limit / (norm + 1e-6)) for grad in grads] if norm + 1e-6 > limit else grads
 
 
-def unrolled(problem: hg.Bilevel, phi: Any, seed: int = 0) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """Hypergradient (leaves as of φ), value and leaves of θ_T."""
+def unrolled(
+    problem: hg.Bilevel, phi: Any, seed: int = 0, *, cut: int = 0
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Hypergradient (leaves as of φ; the state before step ``cut`` held constant), value and leaves of θ_T."""
     flat, shape = tree_flatten(phi)
     given = [leaf.detach().clone().requires_grad_() for leaf in flat]
     watched = tree_unflatten(given, shape)
@@ -78,6 +80,9 @@ def unrolled(problem: hg.Bilevel, phi: Any, seed: int = 0) -> tuple[list[Tensor]
             grads = clipped(list(grads), rule.clip)
             moved = [update(rule, lr, w, g, m, t) for w, g, m in zip(weights, grads, moments, strict=True)]
             weights, moments = [w for w, _ in moved], [m for _, m in moved]
+            if t == cut:
+                weights = [w.detach().requires_grad_() for w in weights]
+                moments = [tuple(part.detach() for part in m) for m in moments]
         torch.manual_seed(number(seed, "dropout", "outer"))
         value = problem.outer(tree_unflatten(weights, nesting), watched)
     found = torch.autograd.grad(value, given, materialize_grads=True)

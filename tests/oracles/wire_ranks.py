@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from oracles import wire_threads as wt
+from patience import PATIENCE
 from sparing.errors import RunError, UserError
 from sparing.sharding import probe
 from sparing.sharding.agree import agree, agree_on_replicas
@@ -155,7 +156,7 @@ def lost(rank: int) -> dict[str, Any]:
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    wait = timedelta(seconds=90)
+    wait = timedelta(seconds=PATIENCE)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=wait)
     answer = {work.__name__: work(rank) for work in (rings, moves, queued, facts, measured, lost)}
     torch.save(answer, folder / f"{rank}.pt")
@@ -185,7 +186,7 @@ def answers(folder: Path) -> list[dict[str, Any]]:
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     command = [sys.executable, "-W", "ignore", "-m", "oracles.wire_ranks", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=220, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     try:
         return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD - 1)]
     except FileNotFoundError as error:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from patience import PATIENCE
 from sparing.sharding.mesh import NAMES, Axis, Mesh
 from sparing.sharding.wires import Wires
 
@@ -32,7 +33,7 @@ class Receipt:
         self.box, self.into = box, into
 
     def wait(self) -> None:
-        message = self.box.get(timeout=20)
+        message = self.box.get(timeout=PATIENCE)
         assert message.numel() == self.into.numel()
         assert message.dtype == self.into.dtype
         self.into.copy_(message)

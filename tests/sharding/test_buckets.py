@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparing.errors import UserError
 from sparing.sharding.buckets import Bucket, slots_of
 
 
@@ -51,14 +52,19 @@ def test_the_store_is_the_slice_of_the_layout(level: int, coords: tuple[int, int
     assert torch.equal(bucket(level, coords).store, flat()[begin : begin + size])
 
 
-def test_a_freed_parameter_reads_as_nan_in_its_shape_and_takes_no_room() -> None:
+def test_a_freed_parameter_refuses_to_be_read_and_takes_no_room() -> None:
     given = params()
     made = bucket(1, given=given)
     assert made.full.untyped_storage().nbytes() == 0
     for name, parameter in given.items():
         assert parameter.shape == params()[name].shape
-        assert parameter.isnan().all()
-        assert parameter.untyped_storage().nbytes() == 4
+        with pytest.raises(UserError, match=r"weights: got a use of .*: sum; .*; call engine.full_state_dict"):
+            parameter.sum()
+        with pytest.raises(UserError, match="weights"):
+            torch.zeros(()) + parameter
+        with torch._C.DisableTorchFunctionSubclass():  # what is there all the same could train nothing
+            assert parameter.isnan().all()
+            assert parameter.untyped_storage().nbytes() == 4
 
 
 def test_a_whole_bucket_is_its_store_and_is_never_freed() -> None:

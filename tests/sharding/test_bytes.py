@@ -12,7 +12,7 @@ from oracles.engine_ranks import FROZEN, PLANS
 from oracles.processes import answers
 
 # slow: four and six processes that train briefly some hundred and fifty times
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 NARROW = {"dtype": torch.bfloat16}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from oracles.processes import answers
 from sparing import sharding as sh
 
 # slow: up to eight processes, forked from one that has imported torch
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def square(six: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Checkpoints of 2×2 ranks under all plans, and what each rank found."""
     folder = tmp_path_factory.mktemp("square")
-    return folder, answers(4, ranks.square, folder, six, seconds=240)
+    return folder, answers(4, ranks.square, folder, six)
 
 
 Square = tuple[Path, list[dict[str, Any]]]

@@ -9,7 +9,7 @@ import pytest
 from oracles import model_ranks
 
 # slow: imports transformers once and forks four ranks
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PLANS = ["IIG", "GGG", "NNG", "ING"]
 KINDS, HOWS = ("gpt2", "llama"), ("", "kept", "reentrant")
@@ -27,7 +27,7 @@ def test_weights_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
     assert {name: a["apart"] for rank in found for name, a in rank.items() if a["apart"] > 1e-10} == {}
 
 
-@pytest.mark.parametrize("what", ["rates", "generated", "nan while freed", "tied", "shapes"])
+@pytest.mark.parametrize("what", ["rates", "generated", "unreadable while freed", "tied", "shapes"])
 def test_the_rest_of_the_model_works(found: list[dict[str, Any]], what: str) -> None:
     assert [name for rank in found for name, a in rank.items() if not a[what]] == []
 

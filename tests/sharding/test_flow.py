@@ -10,7 +10,7 @@ from oracles import engine_ranks, flow_ranks
 from oracles.flow_ranks import WAYS
 from oracles.processes import answers
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PLANS = ["NNN", "IIG", "GGG", "GNG"]
 

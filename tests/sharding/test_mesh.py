@@ -11,6 +11,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # a builtin, not in its list of names
 
 from oracles import wire_threads as wt
+from patience import PATIENCE
 from sparing.errors import RunError, UserError
 from sparing.sharding import meet as meeting
 from sparing.sharding.layout import Layout
@@ -112,18 +113,18 @@ def gather_at(store: HashStore, present: list[int], world: int, timeout: float) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     return heard
 
 
 def store() -> HashStore:
     made = HashStore()
-    made.set_timeout(timedelta(seconds=20))
+    made.set_timeout(timedelta(seconds=PATIENCE))
     return made
 
 
 def test_all_ranks_meet() -> None:
-    assert gather_at(store(), [0, 1, 2], 3, 10) == dict.fromkeys(range(3), "all")
+    assert gather_at(store(), [0, 1, 2], 3, PATIENCE) == dict.fromkeys(range(3), "all")
 
 
 @pytest.mark.parametrize(
@@ -131,11 +132,11 @@ def test_all_ranks_meet() -> None:
 )
 def test_whoever_does_not_come_is_named_to_all(present: list[int], missing: str) -> None:
     start = time.monotonic()
-    heard = gather_at(store(), present, 4, 0.5)
+    heard = gather_at(store(), present, 4, 2.0)
     assert sorted(heard) == present
     for told in heard.values():
-        assert f"{missing} did not come within 0.5 s" in told
-    assert time.monotonic() - start < 5
+        assert f"{missing} did not come within 2 s" in told
+    assert time.monotonic() - start < 60  # the store itself would wait for twenty minutes
 
 
 def test_without_rank_0_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

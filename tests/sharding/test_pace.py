@@ -171,7 +171,6 @@ def both() -> list[Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_ranks_agree_on_the_slowest_and_share_a_failure() -> None:
     expected = [Pace(forward=0.3, backward=0.7), "rank 1 failed: ValueError: no such row"]
     assert answers(2, both) == [expected] * 2

@@ -11,7 +11,7 @@ from oracles import engine_ranks, engine_trouble
 from oracles.engine_ranks import PLANS
 from oracles.processes import answers
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

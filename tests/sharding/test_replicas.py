@@ -9,7 +9,7 @@ import pytest
 from oracles import engine_ranks, engine_trouble
 from oracles.processes import answers
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SPOILT = [("III", "store"), ("NIG", "store"), ("INI", "master"), ("NNN", "store"), ("GGG", "log")]
 

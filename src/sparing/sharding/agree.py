@@ -44,7 +44,7 @@ def agree(mesh: Mesh, fact: object, what: str) -> None:
     dist.all_gather_object(heard, texts, group=mesh.control)
     names = sorted({name for texts in heard for name in texts})
     differing = [name for name in names if len({texts.get(name) for texts in heard}) > 1]
-    found = "; ".join(_told(name, [texts.get(name, "nothing") for texts in heard]) for name in differing[:3])
+    found = "; ".join(told(name, [texts.get(name, "nothing") for texts in heard]) for name in differing[:3])
     raise UserError(
         what, got=found, why="all ranks must have the same", do="start every rank with the same code and settings"
     )
@@ -90,8 +90,16 @@ def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> 
         )
 
 
-def _told(name: str, values: list[str]) -> str:
-    """Each value with its ranks, the most common first."""
+def told(name: str, values: list[str]) -> str:
+    """Each value with its ranks, the most common first.
+
+    Args:
+        name: Of the fact.
+        values: By rank, as they are shown.
+
+    Returns:
+        Such as ``plan IIG on ranks 0, 1, NNN on rank 2``.
+    """
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -14,13 +14,14 @@ from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.errors import UserError, require
 from sparing.sharding.agree import agree, checksum
 from sparing.sharding.buckets import Bucket, slots_of
-from sparing.sharding.engine import Engine, Settings
+from sparing.sharding.engine import Engine
 from sparing.sharding.flow import Flow, Stage
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan
 from sparing.sharding.masters import Masters, OptimizerFactory
 from sparing.sharding.mesh import Mesh, make_mesh
 from sparing.sharding.refusals import check_elementwise, check_model, code
+from sparing.sharding.settings import SUMS, Settings
 
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
 
@@ -47,6 +48,8 @@ def shard_(
 
     Every rank calls this with the same model, values included. From then on parameters are whole only while they are
     used; ``engine.backward(loss)`` and ``engine.step()`` train, ``engine.full_state_dict()`` gives ordinary weights.
+    Cut parameters refuse to be read elsewhere. A parameter without a gradient on any rank does not change in that step,
+    and after each step the buffers of all ranks are rank 0's, both as under DistributedDataParallel.
 
     Args:
         model: Any module that ``find_blocks`` can divide; changed in place.
@@ -62,7 +65,7 @@ def shard_(
             or ``"trainable"`` parameters; the narrower name wins.
         body: Where the repeated blocks are, as for ``find_blocks``.
         dtype: Number format of parameters and their gathers; None: their own.
-        reduce_dtype: Number format of gradients on the wire; None: that of the accumulator.
+        reduce_dtype: Number format of gradients on the wire, of 16 bits or more; None: that of the accumulator.
         masters: Whether 16-bit parameters have 32-bit copies at the optimizer's level.
         loss_scale: Factor on the loss for 16-bit gradients.
         prefetch: Blocks gathered ahead (count).
@@ -80,6 +83,8 @@ def shard_(
     held = _live.get(model)
     free = held is None or (found := held()) is None or found.closed
     require(free, "shard_", "a model that is sharded already", "its parameters are slices", "close its engine first")
+    why, do = "weights and gradients are real numbers", f"pass {' or '.join(str(kind) for kind in SUMS)}, or None"
+    require(dtype is None or dtype in SUMS, "dtype", dtype, why, do)
     settings = Settings(
         accumulate=accumulate, clip=clip, prefetch=prefetch, reduce_dtype=reduce_dtype, masters=masters,
         loss_scale=loss_scale, check_every=check_every,
@@ -94,8 +99,7 @@ def shard_(
     held_by = Masters(optimizer, options)
     given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
     agree(mesh, given, "optimizer")
-    engine = parts.engine(blocks, held_by)
-    _live[model] = weakref.ref(engine)
+    _live[model] = weakref.ref(engine := parts.engine(blocks, held_by))
     return engine
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sparing.sharding.away import Owed, away
 from sparing.sharding.lanes import Handle
 from sparing.sharding.layout import Layout
 from sparing.sharding.mesh import Mesh
@@ -63,7 +64,7 @@ class Bucket:
 
     ``store`` is the slice at the level of the parameters. Where that is the whole tensor, ``full`` is ``store`` and
     stays; elsewhere the bytes of ``full`` exist between ``gather_`` and ``free_``, and in between every parameter
-    reads as NaN in its right shape, so that a use at the wrong time is seen.
+    has its right shape and refuses to be read, so that a use at the wrong time is said.
     """
 
     def __init__(
@@ -99,7 +100,11 @@ class Bucket:
         self.params: tuple[nn.Parameter, ...] = tuple(params[slot.name] for slot in self.slots)
         self.layout = Layout(sizes=mesh.sizes, length=sum(slot.numel for slot in self.slots))
         self.pending: Handle[Tensor] | None = None
-        """What must have ended before ``store`` is read."""
+        """What must have ended before ``store`` is read; ``await_`` sets it."""
+        self.owed = False
+        """Whether gradients of a step under way were taken from the parameters."""
+        self._kinds = [type(parameter) for parameter in self.params]
+        self._away = away(name, self._arrive_)
         self.pinned = False
         """Whether ``free_`` waits for a user who looks at whole parameters."""
         self._gathering: Handle[Tensor] | None = None
@@ -146,8 +151,51 @@ class Bucket:
 
     def point_(self) -> None:
         """Let the parameters be views of the whole tensor."""
+        self._dress_()
         for parameter, view in zip(self.params, self._views, strict=True):
             parameter.data = view
+
+    @property
+    def moved(self) -> bool:
+        """Whether somebody gave a whole parameter other memory, which no step would change."""
+        seen = zip(self.params, self._views, strict=True)
+        return self.store is self.full and not self.pending and any(p.data_ptr() != v.data_ptr() for p, v in seen)
+
+    def owe_(self, owed: bool) -> None:
+        """Say whether the engine has gradients of the parameters.
+
+        Args:
+            owed: Whether it does.
+        """
+        self.owed = owed
+        self._dress_()
+
+    def await_(self, handle: Handle[Tensor]) -> None:
+        """Note what writes into ``store``; who reads a parameter before it has ended, waits.
+
+        Args:
+            handle: Of the collective.
+        """
+        self.pending = handle
+        self._dress_()
+
+    def undress_(self) -> None:
+        """Leave the parameters as ``shard_`` found them, but for their values."""
+        for parameter, kind in zip(self.params, self._kinds, strict=True):
+            parameter.__class__ = kind
+
+    def _dress_(self) -> None:
+        """Give the parameters the class that tells what may be done with them now."""
+        late = self.pending if self.store is self.full else self._gathering
+        here = self.gathered and late is None
+        for parameter, kind in zip(self.params, self._kinds, strict=True):
+            parameter.__class__ = (Owed if self.owed else kind) if here else self._away[self.owed]
+
+    def _arrive_(self) -> bool:
+        """Wait for values that come without anybody asking; whether they did."""
+        if self.store is self.full:
+            self.ready_()
+        return self.store is self.full
 
     def gather_(self) -> None:
         """Start to make the tensor whole; the collective runs on the lanes."""
@@ -163,35 +211,44 @@ class Bucket:
                 pending.wait()
             own.copy_(self.store)
 
+        self.mesh.transitions.log.mark(self.name)
         filled = first.submit(fill)
         self._gathering = self.mesh.transitions.gather_(self.full, self.level, 0, after=filled)
 
     def ready_(self) -> None:
         """Wait until the tensor is whole, and point the parameters at it."""
         if self.pending is not None and self.store is self.full:
-            self.pending.wait()
-            self.pending = None
+            self.settle_()
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
             self.point_()
 
+    def keep_(self) -> None:
+        """Take changes of the whole tensor into the store."""
+        if self.store is not self.full:
+            offset, length = self.layout.slice(self.level, self.mesh.coords)
+            self.store.copy_(self.full.narrow(0, offset, length))
+
     def free_(self) -> None:
         """Drop the whole tensor's bytes; nothing happens where it is the store or pinned."""
-        if self.store is self.full or self.pinned:
+        if self.store is self.full or self.pinned or not self.gathered:
             return
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
+        self.undress_()
         for parameter, hole in zip(self.params, self._holes, strict=True):
             parameter.data = hole
         self.full.untyped_storage().resize_(0)
+        self._dress_()
 
     def settle_(self) -> None:
         """Wait for what still writes into ``store``."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
+            self._dress_()
 
     def unflat(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The parameters in a flat tensor laid out as this bucket.
@@ -205,22 +262,23 @@ class Bucket:
         for slot in self.slots:
             yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
 
-    def ranges(self, level: int) -> list[tuple[int, int, int]]:
+    def ranges(self, level: int, *, fine: bool = False) -> list[tuple[int, int, int]]:
         """Where the parameter groups lie in my slice of a level; padding belongs to the last.
 
         Args:
             level: Of the slice.
+            fine: Whether each parameter has a range of its own.
 
         Returns:
-            (group, offset in the slice, elements) for every group of the bucket; elements may be 0.
+            (group, offset in the slice, elements) for every group of the bucket, or every parameter; elements may be 0.
         """
         begin, length = self.layout.slice(level, self.mesh.coords)
-        starts: dict[int, int] = {}
-        for slot in self.slots:
-            starts.setdefault(slot.group, slot.offset)
-        ends = [*list(starts.values())[1:], self.layout.padded]
+        starts: dict[int, tuple[int, int]] = {}
+        for index, slot in enumerate(self.slots):
+            starts.setdefault(index if fine else slot.group, (slot.group, slot.offset))
+        ends = [*[offset for _, offset in list(starts.values())[1:]], self.layout.padded]
         found = []
-        for (group, start), end in zip(starts.items(), ends, strict=True):
+        for (group, start), end in zip(starts.values(), ends, strict=True):
             low, high = max(start, begin), min(end, begin + length)
             found.append((group, min(max(low - begin, 0), length), max(high - low, 0)))
         return found

@@ -51,6 +51,9 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
+    for bucket in engine.buckets:
+        if bucket in engine.masters:
+            engine.masters.unused(bucket)  # refuses what cannot be told
     draft = target.with_name(f".{target.name}.draft")
     on_first(mesh, lambda: _begin(target, draft, extra or {}))
     _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
@@ -249,6 +252,7 @@ def _part(engine: Engine, bucket: Bucket) -> Part:
         trains=trains,
         places=tuple(places),
         state={key: _name(value.dtype) for key, value in state.items() if value.ndim},
+        unused=engine.masters.unused(bucket) if trains else (),
         scalars={key: (value.item(), _name(value.dtype)) for key, value in state.items() if not value.ndim},
     )
 

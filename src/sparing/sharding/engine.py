@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,59 +20,8 @@ from sparing.sharding.masters import Masters, own_slice
 from sparing.sharding.mesh import Mesh
 from sparing.sharding.norms import square, whole_norm
 from sparing.sharding.replicas import abandon_, check
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """How an engine works, besides its plan."""
-
-    accumulate: int = 1
-    """Micro-steps per optimizer step (count); the paper's s."""
-
-    clip: float | None = None
-    """Largest norm of the whole gradient; None: not clipped."""
-
-    prefetch: int = 1
-    """Blocks that are gathered ahead (count)."""
-
-    reduce_dtype: torch.dtype | None = None
-    """Number format of gradients on the wire; None: the accumulator's."""
-
-    masters: bool = True
-    """Whether parameters of 16 bits have 32-bit copies that the optimizer changes."""
-
-    loss_scale: float | None = None
-    """Factor on the loss before the backward pass, taken out of the gradients again; None: 1. With one, a step whose
-    gradients are not finite on any rank is skipped on all."""
-
-    check_every: int | None = None
-    """Steps between two checks that replicas are equal (count); None: only when ``check`` is called."""
-
-    def __post_init__(self) -> None:
-        """Refuse counts below one and sizes that are none.
-
-        Raises:
-            UserError: If a setting is out of range.
-        """
-        require(self.accumulate >= 1, "accumulate", self.accumulate, "it counts micro-steps", "pass 1 or more")
-        require(self.prefetch >= 0, "prefetch", self.prefetch, "it counts blocks", "pass 0 or more")
-        every = self.check_every
-        require(every is None or every >= 1, "check_every", every, "it counts steps", "pass 1 or more, or None")
-        for name in ("clip", "loss_scale"):
-            value = getattr(self, name)
-            fits = value is None or (value > 0 and math.isfinite(value))
-            require(fits, name, value, "it is a positive size", "pass a positive number, or None")
-
-    def master_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Number format of accumulator and optimizer for parameters of a format.
-
-        Args:
-            dtype: Of the parameters.
-
-        Returns:
-            32 bits for parameters of 16 unless ``masters`` is off, else their own.
-        """
-        return torch.float32 if self.masters and dtype.itemsize < 4 else dtype
+from sparing.sharding.settings import Settings
+from sparing.sharding.together import begin_facts, level_buffers_
 
 
 class Engine:
@@ -179,11 +127,25 @@ class Engine:
         self._require_open()
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
-        self.flow.begin_(last=self.micro_step == self.settings.accumulate - 1)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
-        scaled.backward()  # type: ignore[no-untyped-call]
-        self.flow.finish_()
+        self.owe_(False)
+        with self.flow.pass_(last=self.micro_step == self.settings.accumulate - 1):
+            scaled.backward()  # type: ignore[no-untyped-call]
+        self.owe_(True)
         self.micro_step += 1
+
+    def owe_(self, owed: bool) -> None:
+        """Say whether the engine has gradients of a step under way, which nobody else can use then.
+
+        Args:
+            owed: Whether it has.
+        """
+        for bucket in self._trained():
+            bucket.owe_(owed)
+            self.masters.owe_(bucket, owed)
+
+    def _trained(self) -> list[Bucket]:
+        return [bucket for bucket in self.buckets if bucket in self.masters]
 
     def _require_open(self) -> None:
         why, do = "parameters must come and go as a step needs them", "step outside gathered() and before close()"
@@ -203,24 +165,28 @@ class Engine:
             Norm of the whole gradient before clipping, the same on every rank.
 
         Raises:
-            UserError: If micro-steps are missing.
+            UserError: If micro-steps are missing, or ranks have not run the same blocks.
         """
         given, asked = self.micro_step, self.settings.accumulate
+        self._require_same_parameters()
+        facts = begin_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
+        trained = self._trained() if given == asked else []
+        for bucket in reversed(trained):
+            self.flow.gradients[bucket.name].complete_()
+        told = facts()
         require(
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
-        self._require_same_parameters()
+        self.owe_(False)
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
-        trained = [bucket for bucket in self.buckets if bucket in self.masters]
-        for bucket in reversed(trained):
-            self.flow.gradients[bucket.name].complete_()
         grads, norm = self._means(trained, scale)
         if self.settings.loss_scale is None or math.isfinite(norm()):
-            self._apply_(trained, grads, norm)
+            self._apply_(dict(zip(trained, grads, strict=True)), told.used, norm)
         else:
             self.skipped += 1
+        level_buffers_(self.mesh, self.model, told.differing)
         for bucket in trained:
-            self.masters.set_gradient_(bucket, None)
+            self.masters.drop_gradient_(bucket)
             self.flow.gradients[bucket.name].drop_()
         self.flow.rest_()
         self.micro_step, self.steps = 0, self.steps + 1
@@ -252,16 +218,26 @@ class Engine:
             "add them before shard_, or close the engine and shard again",
         )
         require(not added, "model", f"new parameter {', '.join(added[:3])}", why, do)
+        for bucket in self.buckets:
+            do = "change values in place (p.copy_), or model.to before shard_"
+            require(not bucket.moved, bucket.name, "a parameter with other memory", "no step would change it", do)
+            thawed = bucket not in self.masters and any(p.requires_grad for p in bucket.params)
+            why, do = "it was frozen by shard_ or freeze, and has no optimizer", "unfreeze before shard_, or call thaw"
+            require(not thawed, bucket.name, "requires_grad_(True)", why, do)
 
-    def _apply_(self, trained: Sequence[Bucket], grads: Sequence[Tensor], norm: Callable[[], float]) -> None:
+    def _apply_(
+        self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]], norm: Callable[[], float]
+    ) -> None:
         limit = self.settings.clip  # without one the norm may still be on its way
         factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)  # as torch's clip_grad_norm_
         self.flow.release_()
-        for bucket, grad in zip(trained, grads, strict=True):
+        for bucket, grad in grads.items():
             bucket.settle_()
-            self.masters.set_gradient_(bucket, grad.mul_(factor) if factor != 1.0 else grad)
+            level = self.levels(bucket)[2]
+            self.masters.adopt_(bucket, level)
+            self.masters.set_gradient_(bucket, level, grad.mul_(factor) if factor != 1.0 else grad, used[bucket.name])
         self.optimizer.step()
-        for bucket in trained:
+        for bucket in grads:
             self.publish_(bucket)
 
     def publish_(self, bucket: Bucket) -> None:
@@ -275,7 +251,7 @@ class Engine:
         if own.data_ptr() != values.data_ptr() or own.dtype != values.dtype:
             own.copy_(values)
         if level != optimizer_level:
-            bucket.pending = self.mesh.transitions.gather_(bucket.store, optimizer_level, level)
+            bucket.await_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
 
     def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
         """Scaled gradients, and their norm on its way; taken as they arrive, so that one's work hides another's way."""
@@ -299,7 +275,7 @@ class Engine:
         """Keep every parameter whole for a while: to evaluate a part of the model, or to save it.
 
         Yields:
-            The model; changes of its parameters are lost where they are sharded.
+            The model; changes of its parameters stay, if every rank makes the same.
 
         Raises:
             UserError: Inside a step, whose order of collectives it would break.
@@ -316,6 +292,7 @@ class Engine:
             yield self.model
         finally:
             for bucket in self.buckets:
+                bucket.keep_()
                 bucket.pinned = False
             self.flow.release_()
 
@@ -372,6 +349,7 @@ class Engine:
         self.flush()
         self.flow.detach_()
         self.closed = True
+        self.owe_(False)
         for bucket in self.buckets:
             bucket.gather_()
             bucket.ready_()

@@ -6,11 +6,15 @@ whole between forward and backward. Everything outside the body is whole from th
 backward. The gradients of a stage leave when the backward of the stage before it begins: by then autograd has visited
 every node of the stage, because it takes nodes in the reverse order of their making. So every rank submits the same
 collectives in the same order, whichever parameters got a gradient.
+
+Autograd may pass for somebody else, too: for the gradient of an input, or for another engine whose loss goes through
+this model. Stages are then gathered and freed as usual, but nothing is flushed: that belongs to ``backward`` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +23,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from sparing.errors import RunError
+from sparing.errors import RunError, UserError, require
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.gradients import Gradients
+from sparing.sharding.hooks import Before, Collect, Enter, Leave, look, recomputing, under_way
 from sparing.sharding.lanes import Handle
 
 
@@ -51,7 +56,7 @@ class Stage:
     """Whether backward is inside it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Flow:
     """Hooks of a live model, and the state of its walk."""
 
@@ -70,13 +75,34 @@ class Flow:
     last: bool = True
     """Whether this micro-step is the step's last, after which gradients are made complete."""
 
+    stepping: bool = False
+    """Whether autograd passes for this engine's ``backward``."""
+
+    torn: bool = False
+    """Whether such a pass raised, and part of its gradients is still here."""
+
     _outer: nn.Module | None = None
+    _foreign: int = -1
+    _furthest: int = -1
+    _lowest: int = 0
+    _left_out: list[Stage] = field(default_factory=list)
     _recording: bool = False
     _awaited: bool = False
     _entered: list[int] = field(default_factory=list)
     _submitted: int = 0
     _reducing: Handle[Tensor] | None = None
     _handles: list[RemovableHandle] = field(default_factory=list)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled with the model whose hooks hold it.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(
+            "model", got="a copy or a pickle of a sharded model", why="its hooks belong to the engine of the first",
+            do="copy it before shard_, or load engine.full_state_dict() into a new one",
+        )  # fmt: skip
 
     def attach_(self, model: nn.Module) -> None:
         """Put the hooks into a model.
@@ -85,12 +111,14 @@ class Flow:
             model: The live model.
         """
         keep = self._handles.append
+        for module in model.modules():
+            keep(module.register_load_state_dict_pre_hook(look))  # type: ignore[no-untyped-call]
         for module in _around(model, self.stages):
             keep(module.register_forward_pre_hook(self._begin, prepend=True))
             keep(module.register_forward_hook(self._end))
         for stage in self.stages:
-            keep(stage.module.register_forward_pre_hook(_Enter(self, stage), prepend=True))
-            keep(stage.module.register_forward_hook(_Leave(self, stage), with_kwargs=True))
+            keep(stage.module.register_forward_pre_hook(Enter(self, stage), prepend=True))
+            keep(stage.module.register_forward_hook(Leave(self, stage), with_kwargs=True))
             self.watch_(stage.buckets)
         self.watch_(self.roots)
 
@@ -103,7 +131,7 @@ class Flow:
         for bucket in buckets:
             for index, parameter in enumerate(bucket.params):
                 if parameter.requires_grad:
-                    hook = _Collect(self.gradients, bucket.name, index)
+                    hook = Collect(self, bucket.name, index)
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def detach_(self) -> None:
@@ -116,10 +144,14 @@ class Flow:
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         del inputs
+        if recomputing():
+            self._whole_roots_()
+            return
         if self._outer is module:
             self._retry_()
         if self._outer is None:
             self._outer, self._recording = module, torch.is_grad_enabled()
+            self._furthest = -1
             self._awaited |= self._recording
             self._entered, self._submitted = [stage.entered for stage in self.stages], self._log_length()
         for bucket in self.roots:
@@ -129,12 +161,21 @@ class Flow:
             bucket.ready_()
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        del inputs, output
-        if self._outer is not module:
+        del inputs
+        if recomputing() or self._outer is not module:
             return
         self._outer = None
         if not self._awaited:
             _free_(self.roots)
+        for tensor in _learning(output):  # this graph may be passed after another one has freed them
+            tensor.register_hook(self._whole_roots_)  # type: ignore[no-untyped-call]
+
+    def _whole_roots_(self, grad: Tensor | None = None) -> None:
+        del grad
+        for bucket in self.roots:
+            bucket.gather_()
+        for bucket in self.roots:
+            bucket.ready_()
 
     def _retry_(self) -> None:
         """The forward pass before this one raised on this rank; harmless unless other ranks wait for its share."""
@@ -148,8 +189,10 @@ class Flow:
         self._outer = None
 
     def _log_length(self) -> int:
-        buckets = [*self.roots, *(bucket for stage in self.stages for bucket in stage.buckets)]
-        return buckets[0].mesh.transitions.log.length
+        return self._buckets()[0].mesh.transitions.log.length
+
+    def _buckets(self) -> list[Bucket]:
+        return [*self.roots, *(bucket for stage in self.stages for bucket in stage.buckets)]
 
     def enter_(self, stage: Stage) -> None:
         """Before the forward of a stage; a recomputation inside its backward finds it whole.
@@ -159,10 +202,14 @@ class Flow:
         """
         if stage.backward:
             return
-        if torch._C._current_graph_task_id() != -1:  # a reentrant checkpoint, whose outputs knew no gradient
-            self.before_backward_(stage)
+        if recomputing():  # its backward begins later: of several blocks of a checkpoint, the last one's comes first
+            self._visit_()
+            self._use_(stage, ())
             return
         stage.entered += 1
+        self._left_out += self.stages[self._furthest + 1 : stage.index]  # by this rank; others may wait for its share
+        self._furthest = max(self._furthest, stage.index)
+        self._ahead(self._left_out)
         self._use_(stage, self.stages[stage.index + 1 : stage.index + 1 + self.prefetch])
 
     def leave_(self, stage: Stage, inputs: Any, output: Any) -> None:
@@ -179,11 +226,15 @@ class Flow:
         awaited = [tensor for tensor in _learning(output) if id(tensor) not in given]
         replayed = self._recording and not torch.is_grad_enabled() and bool(given)  # by a reentrant checkpoint
         for tensor in awaited:
-            tensor.register_hook(_Before(self, stage))  # type: ignore[no-untyped-call]
+            tensor.register_hook(Before(self, stage))  # type: ignore[no-untyped-call]
+        if recomputing():
+            return
         kept = bool(awaited) or replayed
         stage.differentiated |= kept
         if not kept or stage.index != len(self.stages) - 1:
             _free_(stage.buckets)
+        while self._left_out:
+            _free_(self._left_out.pop().buckets)
 
     def _use_(self, stage: Stage, following: Sequence[Stage]) -> None:
         self._ahead([stage])
@@ -206,17 +257,40 @@ class Flow:
         """
         if stage.backward:
             return
+        self._visit_()
+        if self.stepping:
+            self._pass_left_out_(stage.index + 1)
+            self._lowest = min(self._lowest, stage.index)
         for other in reversed(self.stages):
             if other.backward:
                 self._finish_(other)
         stage.backward = True
         below = self.stages[max(0, stage.index - self.prefetch) : stage.index]
-        self._use_(stage, [other for other in reversed(below) if other.differentiated])
+        self._use_(stage, [other for other in reversed(below) if other.differentiated or not other.entered])
+
+    def _pass_left_out_(self, end: int) -> None:
+        """Do for stages that this rank has left out, down to ``end``, what ranks do that have not: same collectives."""
+        for other in reversed(self.stages[end : self._lowest]):
+            if not other.entered:
+                self.before_backward_(other)
+
+    def _visit_(self) -> None:
+        """Note that autograd is here; where it passes for somebody else, leave nothing whole behind."""
+        task = torch._C._current_graph_task_id()
+        if not self.stepping and task != self._foreign:
+            self._foreign = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._rest_of_stages_)
+
+    def _rest_of_stages_(self) -> None:
+        for stage in self.stages:
+            stage.backward = False
+            _free_(stage.buckets)
 
     def _finish_(self, stage: Stage) -> None:
         stage.backward = False
-        for bucket in stage.buckets:
-            self._flush_(bucket, sync=self.last and stage.entered == 1)
+        if self.stepping:
+            for bucket in stage.buckets:
+                self._flush_(bucket, sync=self.last and stage.entered <= 1)
         _free_(stage.buckets)
 
     def _flush_(self, bucket: Bucket, *, sync: bool) -> None:
@@ -230,18 +304,41 @@ class Flow:
         if sync:
             gradients.sync_()
 
-    def begin_(self, *, last: bool) -> None:
-        """Before a backward pass: the last buffer of the one before must be free, or a third one would be alive.
+    @contextmanager
+    def pass_(self, *, last: bool) -> Iterator[None]:
+        """Around a backward pass of this engine: at its end everything still here leaves; no gradient counts as zero.
 
         Args:
             last: Whether this micro-step is the step's last.
-        """
-        self.last = last
-        if self._reducing is not None:
-            self._reducing.wait()
 
-    def finish_(self) -> None:
-        """After a backward pass: everything still here leaves, and what got no gradient counts as zero."""
+        Yields:
+            Nothing.
+        """
+        why, do = "part of its gradients is still here", "call engine.abandon() on every rank"
+        require(not self.torn, "backward", "a call after one that raised", why, do)
+        if self._reducing is not None:
+            self._reducing.wait()  # or a third buffer would be alive
+        for stage in self.stages:
+            stage.backward = False  # a pass for somebody else may have raised
+        for bucket in self._buckets():
+            for parameter in bucket.params:
+                hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}
+                if len(hooks) > 1:  # what users do with a gradient comes first
+                    for key in [key for key, hook in hooks.items() if isinstance(hook, Collect)]:
+                        hooks[key] = hooks.pop(key)
+        self._whole_roots_()
+        self.last, self.stepping, self.torn, self._lowest = last, True, True, len(self.stages)
+        under_way.append(self)
+        try:
+            yield
+            self._finish_pass_()
+            self.torn = False
+        finally:
+            self.stepping = False
+            under_way.remove(self)
+
+    def _finish_pass_(self) -> None:
+        self._pass_left_out_(0)
         for stage in reversed(self.stages):
             if stage.backward:
                 self._finish_(stage)
@@ -256,7 +353,7 @@ class Flow:
     def rest_(self) -> None:
         """Forget whatever a step left behind."""
         self._outer = self._reducing = None
-        self._awaited = False
+        self._awaited = self.torn = False
         for stage in self.stages:
             stage.entered, stage.differentiated = 0, False
         self.release_()
@@ -280,9 +377,7 @@ class Flow:
 
     def release_(self) -> None:
         """Free every whole tensor that is not a store."""
-        for stage in self.stages:
-            stage.backward = False
-            _free_(stage.buckets)
+        self._rest_of_stages_()
         _free_(self.roots)
 
 
@@ -300,46 +395,3 @@ def _learning(nested: Any) -> list[Tensor]:
 def _free_(buckets: Sequence[Bucket]) -> None:
     for bucket in buckets:
         bucket.free_()
-
-
-@dataclass(slots=True)
-class _Enter:
-    flow: Flow
-    stage: Stage
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        del module, inputs
-        self.flow.enter_(self.stage)
-
-
-@dataclass(slots=True)
-class _Leave:
-    flow: Flow
-    stage: Stage
-
-    def __call__(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        del module
-        self.flow.leave_(self.stage, (inputs, named), output)
-
-
-@dataclass(slots=True)
-class _Before:
-    flow: Flow
-    stage: Stage
-
-    def __call__(self, grad: Tensor) -> None:
-        del grad
-        self.flow.before_backward_(self.stage)
-
-
-@dataclass(slots=True)
-class _Collect:
-    gradients: dict[str, Gradients]
-    bucket: str
-    index: int
-
-    def __call__(self, parameter: Tensor) -> None:
-        found = self.gradients.get(self.bucket)
-        if found is not None and parameter.grad is not None:
-            found.collect_(self.index, parameter.grad)
-        parameter.grad = None

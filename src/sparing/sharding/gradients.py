@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparing.errors import UserError
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.lanes import Handle
 
@@ -44,6 +45,8 @@ class Gradients:
         """Sum over micro-steps, at ``level``."""
         self.flushed = False
         """Whether ``flush_`` has run in this backward pass."""
+        self.used: set[int] = set()
+        """Parameters that had a gradient since the last step."""
         self._buffer: Tensor | None = None
         self._fired: set[int] = set()
         self._rounds = 0
@@ -72,7 +75,17 @@ class Gradients:
         Args:
             index: Its position in the bucket.
             grad: Of its shape.
+
+        Raises:
+            UserError: If those of its block have left already.
         """
+        if self.synced:
+            name = self.bucket.slots[index].name
+            raise UserError(
+                "loss", got=f"a gradient of {name} after those of its block had left",
+                why="the loss used it before the block ran, and autograd goes backwards",
+                do="compute penalties on weights after the forward pass",
+            )  # fmt: skip
         place, slot = self._target(), self.bucket.slots[index]
         part, values = place.narrow(0, slot.offset, slot.numel), grad.reshape(-1)
         if (self.whole and self._rounds) or index in self._fired:  # reentrant checkpoints: once for every use
@@ -80,6 +93,7 @@ class Gradients:
         else:
             part.copy_(values)
         self._fired.add(index)
+        self.used.add(index)
 
     def _target(self) -> Tensor:
         if self.whole:
@@ -115,6 +129,7 @@ class Gradients:
         Returns:
             What ends when they are in the accumulator and the buffer is free; None where nothing was to be sent.
         """
+        self.bucket.mesh.transitions.log.mark(self.bucket.name)
         self._fill_gaps_()
         self._fired.clear()
         self.flushed = True
@@ -133,6 +148,7 @@ class Gradients:
         """After the last micro-step: start to make the optimizer's slice complete; ``complete_`` ends it."""
         assert self._completion is None
         part, after, mesh = self._accumulator(), self._folding, self.bucket.mesh
+        mesh.transitions.log.mark(self.bucket.name)
         lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
         if self.wire_dtype == self.dtype or not lanes:
             self._completion = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
@@ -171,4 +187,5 @@ class Gradients:
                 handle.wait()
         self.acc = self._buffer = self._folding = self._completion = self._synced = None
         self._fired.clear()
+        self.used.clear()
         self._rounds = 0

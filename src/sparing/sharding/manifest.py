@@ -19,8 +19,8 @@ import torch
 from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
 
-FORMAT = 1
-"""Version of the layout on the disk."""
+FORMAT = 2
+"""Version of the layout on the disk; the first knew of no parameters without state."""
 
 NAME = "manifest.json"
 SUFFIX = ".safetensors"
@@ -72,6 +72,9 @@ class Part:
 
     scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     """Value and number format of each scalar of the optimizer's state, such as its step."""
+
+    unused: Sequence[str] = ()
+    """Parameters that never had a gradient, and so have no state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,10 +167,10 @@ def read(folder: Path) -> Manifest:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         version, sealed, body = held["format"], held["sha256"], held["body"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND) from None
-    why, do = f"this version of sparing reads format {FORMAT}", "use the version that wrote it"
-    require(version == FORMAT, "checkpoint", f"format {version} in {path}", why, do)
+    why, do = f"this version of sparing reads formats 1 and {FORMAT}", "use the version that wrote it"
+    require(version in (1, FORMAT), "checkpoint", f"format {version} in {path}", why, do)
     if _seal(body) != sealed:
         raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND)
     return _manifest(body)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparing.errors import require
+from sparing.sharding.away import Owed
 from sparing.sharding.buckets import Bucket
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
@@ -55,8 +57,21 @@ class Masters:
             options: Of each parameter group, without its parameters.
         """
         self.optimizer = factory([{"params": [], **given} for given in options])
+        self.optimizer.register_state_dict_pre_hook(self._refuse_state)
         self._values: dict[str, Tensor] = {}
         self._segments: dict[str, list[tuple[int, nn.Parameter]]] = {}
+        self._cut: set[str] = set()
+        """Buckets of which the optimizer has a slice."""
+        self._fine: set[str] = set()
+        """Buckets with a segment for each parameter, because one had no gradient in a step."""
+
+    def _refuse_state(self, optimizer: torch.optim.Optimizer) -> None:
+        held = type(optimizer).__name__
+        why, do = (
+            "it is this rank's slices, which no other rank or plan could take",
+            "call checkpoint.save(engine, folder)",
+        )
+        require(not self._cut, "optimizer.state_dict()", f"{held} under a plan that cuts its state", why, do)
 
     def __contains__(self, bucket: Bucket) -> bool:
         """Whether a bucket trains."""
@@ -70,11 +85,15 @@ class Masters:
             level: Of the optimizer's slice.
             dtype: Of its arithmetic.
         """
-        values = master_of(bucket, level, dtype)
-        self._values[bucket.name] = values
+        self._values[bucket.name] = master_of(bucket, level, dtype)
+        if bucket.layout.size(level) < bucket.layout.padded:
+            self._cut.add(bucket.name)
+        self._segment_(bucket, bucket.ranges(level))
+
+    def _segment_(self, bucket: Bucket, ranges: Sequence[tuple[int, int, int]]) -> None:
         made = []
-        for group, offset, length in bucket.ranges(level):
-            segment = nn.Parameter(values.narrow(0, offset, length))
+        for group, offset, length in ranges:
+            segment = nn.Parameter(self._values[bucket.name].narrow(0, offset, length))
             self.optimizer.param_groups[group]["params"].append(segment)
             made.append((group, segment))
         self._segments[bucket.name] = made
@@ -85,11 +104,16 @@ class Masters:
         Args:
             bucket: An attached one.
         """
+        self._drop_(bucket)
+        self._fine.discard(bucket.name)
+        self._cut.discard(bucket.name)
+        del self._values[bucket.name]
+
+    def _drop_(self, bucket: Bucket) -> None:
         for group, segment in self._segments.pop(bucket.name):
             held = self.optimizer.param_groups[group]["params"]
             held[:] = [other for other in held if other is not segment]
             self.optimizer.state.pop(segment, None)
-        del self._values[bucket.name]
 
     def values(self, bucket: Bucket) -> Tensor:
         """The flat slice that the optimizer changes.
@@ -102,17 +126,101 @@ class Masters:
         """
         return self._values[bucket.name]
 
-    def set_gradient_(self, bucket: Bucket, grad: Tensor | None) -> None:
-        """Hand a gradient over.
+    def set_gradient_(self, bucket: Bucket, level: int, grad: Tensor, used: Collection[int]) -> None:
+        """Hand a gradient over; the optimizer shall not see parameters that had none.
 
         Args:
             bucket: An attached one.
-            grad: Flat, of the length of the slice; None takes it away.
+            level: Of the optimizer's slice.
+            grad: Flat, of the length of the slice.
+            used: Places of the parameters that had one on some rank.
         """
-        offset = 0
-        for _, segment in self._segments[bucket.name]:
-            segment.grad = None if grad is None else grad.narrow(0, offset, segment.numel())
+        if len(used) < len(bucket.slots):
+            self._refine_(bucket, level)
+        offset, fine = 0, bucket.name in self._fine
+        for index, (_, segment) in enumerate(self._segments[bucket.name]):
+            segment.grad = grad.narrow(0, offset, segment.numel()) if not fine or index in used else None
             offset += segment.numel()
+
+    def _refine_(self, bucket: Bucket, level: int) -> None:
+        """Let the optimizer see each parameter of a bucket apart, with what it has remembered of them together."""
+        if bucket.name in self._fine:
+            return
+        state = self.state(bucket)
+        self._drop_(bucket)
+        self._fine.add(bucket.name)
+        self._segment_(bucket, bucket.ranges(level, fine=True))
+        if state:
+            self.put_state_(bucket, state)
+
+    def unused(self, bucket: Bucket) -> tuple[str, ...]:
+        """Parameters that never had a gradient, so that the optimizer knows nothing of them.
+
+        Args:
+            bucket: An attached one.
+
+        Returns:
+            Their names, the same on every rank.
+
+        Raises:
+            UserError: If some had one in other steps than others, which ``state`` cannot tell.
+        """
+        if bucket.name not in self._fine:
+            return ()
+        states = [self.optimizer.state.get(segment) for _, segment in self._segments[bucket.name]]
+        ages = {
+            str({k: v for k, v in state.items() if isinstance(v, Tensor) and not v.ndim}) for state in states if state
+        }
+        why, do = (
+            "some had a gradient in steps where others had none",
+            "save weights alone, by engine.full_state_dict()",
+        )
+        require(len(ages) < 2, "optimizer", f"states of several ages in {bucket.name}", why, do)
+        return tuple(slot.name for slot, state in zip(bucket.slots, states, strict=True) if not state) if ages else ()
+
+    def forget_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
+        """Drop the optimizer's state of parameters that never had a gradient.
+
+        Args:
+            bucket: An attached one.
+            level: Of the optimizer's slice.
+            names: As ``unused`` gave them.
+        """
+        if names:
+            self._refine_(bucket, level)
+            for slot, (_, segment) in zip(bucket.slots, self._segments[bucket.name], strict=True):
+                if slot.name in names:
+                    self.optimizer.state.pop(segment, None)
+
+    def drop_gradient_(self, bucket: Bucket) -> None:
+        """Take a gradient away.
+
+        Args:
+            bucket: An attached one.
+        """
+        for _, segment in self._segments[bucket.name]:
+            segment.grad = None
+
+    def owe_(self, bucket: Bucket, owed: bool) -> None:
+        """Let the optimizer's own step refuse, while the engine has gradients for it; or not.
+
+        Args:
+            bucket: An attached one.
+            owed: Whether the engine has them.
+        """
+        for _, segment in self._segments[bucket.name]:
+            segment.__class__ = Owed if owed else nn.Parameter
+
+    def adopt_(self, bucket: Bucket, level: int) -> None:
+        """Take over where somebody has changed the parameters since the last step: their change, not the copy, counts.
+
+        Args:
+            bucket: An attached one, settled.
+            level: Of the optimizer's slice.
+        """
+        values, own = self._values[bucket.name], own_slice(bucket, level)
+        if own.dtype != values.dtype:
+            torch.where(own != values.to(own.dtype), own.to(values.dtype), values, out=values)
 
     def state(self, bucket: Bucket) -> dict[str, Tensor]:
         """The optimizer's state of a bucket, by name: flat slices, and one value for what is a scalar.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -130,20 +131,24 @@ class Mesh:
         """``gather_scalars`` that does not block before what it returns is called.
 
         Args:
-            values: As for ``gather_scalars``; not changed until then.
+            values: As for ``gather_scalars``.
 
         Returns:
             What waits, and returns the rows.
         """
         if self.world == 1:
             return values[None].clone
-        mine = values.detach().cpu().contiguous()
+        mine = values.detach().to("cpu", copy=True)
         rows = torch.empty(self.world, mine.numel(), dtype=mine.dtype)
         under_way = dist.all_gather(list(rows.unbind(0)), mine, group=self.control, async_op=True)
 
+        @functools.cache
         def wait() -> Tensor:
             under_way.wait()
-            return rows.to(values.device)
+            heard = rows.to(values.device, copy=True)
+            for held in (mine, rows):  # gloo's thread may keep them a while after it has told of the end
+                held.untyped_storage().resize_(0)
+            return heard
 
         return wait
 

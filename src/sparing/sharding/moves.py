@@ -73,10 +73,11 @@ def _move_(engine: Engine, bucket: Bucket, plan: Plan) -> None:
     level, _, now = plan.levels(engine.mesh.tiers)
     trained = bucket in engine.masters
     state: dict[str, Tensor] = {}
-    values = None
+    values: Tensor | None = None
+    unused: tuple[str, ...] = ()
     if trained:
         values = spread(bucket, engine.masters.values(bucket), was, now)
-        held = engine.masters.state(bucket)
+        unused, held = engine.masters.unused(bucket), engine.masters.state(bucket)
         state = {name: x if x.ndim == 0 else spread(bucket, x, was, now) for name, x in held.items()}
         engine.detach_(bucket)
     bucket.relevel_(level)
@@ -85,6 +86,7 @@ def _move_(engine: Engine, bucket: Bucket, plan: Plan) -> None:
         engine.attach_(bucket)
         engine.masters.values(bucket).copy_(values)
         engine.masters.put_state_(bucket, state)
+        engine.masters.forget_(bucket, now, unused)
 
 
 def freeze_(engine: Engine, blocks: Sequence[str]) -> None:

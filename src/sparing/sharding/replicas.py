@@ -59,4 +59,5 @@ def abandon_(engine: Engine) -> None:
         gradients.drop_()
         gradients.flushed = False
     engine.flow.rest_()
+    engine.owe_(False)
     engine.micro_step = 0

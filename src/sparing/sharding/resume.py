@@ -122,6 +122,8 @@ def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str,
             level = engine.levels(bucket)[2]
             shards.read_(_pieces(bucket, level, engine.masters.values(bucket), places, "master"))
             engine.masters.put_state_(bucket, _state(engine, bucket, places, shards))
+            unused = {slot.name for slot in bucket.slots if slot.name in places[slot.name][0].unused}
+            engine.masters.forget_(bucket, level, unused)
         else:
             shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
     for name, value in buffers.items():

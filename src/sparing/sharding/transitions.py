@@ -36,7 +36,11 @@ class Log:
     def add(self, kind: str, elements: int, frm: int, to: int) -> None:
         """Write one down."""
         self.length += 1
-        self.digest = zlib.crc32(f"{kind} {elements} {frm} {to}".encode(), self.digest)
+        self.mark(f"{kind} {elements} {frm} {to}")
+
+    def mark(self, what: str) -> None:
+        """Say what the next ones belong to: those of two blocks may be alike."""
+        self.digest = zlib.crc32(what.encode(), self.digest)
 
 
 class Transitions:

@@ -1,0 +1,97 @@
+"""What torch calls on the way through a model, and which part of the flow it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import UserError
+
+if TYPE_CHECKING:
+    from sparing.sharding.flow import Flow, Stage
+
+under_way: list[Flow] = []
+"""Whose ``backward`` runs."""
+
+
+def look(module: nn.Module, *rest: Any) -> None:
+    """Look at a module's parameters, before something is loaded into them: those that are away say so."""
+    del rest
+    for parameter in module.parameters(recurse=False):
+        parameter.detach()
+
+
+def recomputing() -> bool:
+    """Whether a forward pass runs inside a backward pass, for a checkpoint."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+@dataclass(slots=True)
+class Enter:
+    """A forward pass of a stage begins."""
+
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        """Gather the stage."""
+        del module, inputs
+        self.flow.enter_(self.stage)
+
+
+@dataclass(slots=True)
+class Leave:
+    """It ends."""
+
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        """Free the stage, or keep it for its backward pass."""
+        del module
+        self.flow.leave_(self.stage, (inputs, named), output)
+
+
+@dataclass(slots=True)
+class Before:
+    """Autograd is about to visit a stage."""
+
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, grad: Tensor) -> None:
+        """Gather the stage again; a second derivative of what is cut is refused."""
+        del grad
+        if torch.is_grad_enabled() and not all(bucket.whole for bucket in self.stage.buckets):
+            raise UserError(
+                "create_graph", got=f"a gradient of {self.stage.name} that shall be differentiated again",
+                why="its weights are cut, and away when that is done", do="take a plan that begins with N, such as NIG",
+            )  # fmt: skip
+        self.flow.before_backward_(self.stage)
+
+
+@dataclass(slots=True)
+class Collect:
+    """A parameter's gradient is whole."""
+
+    flow: Flow
+    bucket: str
+    index: int
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Take the gradient over."""
+        grad, parameter.grad = parameter.grad, None
+        found = self.flow.gradients.get(self.bucket)
+        if found is None or grad is None:
+            return
+        if self.flow.stepping:
+            found.collect_(self.index, grad)
+        elif not under_way:  # else it belongs to another engine's loss, which goes through this model
+            raise UserError(
+                "loss.backward()", got="a gradient of a sharded parameter",
+                why="it would be this rank's alone, and belong to no step",
+                do="call engine.backward(loss), or torch.autograd.grad for other gradients",
+            )  # fmt: skip

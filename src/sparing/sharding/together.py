@@ -1,0 +1,84 @@
+"""What a step must know of all ranks: which parameters had a gradient on any of them, and which buffers differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparing.errors import require
+from sparing.sharding.agree import checksum, told
+from sparing.sharding.gradients import Gradients
+from sparing.sharding.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The same on every rank."""
+
+    used: Mapping[str, frozenset[int]]
+    """By bucket, places of the parameters that had a gradient in this step on some rank."""
+
+    differing: Sequence[str]
+    """Names of buffers that are not the same everywhere."""
+
+
+def begin_facts(
+    mesh: Mesh, micro_steps: int, gradients: Mapping[str, Gradients], buffers: Mapping[str, Tensor]
+) -> Callable[[], Facts]:
+    """Send what this rank knows; every rank calls, in a step.
+
+    Args:
+        mesh: The ranks.
+        micro_steps: Backward passes since the last step (count).
+        gradients: Of the buckets that train, in the same order on all ranks.
+        buffers: Of the model, by name.
+
+    Returns:
+        What waits for the other ranks; it raises ``UserError`` on all if they are not at the same place.
+    """
+    place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
+    places = [(name, index) for name, own in gradients.items() for index in range(len(own.bucket.slots))]
+    fired = [int(index in gradients[name].used) for name, index in places]
+    arriving = mesh.begin_scalars(torch.tensor([*place, *fired, *map(checksum, buffers.values())], dtype=torch.int64))
+
+    def facts() -> Facts:
+        places_of, rows = arriving().tensor_split([len(place)], dim=1)
+        _require_same_place(places_of.tolist())
+        used = rows[:, : len(places)].any(0).tolist()
+        apart = (rows[:, len(places) :] != rows[0, len(places) :]).any(0).tolist()
+        found: dict[str, set[int]] = {name: set() for name in gradients}
+        for (name, index), one in zip(places, used, strict=True):
+            if one:
+                found[name].add(index)
+        return Facts(
+            {name: frozenset(some) for name, some in found.items()},
+            [name for name, differs in zip(buffers, apart, strict=True) if differs],
+        )
+
+    return facts
+
+
+def _require_same_place(places: Sequence[Sequence[int]]) -> None:
+    """Rows of backward passes, collectives, and a number that names and order of the collectives make."""
+    got = told("backward passes, collectives and their order", [str(tuple(place)) for place in places])
+    do = "run the same blocks, as often, on every rank; restart from a checkpoint"
+    same = all(place == places[0] for place in places)
+    require(same, "step", got, "ranks must send the same in the same order", do)
+
+
+def level_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
+    """Give every rank the buffers of rank 0, as DistributedDataParallel does before a forward pass.
+
+    Args:
+        mesh: The ranks; all call.
+        model: The live model.
+        names: Of the buffers that differ.
+    """
+    held = dict(model.named_buffers())
+    for name in names:
+        whole = held[name].detach().contiguous()
+        mesh.broadcast_(whole.view(-1).view(torch.uint8))
+        held[name].detach().copy_(whole)

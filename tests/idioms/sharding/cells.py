@@ -1,0 +1,43 @@
+"""What users do with a sharded model, under every plan."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from idioms.table import Cell
+from oracles.idiom_ranks import cells
+from oracles.idioms_of_training import training
+from oracles.optimizers import Distance, GlobalNorm
+from sparing.sharding import effective
+
+PLANS = [plan.name for plan in effective()]
+
+
+IDIOMS = training()
+TRAINING = tuple(
+    Cell(idiom, plan, "equal" if IDIOMS[idiom].words(plan) is None else "refused")
+    for idiom, plan in cells(IDIOMS, PLANS)
+)
+SETTINGS: dict[Cell, dict[str, Any]] = {
+    Cell("an optimizer that looks across parameters", "norm of all gradients", "refused"): {"optimizer": GlobalNorm},
+    Cell("an optimizer that looks across parameters", "norm beyond a hundred", "refused"): {
+        "optimizer": partial(GlobalNorm, limit=100.0)
+    },
+    Cell("an optimizer that looks across parameters", "Prodigy", "refused"): {"optimizer": Distance},
+    Cell("an optimizer that looks across parameters", "Prodigy, slow", "refused"): {
+        "optimizer": partial(Distance, lr=0.1, start=1e-8)
+    },
+    Cell("an optimizer that looks across parameters", "Muon", "refused"): {"optimizer": torch.optim.Muon},
+    Cell("an optimizer that looks across parameters", "Adafactor", "refused"): {"optimizer": torch.optim.Adafactor},
+    Cell("gradients in a format without sums", "int8", "refused"): {"reduce_dtype": torch.int8},
+    Cell("gradients in a format without sums", "bool", "refused"): {"reduce_dtype": torch.bool},
+    Cell("gradients in a format without sums", "float8", "refused"): {"reduce_dtype": torch.float8_e4m3fn},
+    Cell("weights in a format that cannot train", "int8", "refused"): {"dtype": torch.int8},
+    Cell("weights in a format that cannot train", "complex64", "refused"): {"dtype": torch.complex64},
+}
+"""What is refused -> the setting of ``shard_`` that says so."""
+
+CELLS = (*TRAINING, *SETTINGS)

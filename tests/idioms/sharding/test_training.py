@@ -1,0 +1,36 @@
+"""Loops around a sharded model end where DistributedDataParallel does, or are refused in a line, under every plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idioms.sharding.cells import IDIOMS, PLANS, TRAINING
+from idioms.table import Cell
+from oracles import idiom_ranks
+from oracles.idioms_of_training import training
+from oracles.processes import answers
+
+# slow: four processes train a small net some six hundred times
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[tuple[str, str], Any]]:
+    return answers(4, idiom_ranks.asked, training, PLANS)
+
+
+@pytest.mark.parametrize("cell", TRAINING, ids=lambda cell: cell.name)
+def test_a_loop_ends_as_under_ddp_or_is_refused(found: list[dict[tuple[str, str], Any]], cell: Cell) -> None:
+    """Sums of four ranks in another order: rounding of 1e-16, which AdamW's division by √v grows a thousandfold."""
+    told = [rank[cell.idiom, cell.subject] for rank in found]
+    words = IDIOMS[cell.idiom].words(cell.subject)
+    if words is None:
+        assert [far for far in told if not (isinstance(far, float) and far <= 1e-12)] == []
+        return
+    for line in told:
+        assert words in str(line)
+        assert str(line).startswith("UserError: ")
+        assert line.count("; ") >= 2  # what and got, why, do
+        assert "\n" not in line

@@ -1,0 +1,80 @@
+"""What people do around a model whose training is distributed, each run on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oracles import idioms_of_passes as passes
+from oracles import idioms_of_steps as steps
+from oracles import idioms_of_weights as weights
+from oracles.idiom_ranks import CORNERS, Idiom, averaged
+
+CUT = {"I": "weights: got a use of", "G": "weights: got a use of"}
+
+
+def training() -> Mapping[str, Idiom]:
+    """By name."""
+    return {
+        "plain steps": Idiom(steps.plain, under=CORNERS),
+        "AdamW": Idiom(steps.adamw, under=CORNERS),
+        "accumulation": Idiom(steps.accumulated),
+        "clipping": Idiom(steps.clipped),
+        "tied weights": Idiom(steps.tied, under=CORNERS),
+        "a frozen part": Idiom(steps.frozen),
+        "parameter groups": Idiom(steps.grouped, under=CORNERS),
+        "an unused parameter": Idiom(steps.unused),
+        "a parameter used now and then": Idiom(steps.sometimes),
+        "a parameter used on one rank": Idiom(steps.on_one_rank, under=CORNERS),
+        "evaluation inside a step": Idiom(steps.evaluated),
+        "a rank whose loss is zero": Idiom(steps.nothing_on_one_rank, under=CORNERS),
+        "a rank whose loss is not a number": Idiom(steps.not_a_number, under=CORNERS),
+        "blocks left out by some ranks": Idiom(steps.dropped_on_ranks),
+        "blocks left out in some steps": Idiom(steps.dropped_alike, under=CORNERS),
+        "a block run twice": Idiom(steps.twice, reference=averaged, under=CORNERS),
+        "hidden states in the loss": Idiom(steps.looked_inside, reference=averaged, under=CORNERS),
+        "inference_mode between steps": Idiom(steps.inferred, under=CORNERS),
+        "the optimizer's own state_dict": Idiom(
+            passes.kept_optimizer, dict.fromkeys("IG", "optimizer.state_dict(): got SGD"), under=("NNN", "IIG", "GGG")
+        ),
+        "a checkpoint before a parameter's first use": Idiom(passes.resumed, under=CORNERS),
+        "a new plan before a parameter's first use": Idiom(passes.moved, under=CORNERS),
+        "a checkpoint of several ages": Idiom(
+            passes.resumed_of_several_ages, {"*": "optimizer: got states of several ages"}, under=("NNN", "IIG")
+        ),
+        "gradients of the input": Idiom(passes.adversarial, reference=averaged),
+        "autograd.grad of parameters": Idiom(passes.own_gradients, under=CORNERS),
+        "two engines, one loss": Idiom(passes.adversaries, reference=averaged),
+        "gradient penalty": Idiom(passes.penalised_gradient, {"I": "create_graph", "G": "create_graph"}, averaged),
+        "reentrant checkpoints of several blocks": Idiom(passes.reentrant, reference=averaged),
+        "checkpoints of several blocks": Idiom(passes.not_reentrant, reference=averaged),
+        "the whole model checkpointed": Idiom(passes.whole_model_checkpointed, reference=averaged, under=CORNERS),
+        "forward passes first": Idiom(passes.forwards_first, reference=averaged),
+        "hooks on gradients": Idiom(passes.hooked, reference=averaged),
+        "hooks after gradients": Idiom(passes.hooked_after, reference=averaged, under=CORNERS),
+        "weights edited": Idiom(weights.edited, CUT),
+        "weights edited while gathered": Idiom(weights.edited_gathered, under=CORNERS),
+        "zero_grad between steps": Idiom(weights.zeroed, under=CORNERS),
+        "a schedule": Idiom(weights.scheduled, under=CORNERS),
+        "an average of live weights": Idiom(weights.averaged_weights, CUT),
+        "an average of gathered weights": Idiom(weights.averaged_gathered, under=CORNERS),
+        "weights into another engine": Idiom(weights.round_trip, under=CORNERS),
+        "torch.save of the state dict": Idiom(weights.saved, CUT),
+        "batch norm": Idiom(weights.normalised),
+        "frozen and thawed by requires_grad_": Idiom(weights.frozen_later, reference=averaged),
+        "autocast": Idiom(weights.autocast),
+        "load_state_dict in bfloat16": Idiom(weights.loaded, CUT),
+        "save_pretrained": Idiom(weights.pretrained, CUT, averaged, CORNERS),
+        "a penalty on the weights": Idiom(weights.penalised_weights, CUT),
+        "zero_grad inside a step": Idiom(weights.zeroed_inside, {"*": "gradients: got a look"}, under=CORNERS),
+        "clip_grad_norm_ of torch": Idiom(weights.clipped_by_hand, {"*": "gradients: got a look"}, under=CORNERS),
+        "loss.backward()": Idiom(weights.plain_backward, {"*": "loss.backward(): got"}),
+        "optimizer.step()": Idiom(weights.plain_step, {"*": "gradients: got a look"}, under=CORNERS),
+        "GradScaler": Idiom(weights.scaled, {"*": "gradients: got a look"}, under=CORNERS),
+        "requires_grad_(True) after shard_": Idiom(weights.thawed_later, {"*": "requires_grad_(True)"}, under=CORNERS),
+        "deepcopy of the model": Idiom(weights.copied, {"*": "engine.full_state_dict()"}, under=CORNERS),
+        "a penalty older than the forward pass": Idiom(
+            weights.penalised_before, {"N": "after those of its block", **CUT}, under=CORNERS
+        ),
+        "model.to after shard_": Idiom(weights.cast, {"N": "other memory", **CUT}, under=CORNERS),
+        "torch.compile": Idiom(weights.compiled, reference=averaged, under=("IIG",)),
+    }
