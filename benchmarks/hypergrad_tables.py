@@ -208,15 +208,23 @@ def _error(row: Row, name: str) -> str:
     return f"{row[name]:.2g}" + (f" ± {deviation:.1g}" if deviation is not None else "")
 
 
+def replays(document: dict[str, Any]) -> str:
+    """CPU seconds with all comparisons over those without."""
+    rows = document["tables"]["replays"]
+    lines = [[row["method"], f"{row['seconds']:.2f}", ranged(row, "ratio", ".3f"), row["n"]] for row in rows]
+    return table(["", "CPU s", "ratio", "pairs"], lines)
+
+
 def filled(page: str) -> str:
     """The page of hypergradient results, every table made anew."""
     cost, near = (Record.read(RESULTS / f"hypergrad_{name}.jsonl") for name in ("cost", "cosine"))
     condensed, adapted, inverted = (
         json.loads((RESULTS / f"{name}_table.json").read_text()) for name in ("condense", "adapt", "pde")
     )
+    held = json.loads((RESULTS / "hypergrad_replays.json").read_text())
     spread_out = Record.read(RESULTS / "hypergrad_ranks.jsonl")
     return marked(page, {
-        "ranks": ranks(spread_out),
+        "ranks": ranks(spread_out), "replays": replays(held),
         "memory": memory(cost), "defaults": defaults(cost), "seconds": seconds(cost), "goals": goals(cost),
         "cosines": cosines(near),
         "winners": winners(near), "bottleneck": bottleneck(near), "condensation": condensation(condensed),

@@ -16,7 +16,7 @@ from sparing.hypergrad.sampled import draw_of
 from sparing.seeds import number
 
 # slow: two processes that import torch and torch.func take about 15 s of processor time, once for all tests
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

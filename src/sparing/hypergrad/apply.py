@@ -17,6 +17,7 @@ from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.problem import Bilevel, BlackBox
 from sparing.hypergrad.trees import Tree, added, detached, leaves, rebuilt
 from sparing.hypergrad.unroll import Unroll, pulled, reproducible
+from sparing.hypergrad.witness import sample
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 from sparing.memory import Ledger
 
@@ -70,6 +71,7 @@ def hypergradient(
         else:
             psi, _ = bottleneck(problem, phi, seed)
             unroll = check_problem(problem, psi, seed)
+            unroll.hold("psi", 0, sample(leaves(psi)))
             result = finished(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
     peak = ledger.peak.total if ledger else None if held is None else torch.cuda.max_memory_allocated(place) - held
     return warned(replace(result, report=replace(result.report, bytes=peak)))
@@ -114,14 +116,23 @@ def finished(
         The result.
 
     Raises:
-        RunError: If the run overflowed.
+        RunError: If the run or the hypergradient overflowed.
     """
     psi, watched = bottleneck(problem, phi, unroll.seed)
+    if watched is not None:
+        unroll.hold("psi", 0, sample(leaves(psi)))
+    if unroll.seen is not None:
+        unroll.seen.settle()
     if not (finite(found.state.theta) and torch.isfinite(found.value)):
         raise RunError(_overflow(unroll, psi, found))
     _refuse_no_direction(found)
     through = found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through)
     grad = rebuilt(phi, added(found.direct, through))
+    if not finite(leaves(grad)):
+        raise RunError(
+            "the hypergradient is not finite though the run is: something has no derivative where it stands, such as a "
+            "root or a norm at 0; add a small number under it"
+        )
     report = _report(method, found, begin, problem.steps if steps is None else steps)
     return _result(found, report, grad, rebuilt(unroll.theta, found.state.theta), psi)
 

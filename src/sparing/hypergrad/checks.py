@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import finite
+from sparing.hypergrad.optimizers import rate_at
 from sparing.hypergrad.problem import Bilevel, BlackBox, same, scalar
-from sparing.hypergrad.trees import Tree, detached, leaves
-from sparing.hypergrad.unroll import Unroll, places, reproducible, same_places
+from sparing.hypergrad.trees import Tree, detached, leaves, rebuilt
+from sparing.hypergrad.unroll import SameMasks, Unroll, places, reproducible, same_places
+from sparing.hypergrad.witness import Seen, Untouched
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
@@ -35,6 +38,11 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
         if not isinstance(part, Tensor) or not part.is_floating_point():
             got = f"a leaf {part.dtype}" if isinstance(part, Tensor) else f"a leaf of type {type(part).__name__}"
             raise UserError(name, got=got, why="only floating tensors have derivatives", do=do)
+        if part.is_inference():
+            raise UserError(
+                name, got="a tensor made inside torch.inference_mode()", why="nothing can be recorded about it",
+                do="clone it outside",
+            )  # fmt: skip
     return detached(tree)
 
 
@@ -82,6 +90,11 @@ def check_kinds(problem: object, method: object) -> None:
         raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
     if isinstance(method, type) or not hasattr(method, "estimate"):
         raise UserError("method", got=repr(method), why="a method is a value", do="pass one, such as Reverse()")
+    if torch.is_inference_mode_enabled():
+        raise UserError(
+            "hypergradient", got="a call inside torch.inference_mode()", why="nothing made there has derivatives",
+            do="call it outside; torch.no_grad() does no harm",
+        )  # fmt: skip
 
 
 def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
@@ -98,21 +111,65 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     Raises:
         UserError: If something cannot work.
     """
-    if callable(problem.batches) and not same(problem.batch(0, seed), problem.batch(0, seed)):
+    _check_batches(problem, seed)
+    _check_rate(problem, psi)
+    with torch.no_grad(), reproducible(seed, "init"):
+        theta = check_tree("init", problem.start(psi, seed))
+    unroll = Unroll(problem, seed, theta, seen=Seen())
+    return replace(unroll, draws=_check_inner(unroll, psi))
+
+
+def _check_batches(problem: Bilevel, seed: int) -> None:
+    """Data of the first and last step are the same when asked again, and stay as they are when others are asked for.
+
+    Args:
+        problem: The two-level problem.
+        seed: Seed of the run.
+
+    Raises:
+        UserError: If they are not.
+    """
+    if problem.batches is None:
+        return
+    batch = problem.batch(0, seed)
+    kept = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+    last = problem.batch(problem.steps - 1, seed)
+    if problem.steps > 1 and not same(batch, kept):
+        raise UserError(
+            "batches", got="a batch that changes when the next one is asked for",
+            why="a graph holds the batches of many steps", do="return a new tensor each time, not one buffer",
+        )  # fmt: skip
+    if not (same(last, problem.batch(problem.steps - 1, seed)) and same(kept, problem.batch(0, seed))):
         raise UserError(
             "batches",
             got="other data on a second call",
             why="the run and each of its directions must see the same batches",
             do="make it a function of the step, or draw from the generator it is given",
         )
-    with torch.no_grad(), reproducible(seed, "init"):
-        theta = check_tree("init", problem.start(psi, seed))
-    unroll = Unroll(problem, seed, theta)
-    return replace(unroll, draws=_check_inner(unroll, psi))
+
+
+def _check_rate(problem: Bilevel, psi: Tree) -> None:
+    """A schedule is a function of the step: torch's own schedulers count their calls.
+
+    Args:
+        problem: The two-level problem.
+        psi: φ or ψ(φ).
+
+    Raises:
+        UserError: If it gives another rate when asked again.
+    """
+    if not callable(problem.optimizer.lr):
+        return
+    first, second = ([rate_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
+    if not same(first, second):
+        raise UserError(
+            "optimizer.lr", got="another rate at the same step on a second call",
+            why="every pass over a run must take the same steps", do="make it a function of the step (and φ) alone",
+        )  # fmt: skip
 
 
 def _check_inner(unroll: Unroll, psi: Tree) -> bool:
-    """Whether the inner loss draws random numbers; it is one number that depends on θ.
+    """Whether the inner loss draws random numbers or puts hooks on tensors; it is one number that depends on θ.
 
     Only the forward pass of the first step is paid for.
 
@@ -121,16 +178,18 @@ def _check_inner(unroll: Unroll, psi: Tree) -> bool:
         psi: φ or ψ(φ).
 
     Returns:
-        Whether torch's generators moved.
+        Whether torch's generators moved, or a hook must be watched.
 
     Raises:
         UserError: If the loss is no such number.
     """
     watched = [weight.detach().requires_grad_() for weight in leaves(unroll.theta)]
-    with torch.enable_grad(), unroll.at(0) as batch:
+    with torch.enable_grad(), unroll.at(0, alone=True) as batch:
         before = places()
-        loss = unroll.masked(watched, psi, batch)
-        draws = not same_places(places(), before)
+        with Untouched(), SameMasks() as mode:
+            loss = unroll.problem.inner(rebuilt(unroll.theta, watched), psi, batch)
+        draws = mode.hooked or not same_places(places(), before)
     if not scalar("inner", loss).requires_grad:
         raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")
+    unroll.hold("loss", 0, loss)
     return draws

@@ -161,6 +161,7 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
 
 def _step_seconds(unroll: Unroll, psi: Tree) -> float:
     """Seconds of one inner gradient step, the second of two."""
+    unroll = unroll.apart()  # the second step is taken from another state
     state = unroll.run(psi, last=1)
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)

@@ -18,6 +18,7 @@ from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.sweep import Sweep, sweep
 from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
 from sparing.hypergrad.unroll import Unroll
+from sparing.hypergrad.witness import Seen
 from sparing.seeds import number
 
 CHAOTIC = 1e3
@@ -124,7 +125,10 @@ class ForwardGradient:
         numbers = self.spread.owned(self.directions) if self.spread else range(self.directions)
         tail = min(self.tail, unroll.steps)
         swept = sweep(unroll, psi, phi, rows_of, numbers, chunk=self.chunk, width=self.width, tail=tail)
-        return swept, self.spread.exchange(swept.weights, self.directions) if self.spread else swept.weights
+        if self.spread is None:
+            return swept, swept.weights
+        run = (unroll.seen or Seen()).mark(f"{self.directions} directions of {self.law}", unroll.seed)
+        return swept, self.spread.exchange(swept.weights, self.directions, run)
 
     def _plain(self, unroll: Unroll, psi: Tree, phi: Tree, seed: int) -> Estimate:
         """Directions of the law, with or without a control variate."""

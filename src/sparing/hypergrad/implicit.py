@@ -13,6 +13,7 @@ from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.trees import Tree, inner_product, leaves, rebuilt
 from sparing.hypergrad.unroll import State, Unroll, pulled
+from sparing.hypergrad.witness import refuse_cut
 from sparing.seeds import stream
 
 Vector = list[Tensor]
@@ -57,8 +58,18 @@ def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss(theta, rebuilt(psi, given), batch)
+        unroll.hold("loss", unroll.steps, loss)
         slopes = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
+    refuse_cut(slopes)
+    look(unroll, state, psi)
     return Stationary(theta, given, list(slopes), unroll.problem.optimizer.coupled_decay)
+
+
+def look(unroll: Unroll, state: State, psi: Tree) -> None:
+    """The loss at the end of the run, on the batch of the last step, held against what else is seen there."""
+    theta = [weight.detach().requires_grad_() for weight in state.theta]  # a loss may take gradients itself
+    with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
+        unroll.hold("loss", unroll.steps, unroll.loss(theta, psi, batch))
 
 
 def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int) -> float:
@@ -267,6 +278,8 @@ class FiniteDifference:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
         state = unroll.run(psi)
+        look(unroll, state, psi)
+        look(unroll, state, psi)
         value, d, direct = unroll.outer_slopes(state, phi)
         length = _norm(d)
         step = self.radius / length if length else 1.0
@@ -288,7 +301,7 @@ def slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
     """
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss(theta, rebuilt(psi, given), batch)
+        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuilt(psi, given), batch)
     return pulled(loss, given)
 
 

@@ -39,7 +39,9 @@ class Bilevel:
     """
 
     inner: Callable[[Tree, Tree, Any], Tensor]
-    """g: (θ, ψ, batch) -> scalar; ψ is φ itself unless ``through`` is given."""
+    """g: (θ, ψ, batch) -> scalar; ψ is φ itself unless ``through`` is given. A function of these and of torch's global
+    generators alone: what draws, counts or writes elsewhere, or is computed again by checkpointing, is refused. What it
+    detaches is constant to all methods but differences."""
 
     outer: Callable[[Tree, Tree], Tensor]
     """f: (θ, φ) -> scalar; what depends on φ here directly is the explicit part of the hypergradient."""
@@ -72,7 +74,8 @@ class Bilevel:
         for name in ("inner", "outer"):
             if not callable(getattr(self, name)):
                 raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
-        if self.batches is not None and not callable(self.batches) and not hasattr(self.batches, "__len__"):
+        indexed = hasattr(self.batches, "__len__") and hasattr(self.batches, "__getitem__")  # a DataLoader is not
+        if self.batches is not None and not callable(self.batches) and not indexed:
             raise UserError(
                 "batches", got=type(self.batches).__name__, why="a run is repeated, so its data must be there again",
                 do="list() it, or pass a function of the step",

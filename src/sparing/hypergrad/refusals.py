@@ -7,6 +7,10 @@ import re
 from sparing.errors import UserError
 
 FIXES = (
+    (
+        r"autograd\.Function",
+        "switch reentrant gradient checkpointing off; a Function of yours needs setup_context and jvp",
+    ),
     (r"scaled_dot_product|flash_attention|efficient_attention", 'load the model with attn_implementation="eager"'),
     (r"mkldnn_rnn|_thnn_fused|lstm|gru|rnn", "run the model inside torch.backends.mkldnn.flags(enabled=False)"),
     (
@@ -14,12 +18,14 @@ FIXES = (
         "use GroupNorm, or BatchNorm with track_running_stats=False; a loss may not change a tensor in place",
     ),
     (r"\.item\(\)|data-dependent control flow", "keep the loss free of .item() and of branches on values"),
+    (r"data pointer", "keep the loss in torch, without .numpy()"),
     (r"randomness", "pass dropout masks as part of the batch"),
 )
 """Pattern of a complaint -> what mends it; the first that matches is told."""
 
 KNOWN = re.compile(
-    r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented",
+    r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented|"
+    r"data pointer of Tensor that doesn't have storage",
     re.IGNORECASE,
 )
 

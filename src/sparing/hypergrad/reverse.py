@@ -50,7 +50,7 @@ def pull(
     for step in range(first, last):
         with unroll.at(step) as batch:
             now = unroll.graph_step(step, now, watched, batch)
-    ends = flat(now)
+    ends = flat(unroll.reached(last, now))
     finish = None
     if cotangent is None:
         value, slopes, direct = unroll.outer_slopes(now, end)

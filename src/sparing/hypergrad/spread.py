@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,7 @@ class Spread:
     Rank r takes directions r, r + size, …; it sends its weights w_i (eight bytes each) and makes the directions of the
     others again from their seeds. Rank 0 waits up to ``timeout`` for each rank and tells all the same result: weights
     of a rank that did not deliver are missing, the mean is over the rest, and the estimate stays unbiased because who
-    fails does not depend on the directions.
+    fails does not depend on the directions. Two numbers beside them tell the run, and another run is refused.
 
     Use a fresh ``key`` for each outer step. Rank 0 must live; it holds the store anyway.
     """
@@ -47,45 +48,81 @@ class Spread:
         """Numbers of the directions that this rank takes, of ``count``."""
         return range(self.rank, count, self.size)
 
-    def exchange(self, weights: Tensor, count: int) -> Tensor:
+    def exchange(self, weights: Tensor, count: int, run: Sequence[float] = ()) -> Tensor:
         """Leave this rank's weights and get those of all.
 
         Args:
             weights: Of the owned directions, in order, shape (len(owned),).
             count: Directions in all b.
+            run: What tells one run from another, as of ``Seen.mark``: a name, a sum, its rounding (which stays here);
+                or nothing.
 
         Returns:
             Shape (b,); not a number where a rank was lost.
 
         Raises:
             RunError: If rank 0 is lost.
+            UserError: If a rank ran something else than rank 0: its weights would belong to another gradient.
         """
-        self.store.set(self._key(self.rank), _packed(weights.double().tolist()))
+        self.leave(weights, run)
+        others: list[tuple[int, list[float]]] = []
         if self.rank == 0:
-            self.store.set(self._key("all"), _packed(self._collected(count)))
+            whole, others = self._collected(count, len(run[:2]))
+            self.store.set(self._key("all"), _packed([*run[:2], *whole]))
         try:
             self.store.wait([self._key("all")], timedelta(seconds=self.timeout * (self.size + 1)))
         except RuntimeError as failure:
             raise RunError(f"rank 0 did not answer within {self.timeout * (self.size + 1):.0f} s: {failure}") from None
-        whole = json.loads(self.store.get(self._key("all")))
-        return torch.tensor(whole, dtype=weights.dtype, device=weights.device)
+        found = _unpacked(self.store.get(self._key("all")))
+        ahead = len(run[:2])
+        for rank, theirs in [*others, (self.rank, list(run[:2]))]:
+            _refuse_another(rank, theirs, found[:ahead], run[-1] if run else 0.0)
+        return torch.tensor(found[ahead:], dtype=weights.dtype, device=weights.device)
 
-    def _collected(self, count: int) -> list[float]:
-        """All weights by number; those of lost ranks are not numbers."""
-        whole = [math.nan] * count
+    def leave(self, weights: Tensor, run: Sequence[float] = ()) -> None:
+        """Put this rank's part into the store.
+
+        Args:
+            weights: As of ``exchange``.
+            run: Likewise.
+        """
+        self.store.set(self._key(self.rank), _packed([*run[:2], *weights.double().tolist()]))
+
+    def _collected(self, count: int, ahead: int) -> tuple[list[float], list[tuple[int, list[float]]]]:
+        """All weights by number, not numbers for lost ranks; and the runs of those that came."""
+        whole, runs = [math.nan] * count, []
         for rank in range(self.size):
             numbers = range(rank, count, self.size)
             try:
                 self.store.wait([self._key(rank)], timedelta(seconds=self.timeout))
             except RuntimeError:  # it did not deliver: its directions are left out
                 continue
-            for number, weight in zip(numbers, json.loads(self.store.get(self._key(rank))), strict=True):
+            left = _unpacked(self.store.get(self._key(rank)))
+            runs.append((rank, left[:ahead]))
+            for number, weight in zip(numbers, left[ahead:], strict=True):
                 whole[number] = weight
-        return whole
+        return whole, runs
 
     def _key(self, who: int | str) -> str:
         return f"hypergrad/{self.key}/{who}"
 
 
-def _packed(weights: Sequence[float]) -> str:
-    return json.dumps(list(weights))
+def _refuse_another(rank: int, run: Sequence[float], first: Sequence[float], room: float) -> None:
+    """Refuse a rank whose run has another name, or another sum by more than rounding."""
+    if not run or (run[0] == first[0] and abs(run[1] - first[1]) <= room):
+        return
+    raise UserError(
+        "spread", got=f"another run on rank {rank} than on rank 0",
+        why="directions that are averaged must belong to one gradient",
+        do="give all ranks the same problem, φ, seed and method, and no randomness of their own",
+    )  # fmt: skip
+
+
+def _packed(numbers: Sequence[float]) -> str:
+    """Eight bytes a number, in letters."""
+    return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode()
+
+
+def _unpacked(left: bytes | str) -> list[float]:
+    held = base64.b64decode(left)
+    return list(struct.unpack(f"<{len(held) // 8}d", held))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from sparing.hypergrad.sweep import Sweep, reversed_tail
 from sparing.hypergrad.tangents import growth, lengths, push, start
 from sparing.hypergrad.trees import Tree, leaves, rebuilt, row_products, unravel
 from sparing.hypergrad.unroll import State
+from sparing.hypergrad.witness import Seen
 from sparing.seeds import number
 
 
@@ -122,6 +124,7 @@ class Stream:
             raise UserError("phi", got="other shapes or dtypes", why="the directions have the old ones", do="keep them")
         self.phi = fresh
         self._psi, _ = bottleneck(self.problem, fresh, self.seed)
+        self._unroll = replace(self._unroll, seen=Seen())
         if not carry:
             self._tangents = _zeros(self._tangents)
 

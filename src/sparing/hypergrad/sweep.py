@@ -47,7 +47,7 @@ def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None
     for step in range(steps):
         state, tangents = push(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
         sizes.append(lengths(tangents.theta))
-    return state, tangents, sizes
+    return unroll.reached(steps, state), tangents, sizes
 
 
 def sweep(

@@ -102,7 +102,8 @@ def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, ro
     for low in range(0, count, width):
         piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
         with unroll.at(step) as batch:
-            following, moved = _moved(unroll, step, batch, (state, psi), piece)
+            following, moved, loss = _moved(unroll, step, batch, (state, psi), piece)
+        unroll.hold("loss", step, loss)
         if width >= count:
             return _as_states((following, moved))
         for place, part in zip(flat(piece[0]), flat(State(*moved)), strict=True):
@@ -111,22 +112,23 @@ def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, ro
     return State(*following), tangents
 
 
-def _moved(unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any) -> tuple[Any, Any]:
-    """A step for state and tangents; only the gradient is lifted where the update itself is linear."""
+def _moved(unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any) -> tuple[Any, Any, Tensor]:
+    """A step for state and tangents, and its loss; only the gradient is lifted where the update itself is linear."""
     (state, psi), (tangents, rows) = primals, piece
     optimizer = unroll.problem.optimizer
     if not isinstance(optimizer, SGD) or not optimizer.linear:
-        return lifted(partial(_step, unroll, step, batch), primals, piece)
-    slopes, bent = lifted(partial(unroll.slopes, batch), (state.theta, psi), (tangents.theta, rows))
+        (following, loss), (moved, _) = lifted(partial(_step, unroll, step, batch), primals, piece)
+        return following, moved, loss
+    (slopes, loss), (bent, _) = lifted(partial(unroll.slopes, batch), (state.theta, psi), (tangents.theta, rows))
     with torch.no_grad():
         following = optimizer.update(state.theta, slopes, state.slots, step, psi)
         moved, slots = optimizer.update(tangents.theta, bent, tangents.slots, step, psi)
         if not optimizer.steered:
-            return following, (moved, slots)
+            return following, (moved, slots), loss
         steps, _ = optimizer.moves(state.theta, slopes, state.slots, step)
         _, faster = lifted(lambda at: torch.as_tensor(rate_at(optimizer.lr, step, at)), (psi,), (rows,))
         turned = [part - _beside(faster, move) * move for part, move in zip(moved, steps, strict=True)]
-        return following, (turned, slots)
+        return following, (turned, slots), loss
 
 
 def _beside(rates: Tensor, move: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ def _beside(rates: Tensor, move: Tensor) -> Tensor:
     return rates.reshape(len(rates), *[1] * missing, *rates.shape[1:])
 
 
-def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> State:
+def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> tuple[State, Tensor]:
     return unroll.step(step, state, psi, batch)
 
 

@@ -34,7 +34,12 @@ def rebuilt(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
 
 def detached(tree: Tree) -> Tree:
     """The same values without their history."""
-    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+    return tree_map(lambda leaf: apart(leaf.detach()) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def apart(leaf: Tensor) -> Tensor:
+    """The tensor with a place in memory for each element; that of ``expand`` has one for many, and no tangents."""
+    return leaf.clone(memory_format=torch.contiguous_format) if 0 in leaf.stride() and leaf.numel() > 1 else leaf
 
 
 def size(tree: Tree) -> int:

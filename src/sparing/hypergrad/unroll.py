@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad_and_value
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from sparing.hypergrad.problem import Bilevel, scalar
-from sparing.hypergrad.trees import Tree, detached, leaves, rebuilt
+from sparing.hypergrad.trees import Tree, apart, detached, leaves, rebuilt
+from sparing.hypergrad.witness import Seen, no_recomputation, refuse_cut, sample, watching
 from sparing.seeds import number
 
 
@@ -40,6 +41,8 @@ class Unroll:
     """Gives the nesting of θ; its values are not read."""
     draws: bool = False
     """Whether the first inner loss draws random numbers. One that begins to draw later is run twice where it does."""
+    seen: Seen | None = None
+    """What the first pass saw; None: nothing is compared."""
 
     @property
     def steps(self) -> int:
@@ -57,12 +60,27 @@ class Unroll:
             The state before the first step.
         """
         with reproducible(self.seed, "init"):
-            theta = leaves(self.problem.start(psi, self.seed, generator))
+            theta = [apart(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
         zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
         return State(theta, zeros)
 
+    def apart(self) -> Unroll:
+        """The same run for another ψ, which the first pass says nothing about."""
+        return replace(self, seen=None)
+
+    def hold(self, kind: str, step: int, value: Tensor) -> None:
+        """Compare with what the first pass saw, if that is watched."""
+        if self.seen is not None:
+            self.seen.hold(kind, step, value)
+
+    def reached(self, step: int, state: State) -> State:
+        """The state before a step, compared with that of the first pass."""
+        if self.seen is not None:
+            self.seen.hold("end", step, sample(state.theta))
+        return state
+
     @contextlib.contextmanager
-    def at(self, step: int) -> Iterator[Any]:
+    def at(self, step: int, *, alone: bool = False) -> Iterator[Any]:
         """The batch and the randomness of a step.
 
         Attention runs by its plain formula meanwhile: the fused kernels have neither forward mode nor a second
@@ -70,12 +88,14 @@ class Unroll:
 
         Args:
             step: From 0.
+            alone: As of ``no_recomputation``.
 
         Yields:
             The batch.
         """
         batch = self.problem.batch(step, self.seed)
-        with reproducible(self.seed, "step", step), sdpa_kernel(SDPBackend.MATH):
+        plain = no_recomputation("inner", first=step == 0, alone=alone)
+        with reproducible(self.seed, "step", step), sdpa_kernel(SDPBackend.MATH), plain:
             yield batch
 
     def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
@@ -106,7 +126,7 @@ class Unroll:
         with SameMasks():
             return self.problem.inner(rebuilt(self.theta, theta), psi, batch)
 
-    def step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
+    def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
         """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap).
 
         Args:
@@ -116,14 +136,14 @@ class Unroll:
             batch: Data of the step.
 
         Returns:
-            The next state.
+            The next state, and the inner loss.
         """
-        slopes = self.slopes(batch, state.theta, psi)
-        return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+        slopes, loss = self.slopes(batch, state.theta, psi)
+        return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi)), loss
 
-    def slopes(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> list[Tensor]:
-        """∇_θ g in a form that torch.func can transform."""
-        found: list[Tensor] = grad(self.masked)(list(theta), psi, batch)
+    def slopes(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
+        """∇_θ g, and g, in a form that torch.func can transform."""
+        found: tuple[list[Tensor], Tensor] = grad_and_value(self.masked)(list(theta), psi, batch)
         return found
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
@@ -140,7 +160,10 @@ class Unroll:
         """
         with torch.enable_grad():
             loss = self.loss(state.theta, psi, batch)
+            self.hold("loss", step, loss)
             slopes = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
+            if self.seen is not None and self.seen.first_graph():
+                refuse_cut(slopes)
             return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
@@ -157,11 +180,15 @@ class Unroll:
         """
         with torch.enable_grad():
             watched = [weight.detach().requires_grad_() for weight in state.theta]
-            slopes = torch.autograd.grad(self.loss(watched, psi, batch), watched, materialize_grads=True)
+            loss = self.loss(watched, psi, batch)
+            self.hold("loss", step, loss)
+            slopes = torch.autograd.grad(loss, watched, materialize_grads=True)
         with torch.no_grad():
             return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
 
-    def run(self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None) -> State:
+    def run(
+        self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, again: int = 0
+    ) -> State:
         """Run steps ``first`` … ``last`` − 1 without a graph.
 
         Args:
@@ -169,6 +196,7 @@ class Unroll:
             state: State at ``first``; Ω₀ by default.
             first: From 0.
             last: T by default.
+            again: Take every so-manieth step, and the last one, a second time and compare; 0: none.
 
         Returns:
             The state at ``last``.
@@ -176,14 +204,21 @@ class Unroll:
         psi = detached(psi)
         with torch.no_grad():
             state = self.start(psi) if state is None else state
-        for step in range(first, self.steps if last is None else last):
+        last = self.steps if last is None else last
+        for step in range(first, last):
+            before = state
             with self.at(step) as batch:
-                state = self.plain_step(step, state, psi, batch)
-        return state
+                state = self.plain_step(step, before, psi, batch)
+            if again and (step == last - 1 or (step + 1) % again == 0):
+                self.reached(step + 1, state)
+                with self.at(step) as batch:
+                    self.reached(step + 1, self.plain_step(step, before, psi, batch))
+        return self.reached(last, state)
 
     def outer(self, state: State, phi: Tree) -> Tensor:
         """Outer loss f at a state, shape ()."""
-        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), SameMasks():
+        quiet = no_recomputation("outer")
+        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), SameMasks(), quiet:
             return scalar("outer", self.problem.outer(rebuilt(self.theta, state.theta), phi))
 
     def outer_slopes(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -235,15 +270,24 @@ _DRAWS = {
 
 
 class SameMasks(TorchFunctionMode):
-    """Random masks are drawn for contiguous tensors.
+    """Random masks are drawn for contiguous tensors, and what no_grad holds constant is so in forward mode too.
 
     Plain torch fills a mask in the order of memory, torch.func in that of the indices: a transposed activation would
-    get other masks in forward mode than in the run itself.
+    get other masks in forward mode than in the run itself. Forward mode also goes on inside ``torch.no_grad()``.
     """
+
+    hooked = False
+    """Whether a hook was put on a tensor meanwhile."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, its tensor made contiguous where it draws."""
-        if func in _DRAWS and args:
+        if func is torch._C._set_grad_enabled:
+            torch._C._set_fwd_grad_enabled(args[0])
+        elif func is torch.Tensor.register_hook:
+            self.hooked, args = True, (args[0], watching(args[1]), *args[2:])
+        elif getattr(func, "__self__", None) is torch.Tensor.data:  # torch.func would look through it
+            return args[0].detach()
+        elif func in _DRAWS and args:
             args = (args[0].contiguous(), *args[1:])
         return func(*args, **(kwargs or {}))
 

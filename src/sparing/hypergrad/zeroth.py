@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,22 @@ from sparing.errors import UserError
 from sparing.hypergrad.checks import check_solution
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.problem import BlackBox, scalar
-from sparing.hypergrad.sampled import combined, confidence, draw_of, masked_warning
+from sparing.hypergrad.problem import BlackBox, same, scalar
+from sparing.hypergrad.sampled import Draw, combined, confidence, draw_of, masked_warning
 from sparing.hypergrad.trees import Tree, added, inner_product, leaves, ravel, rebuilt, unravel
 from sparing.hypergrad.unroll import State, Unroll, pulled
+from sparing.hypergrad.witness import differing
 from sparing.seeds import number
+
+_BENT = 0.01
+"""Second over first differences of a solution above which the solver is asked twice at φ: of a smooth one they are of
+the order of the step, of a random one about 2."""
+_DOUBTFUL = 0.5
+"""The same ratio from which on a result warns; above 1 it is refused."""
+_ROUNDED = 0.05
+"""How far rounding may take φ ± µv from their places, relative to the step."""
+_LOOKS = 33
+"""A step in so many is taken twice, to see whether the run is the same each time: 3 % of the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,54 +65,75 @@ class ZerothOrder:
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate, from 2b runs beside the one at φ."""
-        state = unroll.run(psi)
+        state = unroll.run(psi, again=math.ceil(_LOOKS / (2 * self.directions + 1)))
         value, slopes, direct = unroll.outer_slopes(state, phi)
+        beside = unroll.apart()
         if self.exact_outer:
-            ends, slope = lambda at: unroll.run(at).theta, slopes
+            ends, here, slope = lambda at: beside.run(at).theta, state.theta, slopes
         else:
-            ends, slope = lambda at: [unroll.outer(unroll.run(at), phi)], [torch.ones_like(value)]
-        through, facts = self.along(ends, slope, psi, direct if unroll.problem.through is None else None, unroll.seed)
+            ends, here = lambda at: [beside.outer(beside.run(at), phi)], [value]
+            slope = [torch.ones_like(value)]
+            unroll.hold("outer", 0, value)
+            unroll.hold("outer", 0, unroll.outer(state, phi))
+        known = direct if unroll.problem.through is None else None
+        through, facts, bent = self.along(ends, here, slope, psi, known, unroll.seed)
+        _refuse_bend(self.step, bent)
         return Estimate(through=through, direct=direct, value=value, state=state, facts=facts)
 
     def along(
         self,
         solve: Callable[[Tree], list[Tensor]],
+        here: list[Tensor],
         slopes: list[Tensor],
         psi: Tree,
         direct: list[Tensor] | None,
         seed: int,
-    ) -> tuple[list[Tensor], dict[str, Any]]:
+    ) -> tuple[list[Tensor], dict[str, Any], float]:
         """The sampled part: slopes · (solve(ψ + µv) − solve(ψ − µv))/2µ along each direction.
 
         Args:
             solve: ψ -> leaves of u.
+            here: u at ψ itself.
             slopes: ∂f/∂u, as those leaves.
             psi: Where.
             direct: What is known exactly in the same space, if anything.
             seed: Seed of the directions.
 
         Returns:
-            Leaves as of ψ, and the facts of the draw.
+            Leaves as of ψ, the facts of the draw, and second over first differences: of a smooth u they are of the
+            order of the step, of noise 1.7.
         """
         draw = draw_of(self.law, self.directions, psi, number(seed, "directions"))
-        weights = []
-        for place in range(self.directions):
-            move = unravel(self.step * draw.rows([place])[0], psi)
-            back = unravel(-self.step * draw.rows([place])[0], psi)
-            with torch.no_grad():
-                pairs = zip(solve(added(psi, move)), solve(added(psi, back)), strict=True)
-                weights.append(inner_product(slopes, [(up - down) / (2 * self.step) for up, down in pairs]))
-        found = torch.stack(weights).to(ravel(psi))
+        found, bent = self._differences(draw, solve, here, slopes, psi)
+        masked = int((~torch.isfinite(found)).sum())
         known = ravel(direct).to(found) if direct else torch.zeros_like(ravel(psi))
         grad, cross = combined(draw, found, known)
         sure = confidence(draw, found, known, cross)
-        masked = int((~torch.isfinite(found)).sum())
         facts = {
             "directions": self.directions, "weights": found, "masked": masked,
             "norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine,
-            "warnings": (masked_warning(masked, self.directions),) if masked else (),
+            "warnings": (*_doubts(bent), *([masked_warning(masked, self.directions)] if masked else [])),
         }  # fmt: skip
-        return leaves(unravel(grad, psi)), facts
+        return leaves(unravel(grad, psi)), facts, bent
+
+    def _differences(
+        self, draw: Draw, solve: Callable[[Tree], list[Tensor]], here: list[Tensor], slopes: list[Tensor], psi: Tree
+    ) -> tuple[Tensor, float]:
+        """The derivative along each direction; second over first differences of all runs, nan where none moved."""
+        weights, bend, rise = [], 0.0, 0.0
+        for place in range(self.directions):
+            row = draw.rows([place])[0]
+            ends = [added(psi, unravel(sign * self.step * row, psi)) for sign in (1, -1)]
+            if place == 0:
+                _refuse_rounding(self.step, ends[0], ends[1], row)
+            with torch.no_grad():
+                pairs = list(zip(solve(ends[0]), solve(ends[1]), strict=True))
+                bend += _square(up + down - 2 * at for (up, down), at in zip(pairs, here, strict=True))
+                rise += _square(up - down for up, down in pairs)
+                weights.append(inner_product(slopes, [(up - down) / (2 * self.step) for up, down in pairs]))
+            del pairs  # before the next two runs bring theirs
+        bent = math.sqrt(bend / rise) if rise else math.inf if bend else math.nan
+        return torch.stack(weights).to(ravel(psi)), bent
 
 
 def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> tuple[Estimate, Tree]:
@@ -116,9 +149,16 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
         Both parts, and u.
 
     Raises:
-        UserError: If ``solve`` returns no tree of floating tensors, or values at φ that are not finite.
+        UserError: If ``solve`` returns no tree of floating tensors, values at φ that are not finite, or other values
+            when asked again.
     """
+    kept = [leaf.clone() for leaf in leaves(phi)]
     tree = check_solution(problem.solve(phi))
+    if not same(kept, leaves(phi)):
+        raise UserError(
+            "solve(phi)", got="a φ that it changed in place", why="it is asked again, beside that φ",
+            do="work on a copy: phi.clone()",
+        )  # fmt: skip
 
     def solve(at: Tree) -> list[Tensor]:  # values that are not finite lose their direction only
         return leaves(check_solution(problem.solve(at), tree))
@@ -129,6 +169,54 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
         value = scalar("outer", problem.outer(rebuilt(tree, ends), rebuilt(phi, given)))
     slopes = pulled(value, [*ends, *given])
     direct = slopes[len(ends) :]
-    through, facts = method.along(solve, slopes[: len(ends)], phi, direct, seed)
+    through, facts, bent = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
+    if method.directions >= _LOOKS / 2 or bent > _BENT:
+        _refuse_noise(leaves(tree), leaves(check_solution(problem.solve(phi), tree)))
+    _refuse_bend(method.step, bent)
     state = State([leaf.detach() for leaf in ends], ())
     return Estimate(through=through, direct=direct, value=value.detach(), state=state, facts=facts), tree
+
+
+def _square(parts: Iterable[Tensor]) -> float:
+    """Sum of squares, leaf by leaf; 0 where it is not finite, as of a direction that is lost anyway."""
+    total = sum(float(torch.linalg.vector_norm(part)) ** 2 for part in parts)
+    return total if math.isfinite(total) else 0.0
+
+
+def _doubts(bent: float) -> list[str]:
+    """What second over first differences make a reader worry about."""
+    if math.isnan(bent):
+        return ["no run moved: φ has no effect, or the step is lost in rounding"]
+    far = f"second differences are {bent:.2g} of the first: rounding or a bend; try another step"
+    return [far] if bent > _DOUBTFUL else []
+
+
+def _refuse_rounding(step: float, up: Tree, down: Tree, row: Tensor) -> None:
+    """φ must move by the step: by 1e-3 numbers of three digits do not."""
+    moved = ravel(up).double() - ravel(down).double()
+    wanted = 2 * step * row.double()
+    if float((moved - wanted).norm()) > _ROUNDED * float(wanted.norm()):
+        raise UserError(
+            "ZerothOrder.step", got=f"{step:.3g}", why=f"φ of {leaves(up)[0].dtype} cannot hold it",
+            do="pass a longer step, or φ in float64",
+        )  # fmt: skip
+
+
+def _refuse_bend(step: float, bent: float) -> None:
+    """Runs beside φ that bend more than they rise tell nothing of the slope."""
+    if bent > 1:
+        raise UserError(
+            "ZerothOrder.step", got=f"{step:.3g}",
+            why=f"second differences of the runs are {bent:.2g} times the first: rounding, or a bend",
+            do="pass a longer step (in low precision), or a shorter one, or run in float64",
+        )  # fmt: skip
+
+
+def _refuse_noise(first: list[Tensor], again: list[Tensor]) -> None:
+    """Two solutions at one φ must be the same to rounding: differences would be noise over µ."""
+    for one, two in zip(first, again, strict=True):
+        if differing(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
+            raise UserError(
+                "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
+                do="fix its randomness, so that one φ gives one u",
+            )  # fmt: skip

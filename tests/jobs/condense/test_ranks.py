@@ -27,7 +27,7 @@ from sparing.jobs.condense.material import Material
 from sparing.jobs.condense.ranks import Crew, crew
 
 # slow: two processes import torch.func
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 BASE = dataclasses.replace(made_up.SMALL, directions=3, chunk=1, eval_nets=1, looks=1, save_every=0)
 CASES: dict[str, Condense] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,12 +26,13 @@ OVER: Final = "over"
 class Delivery(Spread):
     """A spread whose ranks can be seen to have delivered."""
 
-    def exchange(self, weights: Tensor, count: int) -> Tensor:
+    def exchange(self, weights: Tensor, count: int, run: Sequence[float] = ()) -> Tensor:
         """Say that this rank has its weights, then do as every spread, unless the first has ended.
 
         Args:
             weights: Of the owned directions, in order.
             count: Directions in all.
+            run: What tells one run from another.
 
         Returns:
             Shape (count,); not a number where a rank was lost.
@@ -41,9 +43,9 @@ class Delivery(Spread):
         """
         self.store.set(self._sign(self.rank), "yes")
         if self.rank:
-            self.store.set(self._key(self.rank), json.dumps(weights.double().tolist()))
+            self.leave(weights, run)
             hear(self.store, self._key("all"), self.timeout * (self.size + 1))
-        return super().exchange(weights, count)
+        return super().exchange(weights, count, run)
 
     def missing(self) -> list[int]:
         """Ranks that have not delivered."""

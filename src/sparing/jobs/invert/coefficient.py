@@ -69,10 +69,19 @@ class Coefficient:
         Returns:
             A scalar, differentiable.
         """
-        if not self.size:
-            return p.new_zeros(())
+        return self.slopes(p).square().mean() if self.size else p.new_zeros(())
+
+    def slopes(self, p: Tensor) -> Tensor:
+        """∂x log ν of a field at its unknowns.
+
+        Args:
+            p: Shape (size,).
+
+        Returns:
+            Shape (size,), differentiable.
+        """
         log = p if self.parameter == "log" else torch.log(p.square())
-        return (torch.from_numpy(differentiation(self.size).copy()).to(p.dtype) @ log).square().mean()
+        return torch.from_numpy(differentiation(self.size).copy()).to(p.dtype) @ log
 
     def guess(self, equation: Equation, seed: int) -> Tensor:
         """Where a run starts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from sparing.jobs.folder import Folder, identity, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.invert.arms import Arm, network, numerical
 from sparing.jobs.invert.course import Run, begun, finish_
+from sparing.jobs.invert.identify import identified
 from sparing.jobs.invert.observations import Data, observe, relative
 from sparing.jobs.invert.page import write_page
 from sparing.jobs.invert.settings import Settings
@@ -126,15 +128,16 @@ def run(settings: Settings) -> Record:
 
     Returns:
         The record, also in OUT/record.jsonl: tables "path" (a row a step), "runs" (a row a seed), "summary",
-        "profiles", "fields". Beside it the page, and ν by seed in coefficients.safetensors.
+        "profiles", "fields", "identified". Beside it the page, and ν by seed in coefficients.safetensors.
 
     Raises:
-        UserError: If a setting is at fault, or the directory holds another run.
+        UserError: If a setting is at fault, a field is not determined, or the directory holds another run.
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
     """
     folder, mark = folder_of(settings), identity(settings)
     folder.check()
     data = observe(settings)
+    known = identified(settings, data) if settings.field else None
     tree = folder.latest(mark)
     folder.claim_(mark)
     equation = settings.model
@@ -142,6 +145,8 @@ def run(settings: Settings) -> Record:
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
     found = _all_seeds(settings, data, record, tree)
     record.add("summary", equation=equation.name, method=settings.method, **summary(record))
+    if known is not None:
+        record.add("identified", **asdict(known))
     save_tensors(folder.at(FOUND), {**found, "truth": torch.from_numpy(np.array(data.coefficient))})
     folder.finish_(record, write_page)
     return record
