@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from patience import PATIENCE
 from sparing.scaling.apply import apply_, masks_of
 from sparing.scaling.dynamic import SET, RigL
 from sparing.scaling.evolve import Evolution
@@ -69,14 +70,14 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def answers(folder: Path, seconds: float = 150.0) -> list[dict]:
+def answers(folder: Path) -> list[dict]:
     """Start the processes, wait for them, and give what each found."""
     context = torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=WORLD, join=False)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     try:
         while not context.join(timeout=1.0):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"two processes did not finish in {seconds} s")
+                raise TimeoutError(f"two processes did not finish in {PATIENCE:g} s")
     finally:
         for process in context.processes:
             process.kill() if process.is_alive() else None

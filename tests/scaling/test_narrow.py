@@ -8,7 +8,7 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.narrow import base_shapes, head_ratio, narrow, narrower
+from sparing.scaling.narrow import base_shapes, narrow, narrower
 
 
 def shapes(model):
@@ -75,14 +75,6 @@ def test_narrowing_does_not_touch_the_configuration_it_is_given():
     config = models.gpt2_config(64)
     narrow(config, 32)
     assert (config.n_embd, config.n_head) == (64, 4)
-
-
-def test_head_ratio():
-    assert head_ratio(models.patches(64), models.patches(16)) == 4.0
-    assert head_ratio(models.gpt2(64), models.gpt2(32)) == 1.0
-    assert head_ratio(models.gpt2(64), None) == 1.0
-    assert head_ratio(models.mlp(64), models.mlp(32)) == 1.0
-    assert head_ratio(models.llama(64, head_dim=32), models.llama(64, head_dim=16, groups=4)) == 2.0
 
 
 def test_another_depth_is_refused_with_the_first_differences():

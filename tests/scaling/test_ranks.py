@@ -8,7 +8,7 @@ import torch
 from scaling import ranks
 
 # slow: two processes that import torch, once for all tests
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

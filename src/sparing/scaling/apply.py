@@ -24,6 +24,7 @@ from sparing.scaling.loading import FINGERPRINT, attach_guards_, detach_guards_,
 from sparing.scaling.masks import ConstantFanIn, Law, oriented, realised
 from sparing.scaling.multipliers import SLOTS, Slot, attach_, detach_
 from sparing.scaling.plan import APPLIED, Plan
+from sparing.scaling.saving import attach_saving_, detach_saving_
 from sparing.seeds import stream
 
 __all__ = ["Masks", "apply_", "masks_of", "remove_", "restore_"]
@@ -63,6 +64,7 @@ def apply_(
         for name, parameter in params.items():
             if redraw is not None:
                 _redraw_(parameter, plan.entries[name], redraw, seed)
+                _clear_padding_(*place(submodule(model, ""), name))
             if factors[name] != 1.0:
                 parameter.mul_(factors[name])
     found.zero_()
@@ -119,6 +121,7 @@ def remove_(model: nn.Module) -> None:
             gate.remove_()
     unscale_attention_(root)
     detach_guards_(root)
+    detach_saving_(root)
     root._buffers.pop(FINGERPRINT, None)
     for mark in (MASKS, APPLIED):
         root.__dict__.pop(mark, None)
@@ -138,6 +141,7 @@ def _attach_(model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]) -> Masks
     found = Masks(root, plan, gates)
     root.__dict__[MASKS], root.__dict__[APPLIED] = found, plan
     attach_guards_(root)
+    attach_saving_(root)
     return found
 
 
@@ -204,6 +208,13 @@ def _redraw_(parameter: nn.Parameter, entry: Entry, std: float, seed: int) -> No
     if entry.role in {"hidden", "embedding", "output"} and parameter.ndim > 1:
         fresh = torch.randn(parameter.shape, generator=stream(seed, "init", entry.name), dtype=torch.float32)
         parameter.copy_(fresh * (std * entry.factors.std))
+
+
+def _clear_padding_(module: nn.Module, local: str) -> None:
+    """Keep the row of padding at zero: no gradient would ever change it."""
+    row = getattr(module, "padding_idx", None)
+    if local == "weight" and row is not None:
+        module.get_parameter(local)[row] = 0
 
 
 def _from_first(tensor: Any) -> Any:

@@ -78,6 +78,9 @@ class Entry:
     drawn: float | None = None
     """Standard deviation of the weights as the model drew them; None if they are on the meta device."""
 
+    own: float = 1.0
+    """Times the base's number by which the model's own code multiplies what the table gives; the rule undoes it."""
+
     @property
     def module(self) -> str:
         """Path of the module that holds it."""
@@ -143,6 +146,8 @@ def factors_of(line: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
         residual=line.residual,
         part=line.part,
     )
+    if line.own != 1.0:
+        found = replace(found, forward=found.forward / line.own)
     if found.forward != 1.0 and not _carries(line):
         return shift(found, 1.0 / found.forward, stepper(line.role, optimizer))
     return found

@@ -1,22 +1,30 @@
 """A gate keeps one parameter sparse: its mask is a buffer beside it, and its gradient is zero wherever it is masked.
 
-The weight itself stays an ordinary parameter that is zero off the mask. With zero gradients Adam, AdamW, SGD with
-momentum and Lion leave masked weights and their state at exactly zero, so every key of the state dict and every step
-is that of an ordinary model.
+The weight itself stays an ordinary parameter that is zero off the mask. With zero gradients most optimizers leave
+masked weights and their state at exactly zero, so every key of the state dict and every step is that of an ordinary
+model. What writes to them all the same is undone: an optimizer's step as soon as it is over, anything else (an edit, a
+moving average, a load into a part of the model) at the next forward pass or ``state_dict``. A tensor that stands in
+for the weight during a call, as under ``torch.func.functional_call``, is masked in that call.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sparing.blocks import submodule
+from sparing.errors import UserError
 from sparing.scaling.structure import is_embedding
 
 _GATES = "_sparing_gates"  # in the module's __dict__: name of the parameter there -> gate
+_WATCH = "_sparing_gate_hooks"  # there too: ids of the hooks that run before and after its forward pass
+_BY_PARAMETER: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # id of a hooked parameter -> its gate
 SUFFIX = "_mask"
 """What follows a parameter's name in the name of its mask."""
 
@@ -43,6 +51,10 @@ class Gate:
         parameter = cast("nn.Parameter", module._parameters[local])
         module.register_buffer(local + SUFFIX, mask.to(parameter.device))
         module.__dict__.setdefault(_GATES, {})[local] = self
+        if _WATCH not in module.__dict__:
+            before = module.register_forward_pre_hook(_before_forward)
+            after = module.register_forward_hook(_after_forward, always_call=True)
+            module.__dict__[_WATCH] = (before.id, after.id)
         self._hook(parameter)
 
     @property
@@ -53,7 +65,7 @@ class Gate:
     @property
     def parameter(self) -> nn.Parameter:
         """The parameter as the module has it now."""
-        return cast("nn.Parameter", self.module._parameters[self.local])
+        return cast("nn.Parameter", self.module._parameters.get(self.local))
 
     @property
     def holds(self) -> bool:
@@ -77,6 +89,41 @@ class Gate:
             self.parameter.masked_fill_(off, 0)
             if self.parameter.grad is not None:
                 self.parameter.grad.masked_fill_(off, 0)
+        self._version = self.parameter._version
+
+    def settle_(self, *, written: bool = False) -> None:
+        """Put the weight to zero off the mask if something has written to it since it was last seen to be.
+
+        Args:
+            written: Something has, also where it left no trace, as writing to ``parameter.data`` does.
+        """
+        if not self.holds or (parameter := self.parameter).is_inference():
+            return
+        if written or parameter._version != self._version:
+            with torch.no_grad():
+                parameter.masked_fill_(~self.mask, 0)
+            self._version = parameter._version
+
+    def enter_(self) -> None:
+        """Mask what the module is about to multiply by, for the time of a call if it is not its own parameter."""
+        found = self.module._parameters.get(self.local)
+        if found is None:
+            raise UserError(
+                f"{type(self.module).__name__}.{self.local}",
+                got="no parameter of that name any more",
+                why="pruning, parametrization or weight norm has put another in its place, which no mask holds",
+                do="do that before plan and apply_, or take it off (prune.remove, remove_parametrizations)",
+            )
+        if found is self._hooked:
+            self.settle_()
+        elif found.shape == self.mask.shape:
+            self._guests.append(found)
+            self.module._parameters[self.local] = cast("Any", torch.where(self.mask, found, _zero_like(found)))
+
+    def leave_(self) -> None:
+        """Give back what ``enter_`` replaced."""
+        if self._guests:
+            self.module._parameters[self.local] = self._guests.pop()
 
     def rehook_(self) -> None:
         """Follow the module to another parameter, such as one that ``load_state_dict(assign=True)`` has put there."""
@@ -91,15 +138,23 @@ class Gate:
     def remove_(self) -> None:
         """Take hook, buffer and gate away; the weight stays as it is."""
         self._handle.remove()
-        del self.module._buffers[self.local + SUFFIX]
-        gates = self.module.__dict__[_GATES]
+        _BY_PARAMETER.pop(id(self._hooked), None)
+        module = self.module
+        del module._buffers[self.local + SUFFIX]
+        gates = module.__dict__[_GATES]
         del gates[self.local]
         if not gates:
-            del self.module.__dict__[_GATES]
+            before, after = module.__dict__.pop(_WATCH)
+            del module.__dict__[_GATES]
+            module._forward_pre_hooks.pop(before, None)
+            for hooks in (module._forward_hooks, module._forward_hooks_always_called):
+                cast("dict[int, Any]", hooks).pop(after, None)
 
     def _hook(self, parameter: nn.Parameter) -> None:
+        _watch_optimizers()
         trains = parameter.requires_grad
-        self._hooked = parameter
+        self._hooked, self._version, self._guests = parameter, parameter._version, cast("list[nn.Parameter]", [])
+        _BY_PARAMETER[id(parameter)] = self
         tensor = cast("Any", parameter.requires_grad_(True))  # torch hooks nothing that is frozen
         self._handle = tensor.register_hook(self._masked)
         parameter.requires_grad_(trains)
@@ -108,7 +163,21 @@ class Gate:
         if self.keep:
             seen = gradient.detach()
             self.dense = seen.clone() if self.dense is None else self.dense + seen
-        return torch.where(self.mask, gradient, torch.zeros((), dtype=gradient.dtype, device=gradient.device))
+        if gradient.is_sparse:  # of a table that is looked up with sparse=True: only the rows that were
+            rows = gradient.coalesce()
+            values = rows.values().where(self.mask[tuple(rows.indices())], 0)
+            return torch.sparse_coo_tensor(
+                rows.indices(), values, rows.shape, check_invariants=False, is_coalesced=True
+            )
+        return torch.where(self.mask, gradient, _zero_like(gradient))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "local": self.local, "hooked": self._hooked}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Hook anew: hooks on tensors are not pickled."""
+        self.module, self.local, self.keep, self.dense = state["module"], state["local"], False, None
+        self._hook(state["hooked"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
         twin: Gate = object.__new__(Gate)
@@ -117,6 +186,38 @@ class Gate:
         twin.module = copy.deepcopy(self.module, memo)
         twin._hook(copy.deepcopy(self._hooked, memo))
         return twin
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Look at masked weights after every step of every optimizer, from the first gate of the process on."""
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _BY_PARAMETER:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gate = _BY_PARAMETER.get(id(parameter))
+            if gate is not None and gate.parameter is parameter:
+                gate.settle_(written=True)
+
+
+def _before_forward(module: nn.Module, _: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for gate in module.__dict__[_GATES].values():
+            gate.enter_()
+
+
+def _after_forward(module: nn.Module, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for gate in module.__dict__[_GATES].values():
+            gate.leave_()
+
+
+def _zero_like(tensor: Tensor) -> Tensor:
+    return torch.zeros((), dtype=tensor.dtype, device=tensor.device)
 
 
 def gates_in(module: nn.Module) -> dict[str, Gate]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
@@ -52,6 +51,11 @@ class Masks(Mapping[str, Tensor]):
         share = f"{live / total:.4g} of {total:,} weights live" if total else "none"
         return f"Masks({len(self)} weights: {share}, {len(self.dead)} with dead neurons or inputs)"
 
+    @property
+    def gates(self) -> Iterable[Gate]:
+        """What keeps each weight sparse."""
+        return self._gates.values()
+
     def density(self, name: str) -> float:
         """Return the live fraction of one weight's entries."""
         return laws.realised(self[name])
@@ -95,18 +99,16 @@ class Masks(Mapping[str, Tensor]):
         for gate in self._gates.values():
             gate.zero_()
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Put weights off the masks to zero after every step.
+    def settle_(self) -> None:
+        """Undo what has been written off the masks, also by putting other parameters in the place of masked ones.
 
-        Needed by optimizers that move weights whose gradient is zero, such as Muon.
-
-        Args:
-            optimizer: Any.
-
-        Returns:
-            Its ``remove()`` ends it.
+        Runs by itself before every ``state_dict``.
         """
-        return optimizer.register_step_post_hook(lambda *_: self.zero_())
+        for gate in self._gates.values():
+            if not gate.holds and type(gate.parameter) is nn.Parameter:
+                gate.rehook_()
+                gate.zero_()
+            gate.settle_()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse optimizer state that lives off the masks: it would move masked weights, or grown ones by old moments.
@@ -121,9 +123,7 @@ class Masks(Mapping[str, Tensor]):
             for key, value in optimizer.state.get(gate.parameter, {}).items():
                 live = isinstance(value, Tensor) and value.shape == gate.mask.shape and bool(value[~gate.mask].any())
                 if live:
-                    do = (
-                        "build the optimizer after apply_; for optimizers that mix entries call masks.attach(optimizer)"
-                    )
+                    do = "build the optimizer after apply_; one whose state mixes entries fits no masks that change"
                     raise UserError(f"{name}: {key}", got="state off the mask", why="masked weights would move", do=do)
 
     def set_(self, name: str, mask: Tensor) -> None:
@@ -190,7 +190,7 @@ class Masks(Mapping[str, Tensor]):
                 name,
                 got=got,
                 why="something drew or replaced the weights after apply_ (init_weights, reset_parameters, fully_shard)",
-                do="call apply_ last, or masks.accept_() if the new weights are meant",
+                do="call apply_ last, or masks.accept_() if what is there now is meant",
             )
         self._expected, self.watched = {}, False
 
@@ -202,6 +202,9 @@ class Masks(Mapping[str, Tensor]):
             elif gate.leaks():
                 yield name, "weights off the mask"
         for name, std in self._expected.items():
+            if name not in params:
+                yield name, "no parameter of that name any more (adapters, pruning, parametrization)"
+                continue
             now = spread(params[name])
             if abs(now - std) > _RELATIVE * std:
                 yield name, f"standard deviation {now:.4g}, where {std:.4g} was set"

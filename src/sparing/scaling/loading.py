@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sparing.errors import UserError
 from sparing.scaling.gates import SUFFIX, Gate, gates_in, place
 from sparing.scaling.live import MASKS, Masks
-from sparing.scaling.multipliers import SLOTS, attach_
+from sparing.scaling.multipliers import HIDDEN, SLOTS, attach_
 from sparing.scaling.plan import Plan
 
 FINGERPRINT = "scaling_plan"
@@ -24,6 +24,7 @@ FINGERPRINT = "scaling_plan"
 
 
 _GUARDS = "_sparing_scaling_guards"
+_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_pre_hooks", "_state_dict_pre_hooks")
 
 
 class Key(NamedTuple):
@@ -120,6 +121,7 @@ def attach_guards_(root: nn.Module) -> None:
         untyped.register_load_state_dict_pre_hook(_before_load),
         untyped.register_load_state_dict_post_hook(_after_load),
         untyped.register_forward_pre_hook(_before_forward, prepend=True),
+        untyped.register_state_dict_pre_hook(_before_save),
     ]
     root.__dict__[_GUARDS] = [handle.id for handle in held]
 
@@ -131,7 +133,7 @@ def detach_guards_(root: nn.Module) -> None:
         root: The model, without wrappers.
     """
     guards: list[int] = root.__dict__.pop(_GUARDS, [])
-    for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_pre_hooks"):
+    for name in _HOOKS:
         for identity in guards:
             getattr(root, name).pop(identity, None)
 
@@ -159,8 +161,21 @@ def _before_forward(root: nn.Module, _: Any) -> None:
     if torch.compiler.is_compiling():
         return
     masks: Masks = root.__dict__[MASKS]
-    if masks.watched:
-        masks.verify()
+    if masks.watched and all(isinstance(tensor, nn.Parameter) for tensor in _held(root)):
+        masks.verify()  # not of tensors that stand in for the weights, as under functional_call
+    for gate in masks.gates:
+        if type(gate.module).__name__ in HIDDEN:  # no call of its own undoes what was written
+            gate.settle_()
+
+
+def _before_save(root: nn.Module, *_: Any) -> None:
+    masks: Masks = root.__dict__[MASKS]
+    masks.settle_()
+
+
+def _held(root: nn.Module) -> Iterator[Tensor]:
+    for module in root.modules():
+        yield from (tensor for tensor in module._parameters.values() if tensor is not None)
 
 
 def _check_fingerprint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
@@ -185,7 +200,10 @@ def _check_mask(key: Key, state: Mapping[str, Any]) -> None:
 
 
 def _refuse(key: str, got: str, why: str) -> None:
-    do = "load what a model scaled by the same plan has saved; load dense weights before apply_, not after"
+    do = (
+        "load the state_dict of a model scaled by the same plan (save_pretrained writes a folded model); load dense "
+        "weights before apply_, not after"
+    )
     raise UserError(f"checkpoint: {key}", got=got, why=why, do=do)
 
 

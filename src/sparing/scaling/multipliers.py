@@ -30,7 +30,8 @@ keys and values), or the first input of an attention that takes queries, keys an
 SLOTS: tuple[Slot, ...] = ("forward_scale", "branch_scale", "query_scale")
 
 _HANDLES = "_sparing_scale_handles"  # in the module's __dict__: slot -> (handle, where)
-_HIDDEN = ("NonDynamicallyQuantizableLinear",)  # read by their parent as tensors: their forward is never called
+HIDDEN = ("NonDynamicallyQuantizableLinear",)
+"""Layers that their parent reads as tensors: their forward is never called."""
 
 
 def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> None:
@@ -49,7 +50,7 @@ def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> Non
     if slot in module._buffers:
         why = "a second factor would multiply the first"
         raise UserError(slot, got=f"{kind} that has one", why=why, do="scale each model once")
-    if kind in _HIDDEN:
+    if kind in HIDDEN:
         why, do = "its owner reads the weight and never calls it", "use form='rescaled', or attention with own layers"
         raise UserError(slot, got=kind, why=why, do=do)
     module.register_buffer(slot, torch.tensor(value, dtype=_dtype(module), device=_device(module)))

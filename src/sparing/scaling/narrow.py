@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,20 @@ Shapes = Mapping[str, tuple[int, ...]]
 SMALL = 50_000_000
 """Parameters up to which a base is built with its weights, so that its initial scales can be measured (count)."""
 
-_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "pooler_output_size")
-_HEADS = ("num_attention_heads", "num_key_value_heads")
+_WIDTHS = (
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+    "d_ff",
+    "ffn_hidden_size",
+    "pooler_output_size",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "hidden_dim",
+    "word_embed_proj_dim",
+)
+_GROUPS = ("num_key_value_heads", "num_kv_heads")
+_HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,52 +116,15 @@ def narrow(config: Any, width: int) -> Any:
     head_dim = getattr(config, "head_dim", None) or old // heads
     clone = copy.deepcopy(config)
     clone.hidden_size = width
-    clone.num_attention_heads = _scaled("num_attention_heads", heads, width, old)
-    if hasattr(config, "head_dim"):
+    if hasattr(config, "head_dim") and not isinstance(getattr(type(config), "head_dim", None), property):
         clone.head_dim = head_dim
-    for name in _WIDTHS:
+    for name in (*_HEADS, *_WIDTHS):
         if isinstance(value := getattr(config, name, None), int):
             setattr(clone, name, _scaled(name, value, width, old))
-    if isinstance(groups := getattr(config, "num_key_value_heads", None), int):
-        clone.num_key_value_heads = _groups(groups, clone.num_attention_heads, width, old)
+    for name in _GROUPS:
+        if isinstance(groups := getattr(config, name, None), int):
+            setattr(clone, name, _groups(groups, clone.num_attention_heads, width, old))
     return clone
-
-
-def head_ratio(model: nn.Module, base: nn.Module | None) -> float:
-    """Return how many times wider attention heads are than the base's, from the modules' ``head_dim``.
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-
-    Returns:
-        The ratio, 1 where no module says.
-
-    Raises:
-        UserError: If modules differ in it.
-    """
-    if base is None:
-        return 1.0
-    ratios = {wide / slim for path, wide in _heads(model) if (slim := getattr(submodule(base, path), "head_dim", None))}
-    if len(ratios) > 1:
-        raise UserError(
-            "base",
-            got=f"heads {sorted(ratios)} times the base's",
-            why="one factor on the logits must do for all layers",
-            do="scale head_dim alike in all layers, or pass a rule with attention=False",
-        )
-    return next(iter(ratios), 1.0)
-
-
-def _heads(model: nn.Module) -> Iterator[tuple[str, int]]:
-    for path in {name.rpartition(".")[0].rpartition(".")[0] for name in named_parameters(model)} | _owners(model):
-        width = getattr(submodule(model, path), "head_dim", None)
-        if isinstance(width, int):
-            yield path, width
-
-
-def _owners(model: nn.Module) -> set[str]:
-    return {name.rpartition(".")[0] for name in named_parameters(model)}
 
 
 def _scaled(name: str, value: int, width: int, old: int) -> int:
@@ -177,7 +152,7 @@ def _built(model: nn.Module, base: Base) -> nn.Module:
     if isinstance(base, bool) or (isinstance(base, int) and base < 1):
         raise UserError("base", got=base, why="it is a width", do="pass an integer >= 1")
     if isinstance(base, int):
-        base = narrow(_config(model), base)
+        return _narrowed(model, base)
     if callable(base):
         return _apart(base)
     if not hasattr(base, "hidden_size"):
@@ -188,6 +163,19 @@ def _built(model: nn.Module, base: Base) -> nn.Module:
             do="pass a narrower model, or a function without arguments that builds one",
         )
     return _apart(lambda: type(submodule(model, ""))(base))
+
+
+def _narrowed(model: nn.Module, width: int) -> nn.Module:
+    config = narrow(_config(model), width)
+    try:
+        return _apart(lambda: type(submodule(model, ""))(config))
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(
+            "base",
+            got=f"width {width}",
+            why=f"a {type(submodule(model, '')).__name__} of this width cannot be built ({error})",
+            do="pass base= a narrower model or a function that builds one",
+        ) from error
 
 
 def _config(model: nn.Module) -> Any:

@@ -24,7 +24,8 @@ from sparing.scaling import ratios, written
 from sparing.scaling.density import Density, densities
 from sparing.scaling.entries import Entry, alike, entry, factors_of, unknown_init
 from sparing.scaling.initial import Init, depth_factor, initial, spread
-from sparing.scaling.narrow import Base, head_ratio, narrower
+from sparing.scaling.narrow import Base, narrower
+from sparing.scaling.own import logits_factor, require_no_others, table_factors
 from sparing.scaling.roles import Facts, as_given, facts_in, roles_of
 from sparing.scaling.rules import Optimizer, Role, Rule, SuPar
 from sparing.scaling.structure import Frame, frame
@@ -243,12 +244,10 @@ def plan(
         >>> chosen.entries["2.weight"].factors.lr, chosen.inputs
         (1.0, {'4': 0.25})
     """
-    if optimizer not in get_args(Optimizer):
-        kinds = ", ".join(get_args(Optimizer))
-        raise UserError("optimizer", got=repr(optimizer), why="no such kind", do=f"pass one of {kinds}")
-    _require_fresh(model)
+    _check(model, optimizer)
     chosen = SuPar() if rule is None else rule
-    places, base_ = frame(model), narrower(model, base)
+    base_ = narrower(model, base)
+    places = frame(model, base_.shapes)
     known = facts_in(places, model, base_.shapes)
     found = roles_of(known, roles)
     known = {name: as_given(fact, found[name][0]) for name, fact in known.items()}
@@ -257,23 +256,27 @@ def plan(
     depth = _depth(chosen, places, layers)
     drawing = _inits(known, model, base_.model, chosen, init or {}, places)
     scales = _scales(known, model, drawing, places, depth)
+    own = table_factors(model, base_.model, known) if chosen.rescales else {}
+    if chosen.rescales:
+        require_no_others(model, base_.model, known)
+    entries = {
+        name: entry(
+            fact, found[name], chosen, optimizer, density=live.get(name, 1.0), init=drawing[name],
+            own=own.get(name, 1.0), **scales[name],
+        )
+        for name, fact in known.items()
+    }  # fmt: skip
     return Plan(
-        entries={
-            name: entry(
-                fact, found[name], chosen, optimizer, density=live.get(name, 1.0), init=drawing[name], **scales[name]
-            )
-            for name, fact in known.items()
-        },
-        rule=chosen,
-        optimizer=optimizer,
-        depth=depth,
-        attention=chosen.logits(head_ratio(model, base_.model)),
-        **_overview(known, found, places),
-    )
+        entries=entries, rule=chosen, optimizer=optimizer, depth=depth,
+        attention=logits_factor(model, base_.model, known, chosen), **_overview(known, found, places),
+    )  # fmt: skip
 
 
-def _require_fresh(model: nn.Module) -> None:
-    """Refuse a model whose weights a plan has scaled."""
+def _check(model: nn.Module, optimizer: str) -> None:
+    """Refuse an optimizer without rules, and a model whose weights a plan has scaled."""
+    if optimizer not in get_args(Optimizer):
+        kinds = ", ".join(get_args(Optimizer))
+        raise UserError("optimizer", got=repr(optimizer), why="no such kind", do=f"pass one of {kinds}")
     if hasattr(submodule(model, ""), APPLIED):
         do = "plan before apply_, or build the model anew; the plan in force is that of its masks"
         raise UserError("model", got="one that a plan was applied to", why="its weights are scaled already", do=do)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
@@ -21,14 +23,13 @@ _SAME = 1e-6
 _NEAR = 0.3
 """Relative: masks of whole rows miss a density by rounding, one live input in four at worst in each direction."""
 
-_KINDS: Mapping[str, Optimizer] = {
-    "Adam": "adam",
-    "AdamW": "adam",
-    "NAdam": "adam",
-    "RAdam": "adam",
-    "SGD": "sgd",
-    "Lion": "lion",
-    "Muon": "muon",
+_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
+_OTHERS: dict[str, Optimizer] = {"SGD": "sgd", "ASGD": "sgd", "Lion": "lion", "Muon": "muon"}
+_ADAM_LIKE: Optimizer = "adam"
+_KINDS: dict[str, Optimizer] = _OTHERS | dict.fromkeys(_ADAM, _ADAM_LIKE)
+_NO_RULE = {
+    "Adafactor": "its steps go with the size of the weights, of which the rule changes the scale",
+    "LBFGS": "its steps are those of all weights together, at one rate",
 }
 
 
@@ -58,6 +59,7 @@ def groups(
     """
     params = named_parameters(model)
     _require_planned(entries, params, "model")
+    _watch_rates()
     if kind == "adam":
         options.setdefault("eps", 1e-8)
     found = groups_of(model, lr=lr, weight_decay=weight_decay, **options)
@@ -90,7 +92,7 @@ def check(
     names = [[_names(group, entries) for group in optimizer.param_groups] for optimizer in optimizers]
     _require_planned(entries, [name for rows in names for row in rows for name in row], "optimizer")
     for optimizer, rows in zip(optimizers, names, strict=True):
-        _require_kind(kind, optimizer)
+        _require_kind(kind, optimizer, touches=touches)
         if touches:
             _require_decoupled(optimizer)
         rates = list(_rates(optimizer.param_groups, rows, entries))
@@ -98,6 +100,26 @@ def check(
         if max(common) > min(common) * (1 + _SAME):
             error = _broken(rates)
             raise error
+
+
+@functools.cache
+def _watch_rates() -> None:
+    """Look at the rates of scaled groups before every step of every optimizer, from the first groups of a plan on."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Refuse to step with broken ratios; groups without ``lr_scale`` are their owner's."""
+    # torch calls this before the hooks of the optimizer itself, so rates are those that schedulers wrote
+    rates = [
+        (float(group["lr"]), float(group["lr_scale"]), str(group.get("param_names", ["?"])[0]))
+        for group in optimizer.param_groups
+        if "lr_scale" in group and group["params"] and not isinstance(group["lr"], Tensor)
+    ]
+    common = [lr / factor for lr, factor, _ in rates]
+    if common and max(common) > min(common) * (1 + _SAME):
+        error = _broken(rates)
+        raise error
 
 
 def _names(group: Mapping[str, Any], entries: Mapping[str, Entry]) -> list[str]:
@@ -148,7 +170,7 @@ def _broken(rates: Sequence[tuple[float, float, str]]) -> UserError:
         "optimizer",
         got=f"lr {lr:g} for {name}",
         why=f"beside the other groups it should be {middle * factor:g}",
-        do="multiply all groups by one number, or none",
+        do="multiply all groups by one number, or none (eta_min=0); a group whose rate is your own has no lr_scale",
     )
 
 
@@ -166,8 +188,11 @@ def _require_planned(entries: Mapping[str, Entry], names: Collection[str], what:
         )
 
 
-def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer) -> None:
-    theirs = _KINDS.get(type(optimizer).__name__)
+def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, touches: bool) -> None:
+    name = type(optimizer).__name__
+    if touches and name in _NO_RULE:
+        raise UserError("optimizer", got=name, why=_NO_RULE[name], do="use one of Adam's, SGD's, Lion's or Muon's kind")
+    theirs = _KINDS.get(name)
     if theirs is not None and theirs != kind and (kind, theirs) != ("muon", "adam"):
         raise UserError(
             "optimizer",

@@ -90,6 +90,9 @@ class Facts:
     body: bool | None = None
     """Whether it lies in a repeated block; None if the model has no one family of blocks."""
 
+    closed: bool = False
+    """Whether width goes in and a number of features comes out that does not go with it."""
+
     same: bool = False
     """Whether model and base have all shapes in common, so that shapes tell nothing."""
 
@@ -130,7 +133,7 @@ def facts(model: nn.Module, base: Base | Mapping[str, tuple[int, ...]] = None) -
         Canonical name -> facts, in order of registration.
     """
     shapes = dict(base) if isinstance(base, Mapping) else base_shapes(model, base)
-    return facts_in(frame(model), model, shapes)
+    return facts_in(frame(model, shapes), model, shapes)
 
 
 def facts_in(places: Frame, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Facts]:
@@ -204,7 +207,8 @@ def roles_of(known: Mapping[str, Facts], overrides: Mapping[str, Role] | None = 
             "model",
             got=f"{len(unknown)} parameters that cannot be classified: {', '.join(unknown)}",
             why="a wrong role would spoil training without a word",
-            do='say what they are with roles={"pattern": "hidden"}, or embedding, output, vector, depthwise, fixed',
+            do='say what they are with roles={"pattern": "hidden"}, or embedding, output (heads, routers), vector, '
+            "depthwise, fixed",
         )
     return found
 
@@ -225,16 +229,18 @@ def as_given(known: Facts, role: Role) -> Facts:
     return replace(known, fan_in=into, fan_out=out, base_fan_in=base_in, base_fan_out=base_out)
 
 
-def _matrix(known: Facts) -> tuple[Role, str]:
+def _matrix(known: Facts) -> tuple[Role | None, str]:
     """Classify a weight of a known layer that does not read out."""
     if known.grouped == 1:
         return "depthwise", "each channel has its own filter: fan-in stays"
+    if known.closed:
+        return None, f"{known.kind} from width to {known.fan_out}: another head, a router or a bottleneck"
     if known.stem:
         return "embedding", "the first weight, which takes data in"
     if known.m_in == 1 and known.m_out != 1 and known.grouped is None and not known.body:
         return "embedding", "takes data in: only its outputs grow"
     if known.m_in != 1 and known.m_out == 1:
-        return "hidden", "multiplies width by a fixed number of outputs, and more weights follow"
+        return "hidden", "multiplies width by a fixed number of keys or values, which attention takes in"
     return "hidden", "multiplies width by width"
 
 
@@ -281,6 +287,7 @@ def _facts(
         matrix=is_matrix(module, local, shape),
         lookup=is_embedding(module),
         stem=name == places.stem,
+        closed=name in places.closed,
         grouped=channels_per_group(module),
         body=None if places.body is None else held,
         same=same,

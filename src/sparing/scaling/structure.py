@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -45,9 +45,20 @@ class Frame:
     residual: frozenset[str]
     """Last matrices of the residual branches."""
 
+    closed: frozenset[str]
+    """Matrices into which width goes and from which a number of features comes that does not go with it."""
 
-def frame(model: nn.Module) -> Frame:
-    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors."""
+
+def frame(model: nn.Module, base: Mapping[str, Sequence[int]] | None = None) -> Frame:
+    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors.
+
+    Args:
+        model: The model.
+        base: Shapes of the base's parameters by the model's names; none, or the model's own, tell less.
+
+    Returns:
+        The places.
+    """
     try:
         found = find_blocks(model)
     except UserError:  # no repeated blocks, or several kinds
@@ -55,17 +66,20 @@ def frame(model: nn.Module) -> Frame:
     blocks = [block for block in found if block.role == "body"]
     body = frozenset(name for block in blocks for name in block.params) if blocks else None
     matrices = list(_matrices(model))
-    stem = _stem(model, body or frozenset())
+    residual = frozenset(
+        name
+        for block in blocks
+        for name in _branch_ends(model, block.name, [name for name in matrices if name in block.params])
+    )
+    closed = _closed(model, matrices, body or frozenset(), residual, base)
+    stem = _stem(model, body or frozenset(), closed)
     return Frame(
         body=body,
         layers=len(blocks),
-        readout=_readout(model, matrices, body or frozenset(), stem),
+        readout=_readout(model, matrices, body or frozenset(), stem, closed, base),
         stem=stem,
-        residual=frozenset(
-            name
-            for block in blocks
-            for name in _branch_ends(model, block.name, [name for name in matrices if name in block.params])
-        ),
+        residual=residual,
+        closed=closed,
     )
 
 
@@ -187,9 +201,17 @@ def _matrices(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _readout(model: nn.Module, matrices: Sequence[str], body: frozenset[str], stem: str | None) -> str | None:
-    """Take what the model declares; else a matrix that is a table used twice; else the last one outside the body."""
-    declared = getattr(submodule(model, ""), "get_output_embeddings", None)
+def _readout(
+    model: nn.Module,
+    matrices: Sequence[str],
+    body: frozenset[str],
+    stem: str | None,
+    closed: frozenset[str],
+    base: Mapping[str, Sequence[int]] | None,
+) -> str | None:
+    """Take what the model declares; else a matrix that is a table used twice; else the one that ends the model."""
+    root = submodule(model, "")
+    declared = getattr(root, "get_output_embeddings", None)
     try:
         head = declared() if callable(declared) else None
     except (AttributeError, NotImplementedError):  # models of transformers that have none
@@ -201,18 +223,85 @@ def _readout(model: nn.Module, matrices: Sequence[str], body: frozenset[str], st
         (path, local), table = owner(alias), submodule(model, owner(first)[0])
         if is_embedding(table) and is_matrix(submodule(model, path), local, named_parameters(model)[first].shape):
             return path
+    # The one closed matrix outside the body, wherever it is registered. Of several none, so that the caller must say;
+    # without any the last, unless its outputs grow or the model says that it is a bare backbone.
     outside = [name for name in matrices if name not in body and (name == matrices[-1] or name != stem)]
-    return owner(outside[-1])[0] if outside else None  # a head may be registered before the blocks
+    heads = [name for name in outside if name in closed]
+    if len(heads) > 1 or not outside or _is_backbone(root):
+        return None
+    last = heads[0] if heads else outside[-1]
+    grows = base is not None and _growing(model, last, base)[1]
+    return None if grows else owner(last)[0]
 
 
-def _stem(model: nn.Module, body: frozenset[str]) -> str | None:
-    """Take the first matrix, if it lies outside the body and no embedding is before it."""
+def _is_backbone(root: nn.Module) -> bool:
+    """Say whether a model of transformers has no head by its own word."""
+    return isinstance(getattr(type(root), "base_model_prefix", None), str) and getattr(root, "base_model", None) is root
+
+
+def _growing(model: nn.Module, name: str, base: Mapping[str, Sequence[int]]) -> tuple[bool, bool]:
+    """Say whether a matrix has other numbers of inputs and outputs than in the base."""
+    path, local = owner(name)
+    module = submodule(model, path)
+    ours, theirs = fans(module, local, module.get_parameter(local).shape), fans(module, local, base[name])
+    return ours[0] != theirs[0], ours[1] != theirs[1]
+
+
+def _closed(
+    model: nn.Module,
+    matrices: Sequence[str],
+    body: frozenset[str],
+    residual: frozenset[str],
+    base: Mapping[str, Sequence[int]] | None,
+) -> frozenset[str]:
+    """Find heads, routers and bottlenecks: by two widths, or, of one, by outputs that no other matrix takes in."""
+    # Keys and values may be fewer than queries; a packed projection is taken apart by its attention; and where only
+    # the inner width of blocks grows, what ends a branch gives the stream its own width.
+    params = named_parameters(model)
+    channels = {name: _channels(model, name) for name in matrices}
+    attention = {_holder(name) for name in matrices if part_of(name) in {"query", "qkv"}}
+    rows = [name for name in matrices if not (part_of(name) and _holder(name) in attention)]
+    if base is not None and any(tuple(base[name]) != tuple(p.shape) for name, p in params.items()):
+        inside = {channels[name][0] for name in body & channels.keys()}
+        grow = {name: _growing(model, name, base) for name in rows}
+        ends = {name for name in residual & channels.keys() if channels[name][1] in inside}
+        return frozenset(name for name in rows if grow[name] == (True, False) and name not in ends)
+    taken = {into for into, _ in channels.values()}
+    modules = {name: submodule(model, owner(name)[0]) for name in rows}
+    return frozenset(name for name in rows if _ends(modules[name], *channels[name], taken, outside=name not in body))
+
+
+def _holder(name: str) -> str:
+    """Return the path of the attention that a projection would belong to; a head may be called ``value`` too."""
+    path, local = owner(name)
+    return path.rpartition(".")[0] if local == "weight" else path
+
+
+def _channels(model: nn.Module, name: str) -> tuple[int, int]:
+    """Return inputs and outputs of a layer without the positions of a kernel."""
+    path, local = owner(name)
+    module = submodule(model, path)
+    if isinstance(module, (*_CONVS, *_TRANSPOSED)):
+        return module.in_channels, module.out_channels
+    return fans(module, local, module.get_parameter(local).shape)
+
+
+def _ends(module: nn.Module, into: int, out: int, taken: Collection[int], *, outside: bool) -> bool:
+    """Say whether nothing takes a layer's outputs in; inside a block more outputs than inputs are packed ones."""
+    if out in taken or (out >= into and not outside) or isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return False
+    packed = isinstance(module, (*_CONVS, *_TRANSPOSED)) and any(number % out == 0 for number in taken)
+    return not packed and (out < into or outside)
+
+
+def _stem(model: nn.Module, body: frozenset[str], closed: Collection[str]) -> str | None:
+    """Take the first matrix that is not closed, if it lies outside the body and no embedding is before it."""
     for name, parameter in named_parameters(model).items():
         path, local = owner(name)
         module = submodule(model, path)
         if is_embedding(module):
             return None
-        if is_matrix(module, local, parameter.shape):
+        if is_matrix(module, local, parameter.shape) and name not in closed:
             return name if name not in body else None
     return None
 

@@ -119,6 +119,16 @@ class SparseGate(Gate):
     def zero_(self) -> None:
         """Do nothing: no weight is off the mask."""
 
+    def settle_(self, *, written: bool = False) -> None:
+        """Do nothing: there is nothing to put to zero.
+
+        Args:
+            written: Whatever it says.
+        """
+
+    def enter_(self) -> None:
+        """Do nothing: the pattern is the mask."""
+
     def leaks(self) -> bool:
         """Tell whether a weight lives off the mask: none does."""
         return False
@@ -128,10 +138,16 @@ class SparseGate(Gate):
         to_dense_(self._layer)
         self.remove_()  # by now that of the dense gate
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "local": self.local}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.module, self.local, self._guests = state["module"], state["local"], []
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
         twin: Gate = object.__new__(type(self))
         memo[id(self)] = twin
-        twin.local, twin.module = self.local, copy.deepcopy(self.module, memo)
+        twin.local, twin.module, twin._guests = self.local, copy.deepcopy(self.module, memo), []
         return twin
 
 
@@ -162,7 +178,7 @@ def _to_sparse_gate_(gate: Gate) -> None:
     """Change a gate's kind; what it had summed of the dense gradient is dropped."""
     keep = gate.keep
     gate._handle.remove()
-    for name in ("keep", "dense", "_hooked", "_handle"):
+    for name in ("keep", "dense", "_hooked", "_handle", "_version"):
         gate.__dict__.pop(name, None)
     gate.__class__ = SparseGate
     gate.keep = keep

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from patience import PATIENCE
 from sparing.errors import UserError
 from sparing.jobs.transfer import StoppedError, Transfer, run, show
 from sparing.jobs.transfer import job as room
@@ -130,7 +131,7 @@ def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
     study = begun(tiny)
     both = [subprocess.Popen(command(tiny, "resume=True"), stderr=subprocess.PIPE) for _ in range(2)]
     for process in both:
-        _, words = process.communicate(timeout=240)
+        _, words = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, words.decode()
 
     trials = study._trials("RUNNING", "COMPLETE", "FAIL", "WAITING")
@@ -143,7 +144,7 @@ def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
 HELD = """
 import time
 def wait_for(name):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 1200
     while not Path(OUT, name).exists() and time.monotonic() < until:
         time.sleep(0.02)
 """
@@ -182,11 +183,11 @@ def test_a_process_that_tells_late_does_not_undo_what_one_with_more_runs_told(ti
         start = f"OUT = {str(tiny.out)!r}\nfrom sparing.jobs.transfer.study import Study\n" + HELD + part
         line[2] = line[2].replace("job.run(", start + "job.run(", 1)
     holder = subprocess.Popen(last, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 240
+    until = time.monotonic() + PATIENCE
     while not (tiny.out / "has-one").exists() and time.monotonic() < until:
         time.sleep(0.05)
     teller = subprocess.Popen(first, stderr=subprocess.DEVNULL)
-    assert [holder.wait(timeout=240), teller.wait(timeout=240)] == [0, 0]
+    assert [holder.wait(timeout=PATIENCE), teller.wait(timeout=PATIENCE)] == [0, 0]
     assert len(Record.read(tiny.out / "record.jsonl").table("runs")) == 8
 
 
@@ -196,10 +197,10 @@ def test_a_process_that_tells_late_does_not_undo_what_one_with_more_runs_told(ti
 def test_a_killed_process_gives_its_run_back(tiny, tmp_path) -> None:
     """SIGKILL in the middle of a run: no handler runs, the run is marked as under way for ever."""
     stuck = command(tiny)
-    stuck[2] = stuck[2].replace("job.run(", "job.train = lambda *_: __import__('time').sleep(600)\njob.run(", 1)
+    stuck[2] = stuck[2].replace("job.run(", "job.train = lambda *_: __import__('time').sleep(6000)\njob.run(", 1)
     process = subprocess.Popen(stuck, stderr=subprocess.DEVNULL)
     database = tiny.out / "study.db"
-    until = time.monotonic() + 240
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if database.exists() and (tiny.out / "run.json").exists():
             with begun(dataclasses.replace(tiny, resume=True)) as study:
@@ -238,6 +239,17 @@ def test_another_study_in_the_directory_is_refused(tiny) -> None:
 def test_a_database_that_cannot_be_opened_is_told_in_one_line(tiny) -> None:
     with pytest.raises(UserError, match="storage: got nowhere"):
         run(dataclasses.replace(tiny, storage="nowhere"))
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:s3cret@host/db", "mysql://me:s3@s3cret@host/db?password=s3cret"])
+def test_the_password_of_a_database_is_told_nobody(tiny, url, capsys):
+    """Neither in the line, where a driver is missing or quotes the host, nor in the record of the settings."""
+    with pytest.raises(UserError, match=r"storage: got .*://me:\*\*\*@host/db") as caught:
+        run(dataclasses.replace(tiny, storage=url))
+    assert "s3cret" not in str(caught.value) + "".join(capsys.readouterr())
+    assert all("s3cret" not in path.read_text() for path in tiny.out.rglob("*") if path.is_file())
+    record = Record(question="q", settings=dataclasses.replace(tiny, storage=url), seed=0)
+    assert "s3cret" not in str(record.settings)
 
 
 @pytest.mark.parametrize(("missing", "word"), [("optuna", r"sparing\[sweep\]"), ("sklearn", "scikit-learn")])

@@ -46,7 +46,7 @@ def folder_of(settings: Transfer) -> Folder:
         Where it writes.
     """
     names = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCKS)
-    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names)
+    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names, shared=True)
 
 
 def identity(settings: Transfer) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sparing.errors import UserError
+from sparing.errors import UserError, without_password
 from sparing.jobs.transfer.grid import Cell
 
 DATABASE, LOCKS = "study.db", "workers"
@@ -74,7 +74,7 @@ class Study:
             raise UserError("storage", got=storage, why="it holds this study", do=do) from None
         except Exception as error:  # noqa: BLE001  drivers of databases raise what they like
             do = "pass a URL such as sqlite:///study.db"
-            why = f"it cannot be opened ({str(error).splitlines()[0]})"
+            why = f"it cannot be opened ({without_password(_first_line(error), of=storage or '')})"
             raise UserError("storage", got=storage or DATABASE, why=why, do=do) from None
 
     def __enter__(self) -> Study:
@@ -175,6 +175,10 @@ class Study:
             except BlockingIOError:
                 return False
         return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager

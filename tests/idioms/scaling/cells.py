@@ -1,0 +1,142 @@
+"""What users of scaled models do, and to what: each cell is held by a test of this folder."""
+
+from __future__ import annotations
+
+from idioms.scaling.families import FAMILIES
+from idioms.table import Cell
+
+REFUSED = {"T5": "scale_decoder_outputs", "Mixtral": "cannot be classified", "Mamba": "A_log", "DeBERTa-v2": "queries"}
+"""Families that are refused, and a word of the line that says so."""
+
+RATES = "learning rates, decay, initial scales and readout of a wider model"
+HEADS = "wider heads: the factor on attention logits"
+OWN_LAW = {"GPT-Neo": 0.0, "T5 untied": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
+"""Exponent of d_head in what the model's code divides logits by, where it is not 1/2; read in each family's source."""
+WITHOUT_HEADS = {"perceptron", "ResNet"} | REFUSED.keys()
+
+WIDTH = "the base given as a width"
+BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 untied", "BART", "Whisper", "ViT")
+
+SAVED = "save_pretrained, then from_pretrained by plain transformers"
+SAVED_FAMILIES = (
+    "GPT-2",
+    "GPT-Neo",
+    "OPT",
+    "Llama",
+    "Qwen3",
+    "Gemma",
+    "Gemma 2",
+    "Gemma 3",
+    "Phi-3",
+    "BERT",
+    "RoBERTa",
+    "BART",
+    "ViT",
+    "Whisper",
+)
+
+STEPS = "three steps of an optimizer"
+OPTIMIZERS = (
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "AdamW",
+    "ASGD",
+    "LBFGS",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+    "SparseAdam",
+)
+FORMS = {
+    "Adam, foreach": ("Adam", {"foreach": True}),
+    "AdamW, fused": ("AdamW", {"fused": True}),
+    "AdamW, amsgrad and maximize": ("AdamW", {"amsgrad": True, "maximize": True}),
+    "SGD, fused with momentum": ("SGD", {"fused": True, "momentum": 0.9}),
+    "RMSprop, centered with momentum": ("RMSprop", {"centered": True, "momentum": 0.9}),
+    "Rprop, foreach": ("Rprop", {"foreach": True}),
+    "LBFGS, strong Wolfe": ("LBFGS", {"line_search_fn": "strong_wolfe"}),
+}
+
+WRITES = "writing over masked weights"
+WRITERS = (
+    "add_ under no_grad",
+    "a part's load_state_dict",
+    "AveragedModel of swa_utils",
+    "exponential moving average copied back",
+    "an optimizer that writes to .data",
+    "another parameter in its place",
+    "torch.func.functional_call",
+    "torch.func.grad",
+    "noise on gradients before Muon's step",
+    "the projection that nn.MultiheadAttention reads itself",
+)
+GIVEN = "save_pretrained with a state_dict, as trainers call it"
+KEEPS = "masks after"
+KEEPERS = ("deepcopy", "torch.save of the model", "to(bfloat16)", "torch.compile", "DataParallel", "load_state_dict")
+
+KINDS = "an optimizer on the groups of a plan for its kind"
+KIND_OF = {
+    **dict.fromkeys(("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop", "Rprop"), "adam"),
+    "SparseAdam": "adam",
+    "SGD": "sgd",
+    "ASGD": "sgd",
+    "Muon": "muon",
+    "LBFGS": "",
+    "Adafactor": "",
+}
+"""mup: Adam-like is what divides the gradient entry by entry, SGD-like what takes it as it is; none for two."""
+
+SCHEDULES = "a scheduler on the groups of a plan"
+SCHEDULERS = {
+    "LambdaLR": "equal",
+    "CosineAnnealingLR": "equal",
+    "LinearLR": "equal",
+    "OneCycleLR, one max_lr": "refused",
+    "CosineAnnealingLR with eta_min": "refused",
+    "CyclicLR": "refused",
+}
+
+LATE = "after apply_"
+LATER = ("torch.nn.utils.prune", "parametrizations.weight_norm", "adapters around masked layers")
+
+ROLES = "roles that names and shapes do not tell"
+TOLD = {
+    "two heads": "refused",
+    "two heads, one width": "refused",
+    "a language model's head and a value head": "refused",
+    "a router as nn.Linear": "refused",
+    "a router as nn.Linear, one width": "refused",
+    "a bottleneck in a block": "refused",
+    "LoRA": "refused",
+    "attention with unknown names": "refused",
+    "sqrt(d) in the forward pass": "refused",
+    "BART with scaled embeddings": "equal",
+    "a head registered first": "equal",
+    "a head registered first, one width": "equal",
+    "bare BertModel": "equal",
+    "bare BertModel, one width": "equal",
+    "T5 with its outputs unscaled": "equal",
+    "Gemma 3's embeddings": "equal",
+    "Gemma 2's embeddings": "equal",
+}
+
+CELLS = (
+    *(Cell(RATES, name, "refused" if name in REFUSED else "equal") for name in FAMILIES),
+    *(Cell(HEADS, name) for name in FAMILIES if name not in WITHOUT_HEADS),
+    *(Cell(WIDTH, name) for name in BY_WIDTH),
+    *(Cell(SAVED, name) for name in SAVED_FAMILIES),
+    Cell(GIVEN, "Llama"),
+    *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
+    *(Cell(WRITES, name) for name in WRITERS),
+    *(Cell(KEEPS, name) for name in KEEPERS),
+    *(Cell(KINDS, name, "equal" if kind else "refused") for name, kind in KIND_OF.items()),
+    *(Cell(SCHEDULES, name, outcome) for name, outcome in SCHEDULERS.items()),
+    *(Cell(LATE, name, "refused") for name in LATER),
+    *(Cell(ROLES, name, outcome) for name, outcome in TOLD.items()),
+)
