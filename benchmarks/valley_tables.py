@@ -266,11 +266,23 @@ def mergekit() -> str:
     return table(["model", "mergekit's method", "what is compared", "value"], found)
 
 
+def coverage() -> str:
+    """Share of 95 % intervals of the index that hold the truth, by number of draws."""
+    rows = list(rows_of("coverage").values())
+    counts = list(dict.fromkeys(row["n"] for row in rows))
+    found = [
+        [case, f"{of[0]['truth']:+.2f}".replace("-", "−")]
+        + [f"{100 * row['held']:.1f} ({100 * row['bootstrap']:.0f})" for row in of]
+        for case in _cases(rows) for of in [[row for row in rows if row["case"] == case]]
+    ]  # fmt: skip
+    return table(["rises of", "AI", *(f"n = {n}" for n in counts)], found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "valley-mergekit": mergekit, "valley-fits": fits,
     "valley-noises": noises, "valley-verdicts": verdicts, "valley-ratio": ratio,
     "valley-ratio-laws": ratio_laws, "valley-groups": groups, "valley-special": special, "valley-scales": scales,
-    "valley-hyper": hyper, "valley-statistics": statistics, "valley-peers": peers,
+    "valley-hyper": hyper, "valley-statistics": statistics, "valley-peers": peers, "valley-coverage": coverage,
 }  # fmt: skip
 
 

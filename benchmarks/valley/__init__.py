@@ -16,6 +16,7 @@ _PLACES = {
     "steering": ("steering",),
     "text": ("text", "merges"),
     "speed": ("speed",),
+    "coverage": ("coverage",),
 }
 PARTS: dict[str, Callable[[], None]] = {
     name: lambda place=place, name=name: getattr(import_module(f"benchmarks.valley.{place}"), name)()

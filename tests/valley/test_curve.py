@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from sparing.errors import UserError
 from sparing.report import Record
 from sparing.valley import asymmetry as asym
-from sparing.valley import bootstrap
+from sparing.valley import intervals
 from sparing.valley.curve import Curve
 from sparing.valley.plots import curve_figure
 
@@ -25,17 +26,17 @@ def curve(**changes):
     return Curve(**settings | known | {"values": values, "distance": np.full(3, 5.0), "theta_norm": 5.0} | changes)
 
 
-def test_asymmetry_is_that_of_the_mean_curve_with_draws_resampled():
+def test_asymmetry_is_that_of_the_mean_curve_with_its_interval():
     found = curve()
     for name, values in found.values.items():
         floor = asym.noise_floor(name, AT, values.mean(0), 1000)
         assert found.floor(name) == floor > 0
-        assert found.asymmetry[name] == bootstrap.asymmetry(AT, values, floor=floor, seed=0)
+        assert found.asymmetry[name] == intervals.asymmetry(AT, values, floor=floor)
         assert found.asymmetry[name].value == pytest.approx(0.5 * 0.3025 / 0.385, abs=1e-12)
         assert found.branches[name] == asym.branch_means(AT, values.mean(0))
-    low, high = found.asymmetry["loss"].interval
-    assert low == pytest.approx(0.2 * 0.3025 / 0.385)  # three draws: the levels reach to the extremes
-    assert high == pytest.approx(0.9 * 0.3025 / 0.385)
+    # N + P is the same in all draws, so that the index is linear in the slopes and Fieller's interval Student's of them
+    ends = np.array(stats.ttest_1samp(SLOPES[:, 0], 0.0).confidence_interval(0.95)) * 0.3025 / 0.385
+    assert found.asymmetry["loss"].interval == pytest.approx(np.clip(ends, -1, 1), abs=1e-9)
 
 
 def test_widths_and_parts_of_the_mean():
@@ -58,7 +59,8 @@ def test_band_is_the_interval_at_each_point():
     low, high = found.band("loss")
     assert low.shape == high.shape == (21,)
     assert low[10] == high[10] == pytest.approx(0.1)
-    assert (low[-1], high[-1]) == (pytest.approx(0.2), pytest.approx(0.9))
+    ends = stats.ttest_1samp(1.1 - SLOPES[:, 0], 0.0).confidence_interval(0.95)
+    assert (low[-1], high[-1]) == (pytest.approx(ends[0]), pytest.approx(ends[1]))
 
 
 def test_rows_and_summary_fit_a_record():
@@ -87,6 +89,9 @@ def test_a_metric_without_a_height_of_its_own():
     assert math.isnan(found.summary()[0]["half_width_plus"])
     with pytest.raises(UserError, match="pass rise="):
         found.half_widths("margin")
+    with pytest.raises(UserError, match="does not tell whether lower or higher is better"):
+        found.half_widths("margin", 0.25)
+    found = curve(values={"margin": AT**2 * np.ones((3, 1))}, better={"margin": "lower"})
     assert found.half_widths("margin", 0.25)[1] == pytest.approx(0.5)
     with pytest.raises(UserError, match="margin"):
         found.mean("loss")
@@ -94,16 +99,19 @@ def test_a_metric_without_a_height_of_its_own():
 
 def test_titles_say_what_was_found():
     aligned = SLOPES
-    assert curve().plot("loss").title == "Cross-entropy, flatter on the + side: 0.636 on −, 0.334 on +"
+    close = {"loss": 0.1 + AT**2 - (0.5 + 0.1 * (aligned - 0.5)) * AT**3}
+    assert curve(values=close).plot("loss").title == "Cross-entropy, flatter on the + side: 0.636 on −, 0.334 on +"
+    # slopes of 0.2, 0.4 and 0.9: Student's interval of three such draws holds 0
+    assert curve().plot("loss").title == "Cross-entropy, no telling which side is flatter: 0.636 on −, 0.334 on +"
     assert "no telling" in curve(values={"error": AT**2 - (aligned - 0.4) * AT**3}).plot("error").title
     assert "noise floor" in curve(floors={"error": 5.0}).plot("error").title
 
 
 def test_pictures_say_scr_interval_and_statistics():
     figure = curve().plot()
-    assert "asymmetry +0.39 [+0.16, +0.71], SCR 0.95" in figure.caption
+    assert "asymmetry +0.39 [-0.31, +1.00], SCR 0.95" in figure.caption
     assert "Batch-norm statistics: exact." in figure.caption
-    assert "95 % bootstrap interval of the mean over draws, n = 3" in figure.caption
+    assert "95 % interval of the mean over draws, n = 3" in figure.caption
     assert figure.svg_light.startswith("<svg")
     two = curve_figure([curve(), curve(width=0.2), curve(width=0.2, statistics="stale")], "loss")
     assert "width 0.2, stale statistics: asymmetry" in two.caption

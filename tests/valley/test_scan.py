@@ -218,7 +218,7 @@ def test_values_far_out_stay_raw():
         size = max(float(p.abs().max()) for p in model.parameters())
         return {"loss": size if size < 2 else math.inf, "other": 1.0 if size < 2 else math.nan}
 
-    found = scan(walks.plain(), far, Special("self"), points=5, reach=3.0)
+    found = scan(walks.plain(), far, Special("self"), points=5, reach=3.0, better={"other": "lower"})
     assert np.isinf(found.values["loss"][0]).tolist() == [True, False, False, True, True]
     assert np.isnan(found.values["other"][0, 4])
     assert math.isnan(found.asymmetry["other"].value)

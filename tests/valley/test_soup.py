@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
+from sparing.report.pairs import mcnemar
 from sparing.seeds import stream
 from sparing.valley.apply import fingerprint
+from sparing.valley.evaluators import Classification, NextToken
 from sparing.valley.soup import WeightAverage, soup
 
 
@@ -180,3 +182,39 @@ def test_running_average_weighs_and_copies():
         average.add_(model, 0.0)
     with pytest.raises(UserError, match="'weight'"):
         average.add_(nn.Linear(2, 1, bias=False))
+
+
+@pytest.mark.parametrize("how", ["uniform", "greedy"])
+def test_a_soup_is_compared_with_its_best_member_on_the_same_rows(how):
+    """Against the two models evaluated apart, row by row."""
+    models = [nn.Linear(4, 2).double() for _ in range(3)]
+    for seed, model in enumerate(models):
+        for parameter in model.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=stream(seed, "paired")).double())
+    targets = torch.randint(2, (32,), generator=stream(0, "targets"))
+    evaluate = Classification(ROWS, targets, batch_size=7)
+    found = soup(models, how, evaluate=evaluate)
+    best = min(models, key=lambda model: evaluate(model)["error"])
+    merged = copy.deepcopy(best)
+    merged.load_state_dict(dict(found.state))
+    rows = [
+        nn.functional.cross_entropy(model(ROWS), targets, reduction="none").detach().double()
+        for model in (merged, best)
+    ]
+    right = [model(ROWS).argmax(1) == targets for model in (merged, best)]
+    assert found.beside_best["loss"].mean == pytest.approx(float((rows[0] - rows[1]).mean()), rel=1e-12, abs=1e-15)
+    assert found.mcnemar == mcnemar(*right)
+    assert found.beside_best["error"].mean == pytest.approx(-found.mcnemar.difference)
+    assert soup(models, how, evaluate=lambda model: evaluate(model)).beside_best == {}
+
+
+def test_sequences_are_compared_as_wholes():
+    import zoo
+
+    model = zoo.gpt2(layers=1, vocab=20, dtype=torch.float32).eval()
+    tokens = torch.randint(20, (12, 7), generator=stream(0, "tokens"))
+    measure = NextToken(tokens, batch_size=5)
+    each = measure.each(model)
+    assert each["loss"].shape == (12,)
+    assert {name: float(values.mean()) for name, values in each.items()} == pytest.approx(measure(model), rel=1e-12)
+    assert soup([model, model], evaluate=measure).mcnemar is None

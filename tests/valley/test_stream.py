@@ -40,7 +40,7 @@ def state(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 def save(folder: Path, tensors: dict[str, Tensor], *, shards: int = 1) -> Path:
     """Write a checkpoint as transformers does."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"from": folder.name}))
+    (folder / "config.json").write_text(json.dumps({"_name_or_path": folder.name}))
     if shards == 1:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         return folder
@@ -79,7 +79,7 @@ def test_disk_equals_memory_to_the_bit(
     assert [file.name for file in sorted(out.glob("*.safetensors"))] == [
         file.name for file in sorted(folders[0].glob("*.safetensors"))
     ]
-    assert json.loads((out / "config.json").read_text()) == {"from": "base"}
+    assert json.loads((out / "config.json").read_text()) == {"_name_or_path": "base"}
     assert not list((tmp_path / "deep").glob(".*")), "nothing is left beside it"
     if shards > 1:
         written = json.loads((out / INDEX).read_text())
@@ -134,11 +134,12 @@ def test_a_file_that_shrinks_meanwhile_is_told(tmp_path: Path) -> None:
 
 def test_dtype_is_the_firsts_and_metadata_stay(tmp_path: Path) -> None:
     first, second = state(0, torch.bfloat16), state(1)
-    out = merge_files([save(tmp_path / "a", first), save(tmp_path / "b", second)], tmp_path / "out")
+    with pytest.warns(UserWarning, match=r"b is in F32; the merge is in BF16, as .*a"):
+        out = merge_files([save(tmp_path / "a", first), save(tmp_path / "b", second)], tmp_path / "out")
     got, wanted = load(out), merge([first, second])
     assert all(got[name].equal(wanted[name]) for name in wanted)
     assert got["z.weight"].dtype == torch.bfloat16
-    assert json.loads((out / "config.json").read_text()) == {"from": "a"}
+    assert json.loads((out / "config.json").read_text()) == {"_name_or_path": "a"}
     with safe_open(out / WEIGHTS, framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
 

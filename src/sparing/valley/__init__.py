@@ -13,7 +13,7 @@ Li, Dai, Li, Li & Zhan, "Exploring and Exploiting the Asymmetric Valley of Deep 
 """
 
 from sparing.valley.agreement import sign_agreement
-from sparing.valley.bootstrap import Index as Index
+from sparing.valley.better import Better as Better
 from sparing.valley.config import Direction as Direction
 from sparing.valley.config import Given as Given
 from sparing.valley.config import Group as Group
@@ -34,6 +34,7 @@ from sparing.valley.directions import direction_of as direction_of
 from sparing.valley.evaluators import Classification as Classification
 from sparing.valley.evaluators import NextToken as NextToken
 from sparing.valley.interpolate import interpolate
+from sparing.valley.intervals import Index as Index
 from sparing.valley.linear import Linear as Linear
 from sparing.valley.linear import TaskArithmetic as TaskArithmetic
 from sparing.valley.merge import merge

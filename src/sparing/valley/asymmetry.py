@@ -1,6 +1,7 @@
 """How lopsided a curve is: asymmetry index, branch means, half-widths, and its odd and even parts.
 
-Every function takes the positions λ of a curve f and its values there; λ = 0, the trained model, must be among them.
+Every function takes the positions λ of a curve f and its values there, the lower the better (a metric that rises with
+quality is negated before); λ = 0, the trained model, must be among them.
 Values are used as they are: a mean over one infinite value is infinite. Nothing here knows of models.
 
 Source: Li et al. 2024 (arXiv:2405.12489), figure 4, for the branch means; the other numbers are ours, because the paper

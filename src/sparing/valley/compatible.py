@@ -113,7 +113,9 @@ def require_sound(name: str, tensors: Sequence[Tensor], labels: Sequence[str]) -
                 bad == 0, where, f"{bad} values that are NaN or infinite", why, "use a checkpoint before it diverged"
             )
     counts = not tensors[0].is_floating_point() and tensors[0].numel() > 1
-    if counts and any(not torch.equal(tensors[0], tensor.to(tensors[0].device)) for tensor in tensors[1:]):
+    if (counts or name.endswith("_mask")) and any(
+        not torch.equal(tensors[0], tensor.to(tensors[0].device)) for tensor in tensors[1:]
+    ):
         raise UserError(
             f"models at {name!r}",
             got=f"{tensors[0].dtype} tensors that differ",

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from sparing.errors import require
 from sparing.valley import asymmetry as shape
-from sparing.valley import bootstrap
-from sparing.valley.bootstrap import Index
+from sparing.valley import intervals
+from sparing.valley.better import Better, Judged, cost, senses
+from sparing.valley.intervals import Index
 
 if TYPE_CHECKING:
     from sparing.report import Figure
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 RISES: Mapping[str, float] = {"error": 0.05, "accuracy": 0.05, "loss": 0.5}
-"""Rise at which a half-width is read, by metric: a share of rows, nat."""
+"""How much worse the model is where a half-width is read, by metric: a share of rows, nat."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,11 +51,13 @@ class Curve:
     statistics: str
     """How batch-norm statistics were had: "exact", "cumulative", "stale", "batch"; "none" without batch norm."""
     seed: int
-    """Of the draws and of the bootstrap."""
+    """Of the draws."""
     rows: int | None = None
     """Evaluated rows behind every number (count), if ``evaluate`` tells."""
     floors: Mapping[str, float] | None = None
     """Noise floors of |N| + |P| that the caller chose, by metric; the others are reckoned from ``rows``."""
+    better: Mapping[str, Better] | None = None
+    """What the caller says of metrics whose name does not tell whether lower or higher is better."""
 
     @property
     def draws(self) -> int:
@@ -91,38 +94,46 @@ class Curve:
         return shape.noise_floor(metric, self.lambdas, mean, self.rows) if chosen is None else chosen
 
     @functools.cached_property
-    def asymmetry(self) -> dict[str, Index]:
-        """Asymmetry index by metric, with its bootstrap interval over draws; > 0 where the + side is flatter."""
-        return {
-            name: bootstrap.asymmetry(self.lambdas, values, floor=self.floor(name), seed=self.seed)
-            for name, values in self.values.items()
-        }
+    def senses(self) -> Judged[Better]:
+        """Whether lower or higher is better, by metric; asked for one that nobody knows, it refuses."""
+        return senses(self.values, self.better)
 
     @functools.cached_property
-    def branches(self) -> dict[str, shape.Branches]:
-        """Means over λ < 0 and λ > 0 of the mean curve, by metric."""
-        return {name: shape.branch_means(self.lambdas, self.mean(name)) for name in self.values}
+    def asymmetry(self) -> Judged[Index]:
+        """Asymmetry index by metric, with its interval over draws; > 0 where the + side is flatter.
+
+        A rise is one of what the model costs: of an accuracy it is its fall.
+        """
+        return self.senses.each(
+            lambda name: intervals.asymmetry(self.lambdas, self._cost(name), floor=self.floor(name))
+        )
+
+    @functools.cached_property
+    def branches(self) -> Judged[shape.Branches]:
+        """Means over λ < 0 and λ > 0 of the mean curve by metric, and how much worse the model is there."""
+        return self.senses.each(self._branches)
 
     def half_widths(self, metric: str, rise: float | None = None) -> tuple[float, float]:
-        """Return how far the mean curve goes to either side before it has risen.
+        """Return how far the mean curve goes to either side before the model is worse by some height.
 
         Args:
             metric: Its name.
-            rise: Height above λ = 0, in the metric's unit; 0.05 for errors and 0.5 nat for losses by default.
+            rise: How much worse than at λ = 0, in the metric's unit; 0.05 for errors and accuracies and 0.5 nat for
+                losses by default.
 
         Returns:
-            To − and to +, in λ; ``inf`` where it does not rise so far.
+            To − and to +, in λ; ``inf`` where it does not get so bad.
 
         Raises:
-            UserError: If the metric has no default and ``rise`` is missing.
+            UserError: If the metric has no default and ``rise`` is missing, or nobody knows which way it gets better.
         """
         wanted = RISES.get(metric) if rise is None else rise
         why, do = f"{metric!r} has no height of its own", "pass rise=, in the unit of the metric"
         require(wanted is not None, "rise", None, why, do)
-        return shape.half_widths(self.lambdas, self.mean(metric), wanted or math.nan)
+        return shape.half_widths(self.lambdas, self._cost(metric).mean(0), wanted or math.nan)
 
     def odd_even(self, metric: str) -> shape.OddEven:
-        """Split the mean curve into its odd and even parts.
+        """Split how much worse the model gets on the mean curve into odd and even parts.
 
         Args:
             metric: Its name.
@@ -130,18 +141,18 @@ class Curve:
         Returns:
             Both parts, and the cubic index.
         """
-        return shape.odd_even(self.lambdas, self.mean(metric))
+        return shape.odd_even(self.lambdas, self._cost(metric).mean(0))
 
     def band(self, metric: str) -> tuple[Floats, Floats]:
-        """Return the 95 % bootstrap interval of the mean at each point.
+        """Return the 95 % interval of the mean at each point, by Student's t over draws.
 
         Args:
             metric: Its name.
 
         Returns:
-            Lower and upper ends, each of shape (L,); NaN for a single draw.
+            Lower and upper ends, each of shape (L,); NaN for a single draw, or where one is not finite.
         """
-        ends = [bootstrap.interval(column, seed=self.seed) for column in self._of(metric).T]
+        ends = [intervals.interval(column) for column in self._of(metric).T]
         return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
 
     def plot(self, metric: str | None = None) -> Figure:
@@ -180,23 +191,38 @@ class Curve:
         """Return one row per metric: what a table says of this curve.
 
         Returns:
-            Columns direction, width, metric, asymmetry, asymmetry_low, asymmetry_high, n, floor, minus and plus (branch
+            Columns direction, width, metric, better ("unknown" where nobody says), asymmetry, asymmetry_low,
+            asymmetry_high, minimum (whether the model gets no better on either side), n, floor, minus and plus (branch
             means), at_zero, log_ratio, half_width_minus and half_width_plus (NaN where the metric has no height of
-            its own), cubic, sign_consistency (mean over draws) and statistics.
+            its own), cubic, sign_consistency (mean over draws) and statistics; NaN where a number needs to know which
+            way is better and nobody says.
         """
         return [self._summary(name) for name in self.values]
 
     def _summary(self, name: str) -> dict[str, float | int | str | None]:
-        found, branch = self.asymmetry[name], self.branches[name]
-        minus, plus = self.half_widths(name) if name in RISES else (math.nan, math.nan)
+        nothing = Index(math.nan, (math.nan, math.nan), self.draws, self.floor(name))
+        known, mean = name in self.senses, self.mean(name)
+        found, branch = self.asymmetry.get(name, nothing), shape.branch_means(self.lambdas, mean)
+        minus, plus = self.half_widths(name) if known and name in RISES else (math.nan, math.nan)
         return {
-            "direction": self.direction, "width": self.width, "metric": name, "asymmetry": found.value,
-            "asymmetry_low": found.interval[0], "asymmetry_high": found.interval[1], "n": found.n,
-            "floor": found.floor, "minus": branch.minus, "plus": branch.plus,
-            "at_zero": float(self.mean(name)[self.lambdas == 0][0]), "log_ratio": branch.log_ratio,
-            "half_width_minus": minus, "half_width_plus": plus, "cubic": self.odd_even(name).cubic,
+            "direction": self.direction, "width": self.width, "metric": name,
+            "better": self.senses.get(name, "unknown"), "asymmetry": found.value,
+            "asymmetry_low": found.interval[0], "asymmetry_high": found.interval[1],
+            "minimum": found.minimum if known else None, "n": found.n, "floor": found.floor,
+            "minus": branch.minus, "plus": branch.plus, "at_zero": float(mean[self.lambdas == 0][0]),
+            "log_ratio": self.branches[name].log_ratio if known else math.nan,
+            "half_width_minus": minus, "half_width_plus": plus,
+            "cubic": shape.odd_even(self.lambdas, mean).cubic,  # a ratio: which way is better does not matter
             "sign_consistency": float(self.consistency.mean()), "statistics": self.statistics,
         }  # fmt: skip
+
+    def _branches(self, name: str) -> shape.Branches:
+        plain, worse = (shape.branch_means(self.lambdas, f) for f in (self.mean(name), self._cost(name).mean(0)))
+        return shape.Branches(plain.minus, plain.plus, worse.rise_minus, worse.rise_plus)
+
+    def _cost(self, metric: str) -> Floats:
+        """Values of all draws, turned so that lower is better."""
+        return cost(self._of(metric), self.senses[metric])
 
     def _of(self, metric: str) -> Floats:
         require(

@@ -20,7 +20,8 @@ from sparing.valley.apply import fingerprint
 from sparing.valley.statistics import call
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
-"""Model -> numbers by name, such as {"loss": nat, "error": share}; its attribute ``rows``, if any, counts the rows."""
+"""Model -> numbers by name, such as {"loss": nat, "error": share}. An attribute ``rows``, if any, counts the rows; an
+attribute ``better`` says of metrics whose name does not tell whether "lower" or "higher" is better."""
 
 
 class Classification:
@@ -66,12 +67,27 @@ class Classification:
             "loss": mean cross-entropy (nat), raw, so infinite or NaN where logits are; "error": share of rows whose
             largest logit is not at their class, a row with a NaN among them being wrong.
         """
+        return self._tally(model).means
+
+    @torch.no_grad()
+    def each(self, model: nn.Module) -> dict[str, Tensor]:
+        """Evaluate a model row by row, so that two models can be compared on the same rows.
+
+        Args:
+            model: As above.
+
+        Returns:
+            "loss" (nat) and "error" (0 or 1) of every row, float64, shape (rows,).
+        """
+        return self._tally(model).each
+
+    def _tally(self, model: nn.Module) -> _Tally:
         tally = _Tally()
         with _evaluating(model):
             for start in range(0, self.rows, self.batch_size):
                 logits = logits_of(call(model, self.inputs[start : start + self.batch_size]))
                 tally.add(logits, self.targets[start : start + self.batch_size])
-        return tally.means
+        return tally
 
 
 class NextToken:
@@ -108,12 +124,28 @@ class NextToken:
         Returns:
             "loss": mean cross-entropy (nat per token); "error": share of tokens that are not the likeliest.
         """
+        return self._tally(model).means
+
+    @torch.no_grad()
+    def each(self, model: nn.Module) -> dict[str, Tensor]:
+        """Evaluate a model sequence by sequence, so that two models can be compared on the same ones.
+
+        Args:
+            model: As above.
+
+        Returns:
+            "loss" (nat per token) and "error" (share of tokens) of every sequence, float64, shape (sequences,).
+        """
+        found = self._tally(model).each
+        return {name: values.view(len(self.tokens), -1).mean(1) for name, values in found.items()}
+
+    def _tally(self, model: nn.Module) -> _Tally:
         tally = _Tally()
         with _evaluating(model):
             for batch in torch.split(self.tokens, self.batch_size):
                 logits = logits_of(call(model, batch))[:, :-1]
                 tally.add(logits.flatten(0, 1), batch[:, 1:].flatten())
-        return tally.means
+        return tally
 
 
 class _Tally:
@@ -122,17 +154,25 @@ class _Tally:
     def __init__(self) -> None:
         self.rows = self.wrong = 0
         self.loss = 0.0
+        self.parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         logits, targets = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.to(logits.device)
-        self.loss += float(F.cross_entropy(logits, targets, reduction="none").double().sum())
+        losses = F.cross_entropy(logits, targets, reduction="none").double()
+        self.loss += float(losses.sum())
         right = (logits.argmax(-1) == targets) & ~logits.isnan().any(-1)
+        self.parts.append((losses.cpu(), (~right).double().cpu()))
         self.wrong += int((~right).sum())
         self.rows += len(targets)
 
     @property
     def means(self) -> dict[str, float]:
         return {"loss": self.loss / self.rows, "error": self.wrong / self.rows}
+
+    @property
+    def each(self) -> dict[str, Tensor]:
+        losses, wrong = zip(*self.parts, strict=True)
+        return {"loss": torch.cat(losses), "error": torch.cat(wrong)}
 
 
 def logits_of(output: Any) -> Tensor:
@@ -190,11 +230,18 @@ def numbers(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
     return {str(name): _number(str(name), value) for name, value in found.items()}
 
 
+def require_same(found: Mapping[str, float], first: Mapping[str, float]) -> None:
+    """Refuse numbers that are there for some models only."""
+    if odd := sorted(found.keys() ^ first.keys()):
+        why, do = "a curve needs the same numbers everywhere", "return the same names for every model"
+        raise UserError("evaluate", got=f"{odd[0]!r} at some points only", why=why, do=do)
+
+
 def _number(name: str, value: Any) -> float:
     scalar = getattr(value, "shape", ()) == () and not isinstance(value, str | bytes | bool)
     try:
         if scalar:
-            return float(value)
+            return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):
         pass
     why, do = "a curve is made of real numbers", "return floats, or tensors of shape ()"

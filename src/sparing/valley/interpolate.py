@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparing.errors import require
 from sparing.report import Figure, plots
 from sparing.valley.agreement import Agreement, sign_agreement
+from sparing.valley.better import Better, Judged, cost, said_of, senses
+from sparing.valley.companions import require_one_function
 from sparing.valley.compatible import Model, is_statistic, require_compatible, state_of
-from sparing.valley.evaluators import Evaluate, numbers, trusted
+from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
 from sparing.valley.linear import widened
 from sparing.valley.merge import warn_of_factors
 from sparing.valley.statistics import Batch, Refresher, Statistics
@@ -39,27 +42,33 @@ class Interpolation:
     statistics: Statistics
     """Where the batch-norm statistics came from."""
 
+    senses: Judged[Better]
+    """Whether lower or higher is better, by metric."""
+
     @property
-    def gap(self) -> dict[str, float]:
-        """Value of the average less the mean of the two ends, by metric; below zero the merge is the better model.
+    def gap(self) -> Judged[float]:
+        """How much worse the average is than the mean of the two ends, by metric; below zero it is the better model.
+
+        Of a loss or error that is its value less theirs, of an accuracy theirs less its own. A metric of which nobody
+        knows the better side is refused when it is asked for, as in ``barrier``.
 
         Source: Li et al. 2024, §5, there for accuracy and so of the other sign.
         """
-        return {
-            metric: self.at(metric, 0.5) - (self.at(metric, 0.0) + self.at(metric, 1.0)) / 2 for metric in self.values
-        }
+        return self.senses.each(lambda metric: self._above(metric, 0.5))
 
     @property
-    def barrier(self) -> dict[str, float]:
-        """Largest height over the straight line between the ends' values, for λ in [0, 1], by metric; at least 0."""
-        return {
-            metric: max(
-                value - ((1 - at) * self.at(metric, 0.0) + at * self.at(metric, 1.0))
-                for at, value in zip(self.lambdas, values, strict=True)
-                if 0 <= at <= 1
-            )
-            for metric, values in self.values.items()
-        }
+    def barrier(self) -> Judged[float]:
+        """How much worse than the straight line between the ends it gets at most, λ in [0, 1], by metric; at least 0.
+
+        NaN where a value on the way is.
+        """
+        inside = [at for at in self.lambdas if 0 <= at <= 1]
+        return self.senses.each(lambda metric: float(np.max([self._above(metric, at) for at in inside])))
+
+    def _above(self, metric: str, at: float) -> float:
+        """How much worse a position is than the straight line between the ends; there it is 0 to the bit."""
+        here, start, end = (cost(self.at(metric, where), self.senses[metric]) for where in (at, 0.0, 1.0))
+        return here - ((1 - at) * start + at * end)
 
     def at(self, metric: str, position: float) -> float:
         """Return the value at a position that was measured."""
@@ -82,15 +91,18 @@ class Interpolation:
             The picture.
 
         Raises:
-            UserError: If it was not measured.
+            UserError: If it was not measured, or nobody knows which way it gets better.
         """
         require(metric in self.values, "metric", repr(metric), f"measured were {', '.join(self.values)}", "name one")
         gap = self.gap[metric]
+        told = f"{abs(gap):.3g} {'worse' if gap > 0 else 'better'} in {metric} than its members' mean"
+        if not math.isfinite(gap):
+            told = f"not to be compared with its members: its {metric}, or theirs, is not finite"
         ends = plots.Series("the two ends", [0.0, 1.0], [self.at(metric, 0.0), self.at(metric, 1.0)], "baseline")
         line = plots.Series("along the line", self.lambdas, self.values[metric], "ours")
         return plots.lines(
             [line, ends],
-            title=f"The average is {abs(gap):.3g} {'worse' if gap > 0 else 'better'} in {metric} than its members",
+            title=f"The average is {told}",
             x=plots.Axis("position λ: 0 is the first model, 1 the second"),
             y=plots.Axis(metric),
             caption=f"Signs agree in {self.agreement.element:.1%} of the weights, by chance in "
@@ -106,6 +118,7 @@ def interpolate(
     lambdas: Sequence[float] | None = None,
     calibrate: Iterable[Batch] | None = None,
     statistics: Statistics = "exact",
+    better: Mapping[str, Better] | None = None,
 ) -> Interpolation:
     """Measure a model on the straight line between two.
 
@@ -115,20 +128,24 @@ def interpolate(
     Args:
         a: Model at λ = 0, live or a state.
         b: Model at λ = 1; one of the two must be live.
-        evaluate: Model -> numbers by name, the lower the better for ``gap`` and ``barrier`` to read as losses.
+        evaluate: Model -> numbers by name.
         lambdas: Positions, also outside [0, 1]; 21 in [0, 1] by default. 0, ½ and 1 are added.
         calibrate: Batches of training inputs, needed where there are batch norms.
         statistics: "exact", "cumulative", "stale" (those of the ends, interpolated) or "batch".
+        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
+            it too.
 
     Returns:
         Values, gap and sign agreement.
 
     Raises:
-        UserError: If the models are of different architectures, neither is live, batches are missing, a position is
-            not finite, or ``evaluate`` cannot be trusted.
+        UserError: If the models are of different architectures or settings, neither is live, batches are missing, a
+            position is not finite, ``evaluate`` cannot be trusted, or ``better`` names a metric that it does not
+            return.
     """
     host, states = host_of([a, b]), [state_of(a), state_of(b)]
     require_compatible(states)
+    require_one_function([a, b])
     warn_of_factors(states[0])
     positions = _positions(lambdas)
     agreement = sign_agreement(a, b)
@@ -137,19 +154,24 @@ def interpolate(
     ends = [{name: value.clone() for name, value in state.items()} for state in states]
     values: dict[str, list[float]] = {}
     with visiting(host) as put:
-        put(ends[0])
+        for end in reversed(ends):  # the live model must hold both without loss
+            put(end)
         with refresher.at_point():
-            trusted(evaluate, host)
+            first = trusted(evaluate, host)
+        known = senses(first, said_of(evaluate, better))
         for at in positions:
             put({name: between(name, value, ends[1][name], at) for name, value in ends[0].items()})
             with refresher.at_point():
-                for metric, value in numbers(evaluate, host).items():
-                    values.setdefault(metric, []).append(value)
+                found = numbers(evaluate, host)
+            require_same(found, first)
+            for metric, value in found.items():
+                values.setdefault(metric, []).append(value)
     return Interpolation(
         lambdas=positions,
         values={metric: tuple(found) for metric, found in values.items()},
         agreement=agreement,
         statistics=statistics,
+        senses=known,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
+from sparing.valley.companions import require_one_function
 from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of
 from sparing.valley.linear import Linear
 from sparing.valley.method import Method
@@ -34,8 +35,8 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
         share memory in all of them, as tied weights do, share it in the answer.
 
     Raises:
-        UserError: If there are no models, they are of different architectures or not finite, the base is missing, or
-            the weights are not as many as the models.
+        UserError: If there are no models, they are of different architectures or settings or not finite, the base is
+            missing, or the weights are not as many as the models.
 
     Example:
         >>> merge([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 2.0])}])
@@ -47,6 +48,7 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
     require_base(method, origin)
     require(bool(members), "models", "none", "there is nothing to merge", "pass at least one")
     require_compatible(members if origin is None else [*members, origin], labels if origin is not None else None)
+    require_one_function([*states, *([] if base is None else [base])])
     warn_of_factors(members[0])
     weights = [name for name, value in members[0].items() if is_weight(name, value.is_floating_point())]
     sliced = [{name: slices_of(state[name]) for name in weights} for state in members]

@@ -13,6 +13,7 @@ from sparing.report import plots
 if TYPE_CHECKING:
     from sparing.report import Figure
     from sparing.valley.curve import Curve
+    from sparing.valley.intervals import Index
     from sparing.valley.surface import Surface
 
 ROLES: Final[tuple[plots.Role, ...]] = ("ours", "rival", "good", "second_rival", "extension", "reference", "baseline")
@@ -37,7 +38,7 @@ def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] =
     return plots.lines(
         [_series(one, metric, label, role) for one, label, role in zip(curves, labels, ROLES, strict=False)],
         title=_title(curves[0], metric), x=plots.Axis("λ"), y=axis(metric),
-        between="95 % bootstrap interval of the mean over draws", caption=_caption(curves, metric, labels),
+        between="95 % interval of the mean over draws", caption=_caption(curves, metric, labels),
     )  # fmt: skip
 
 
@@ -100,12 +101,21 @@ def _labels(curves: Sequence[Curve]) -> list[str]:
 
 def _title(curve: Curve, metric: str) -> str:
     found, branch = curve.asymmetry[metric], curve.branches[metric]
+    if not math.isfinite(branch.rise_minus) and not math.isfinite(branch.rise_plus):
+        return f"{_words(metric)} is not finite on either side"
     if math.isnan(found.value):
-        return f"{_words(metric)} hardly moves: its rise is not above the noise floor of {found.floor:.2g}"
+        return f"{_words(metric)} hardly moves: its change is not above the noise floor of {found.floor:.2g}"
+    return f"{_words(metric)}, {_verdict(found)}: {branch.minus:.3g} on −, {branch.plus:.3g} on +"
+
+
+def _verdict(found: Index) -> str:
+    """Which side is flatter, if the draws tell and the curve has a bottom at λ = 0."""
+    if not found.minimum:
+        sides = "on both sides" if found.falls == "both" else f"on the {found.falls} side"
+        return f"not a minimum, better {sides}"
     low, high = found.interval
-    clear = abs(found.value) >= CLEAR if math.isnan(low) else low > 0 or high < 0
-    verdict = f"flatter on the {'+' if found.value > 0 else '−'} side" if clear else "no telling which side is flatter"
-    return f"{_words(metric)}, {verdict}: {branch.minus:.3g} on −, {branch.plus:.3g} on +"
+    clear = abs(found.value) >= CLEAR if found.n == 1 else low > 0 or high < 0
+    return f"flatter on the {'+' if found.value > 0 else '−'} side" if clear else "no telling which side is flatter"
 
 
 def _caption(curves: Sequence[Curve], metric: str, labels: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from sparing.errors import require
 from sparing.valley.agreement import Agreement, sign_agreement
 from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
+from sparing.valley.companions import require_one_function
 from sparing.valley.compatible import Model, lora_pairs, vectors_of
 from sparing.valley.features import features_of, matrices
 from sparing.vectors import Vector
@@ -70,12 +71,13 @@ def predict_merge(
         Gap, interval, verdict and reasons.
 
     Raises:
-        UserError: If the models are of different architectures or not finite, or the tolerance is negative.
+        UserError: If the models are of different architectures or settings or not finite, or the tolerance is negative.
     """
     require(
         tolerance >= 0, "tolerance", tolerance, "it is a share of wrong answers", "pass tolerance >= 0, such as 0.02"
     )
     first, second = vectors_of(a, b)
+    require_one_function([a, b, *([] if base is None else [base])])
     features = features_of(a, b, base)
     chosen = _calibration(features, fit)
     score = chosen.score(features)
@@ -87,7 +89,7 @@ def predict_merge(
         gap=gap,
         interval=interval,
         verdict=verdict,
-        reasons=(*reasons, *_beyond(chosen, score)),
+        reasons=(*reasons, *filter(None, [beyond(chosen, score)])),
         features=features,
         agreement=agreement,
         score=score,
@@ -135,8 +137,16 @@ def _judged(
     return verdict, [span, seen, f"They disagree most in {worst[0]!r} ({worst[1].corrected:.2f})."]
 
 
-def _beyond(fit: Fit, score: float) -> list[str]:
-    """Say where the calibration has nothing like it."""
+def beyond(fit: Fit, score: float) -> str:
+    """Say where the calibration has nothing like it.
+
+    Args:
+        fit: The calibration.
+        score: Of a pair.
+
+    Returns:
+        A sentence; empty within the calibrated scores.
+    """
     if score > fit.scores[-1]:
-        return ["They are farther apart than any calibrated pair: the gap is that of the farthest, and may be larger."]
-    return [] if score >= fit.scores[0] else ["They are closer than any calibrated pair."]
+        return "They are farther apart than any calibrated pair: the gap is that of the farthest, and may be larger."
+    return "" if score >= fit.scores[0] else "They are closer than any calibrated pair."

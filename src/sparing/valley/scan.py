@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sparing.blocks import named_parameters
-from sparing.errors import UserError, require
+from sparing.errors import require
 from sparing.report import Progress
 from sparing.valley.apply import walking
 from sparing.valley.asymmetry import Branches, OddEven
-from sparing.valley.bootstrap import Index
+from sparing.valley.better import SHARES, Better, Judged, said_of, senses
 from sparing.valley.config import Direction, Given, Noise
 from sparing.valley.curve import Curve
 from sparing.valley.directions import Resolved
-from sparing.valley.evaluators import Evaluate, trusted
+from sparing.valley.evaluators import Evaluate, require_same, trusted
+from sparing.valley.intervals import Index
 from sparing.valley.statistics import Batch, Refresher, Statistics
 from sparing.valley.workers import Facts, Point, Resolver, Work, threads, visit_all
 
@@ -73,12 +74,12 @@ class Scan:
         return self.first.consistency
 
     @property
-    def asymmetry(self) -> dict[str, Index]:
+    def asymmetry(self) -> Judged[Index]:
         """Asymmetry index of the first width by metric, with its interval."""
         return self.first.asymmetry
 
     @property
-    def branches(self) -> dict[str, Branches]:
+    def branches(self) -> Judged[Branches]:
         """Branch means of the first width, by metric."""
         return self.first.branches
 
@@ -125,6 +126,7 @@ def scan(
     draws: int = 5,
     seed: int = 0,
     floors: Mapping[str, float] | None = None,
+    better: Mapping[str, Better] | None = None,
     workers: int = 1,
     threads: int | None = None,
     label: str = "",
@@ -149,8 +151,10 @@ def scan(
         widths: Factors s of λ, each > 0.
         reach: Largest λ, > 0.
         draws: Draws of a random direction (count); one that is not random is walked once.
-        seed: Of the draws and of the bootstrap.
+        seed: Of the draws.
         floors: Noise floors by metric, in its unit, instead of those reckoned from the rows.
+        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
+            it too. A metric of which nobody says it is measured, and refused where an index is asked for.
         workers: Processes. The numbers are the same to the bit for any number of them. Others than 1 pickle model,
             ``evaluate`` and ``calibrate``; a script must then guard its start by ``if __name__ == "__main__":``.
         threads: Threads each process computes with; as torch is set by default. With several workers, 1 is best, here
@@ -162,7 +166,8 @@ def scan(
 
     Raises:
         UserError: If a setting cannot be, the direction does not fit the model, calibration batches are missing, or
-            ``evaluate`` is not deterministic, changes the model, or returns no finite numbers at λ = 0.
+            ``evaluate`` is not deterministic, changes the model, returns no finite numbers at λ = 0, or an error or
+            accuracy that is no share; ``floors`` or ``better`` name a metric that it does not return.
 
     Warns:
         UserWarning: If the caller's own direction agrees in sign with the weights far more or less often than chance,
@@ -176,11 +181,13 @@ def scan(
     where: list[Point] = [
         ((0, draw, float(at[k]) * width),) for draw in range(count) for width in widths for k in sides
     ]
-    found, zero, facts = measured(work, where, workers=workers, label=label)
+    said = said_of(evaluate, better)
+    found, zero, facts = measured(work, where, workers=workers, label=label, admit=lambda at: _admit(at, floors, said))
     known = [facts[0, draw] for draw in range(count)]
     table = _table(found, zero, (count, len(widths), points))
     alike = {
         "direction": direction.label, "lambdas": at, "theta_norm": known[0].theta_norm, "seed": seed, "floors": floors,
+        "better": said,
         "statistics": told(model, statistics), "rows": rows_behind(evaluate),
     }  # fmt: skip
     return Scan(curves=tuple(_curve(known, table, k, float(width), alike) for k, width in enumerate(widths)))
@@ -224,8 +231,9 @@ def grid(points: int, reach: float) -> Floats:
 
 
 def measured(
-    work: Work, points: Sequence[Point], *, workers: int = 1, label: str = ""
-) -> tuple[list[dict[str, float]], dict[str, float], Facts]:
+    work: Work, points: Sequence[Point], *, workers: int = 1, label: str = "",
+    admit: Callable[[Mapping[str, float]], object] = lambda zero: None,
+) -> tuple[list[dict[str, float]], dict[str, float], Facts]:  # fmt: skip
     """Try the measure at θ, then visit all points.
 
     Args:
@@ -233,6 +241,7 @@ def measured(
         points: Where, θ itself apart.
         workers: Processes.
         label: Of a progress bar; none if empty.
+        admit: Refuses numbers at θ that cannot be used, before anything else is measured.
 
     Returns:
         Numbers at each point, numbers at θ, and what is known of the directions.
@@ -248,13 +257,24 @@ def measured(
                 _warn_biased(work.directions[which], resolver(which, draw))
         with _bar(label, len(points) + 1) as tell:
             zero = _origin(work)
+            admit(zero)
             tell()
             found, facts = visit_all(work, points, workers=workers, resolver=resolver, tell=tell)
     for values in found:
-        if odd := sorted(values.keys() ^ zero.keys()):
-            why, do = "a curve needs the same numbers everywhere", "return the same names for every model"
-            raise UserError("evaluate", got=f"{odd[0]!r} at some points only", why=why, do=do)
+        require_same(values, zero)
     return found, zero, resolver.facts | facts
+
+
+def _admit(zero: Mapping[str, float], floors: Mapping[str, float] | None, better: Mapping[str, Better] | None) -> None:
+    """Refuse, before the walk, what no index could be made of."""
+    senses(zero, better)
+    for name, floor in (floors or {}).items():
+        require(name in zero, "floors", repr(name), f"measured were {', '.join(zero)}", "name one of them")
+        require(0 <= floor < math.inf, f"floors[{name!r}]", floor, "a noise floor is a height", "pass a number >= 0")
+    for name, value in zero.items():
+        share = name not in SHARES or 0 <= value <= 1
+        do = "return a share of rows, or call it by another name and say better="
+        require(share, f"evaluate: {name!r}", value, "noise floor and widths take it as a share in [0, 1]", do)
 
 
 def _origin(work: Work) -> dict[str, float]:

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from sparing.blocks.names import unwrap
 from sparing.errors import require
+from sparing.report.pairs import FEWEST, McNemar, PairedMean, mcnemar, paired_bootstrap
+from sparing.valley.better import Better, cost, said_of, senses
+from sparing.valley.companions import require_one_function
 from sparing.valley.compatible import Model, State, require_compatible, state_of
-from sparing.valley.evaluators import Evaluate, numbers, trusted
+from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
 from sparing.valley.linear import Linear, require_weights, widened
 from sparing.valley.merge import merge
 from sparing.valley.statistics import Batch, Refresher, Statistics
@@ -36,6 +39,13 @@ class Soup:
     record: tuple[Mapping[str, Any], ...]
     """What was evaluated: rows with ``members`` (text), ``kept`` and one column for each metric; empty without
     ``evaluate``."""
+
+    beside_best: Mapping[str, PairedMean]
+    """By metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each`` and 10 rows or more.
+    The same rows chose soup and member: on other rows both will be a little worse."""
+
+    mcnemar: McNemar | None
+    """McNemar's test of the soup (first) and its best member on the same rows, where each is right or wrong."""
 
     refreshed: bool
     """Whether batch-norm statistics were estimated for it; else they are the members' mean, which is wrong for it."""
@@ -97,6 +107,7 @@ def soup(
     weights: Sequence[float] | None = None,
     metric: str | None = None,
     statistics: Statistics = "exact",
+    better: Mapping[str, Better] | None = None,
 ) -> Soup:
     """Average models of one architecture.
 
@@ -106,30 +117,33 @@ def soup(
     Args:
         models: Models or states, at least one.
         how: "uniform" or "greedy".
-        evaluate: Model -> numbers by name, the lower the better; greedy needs it, uniform reports it.
+        evaluate: Model -> numbers by name; greedy needs it, uniform reports it.
         calibrate: Batches of training inputs for batch-norm statistics.
         model: A live model that is lent for evaluation and statistics and gets its own weights back; the first live
             one among ``models`` by default.
         weights: Of a uniform soup, ≥ 0; alike by default.
         metric: Which number decides; "error" by default, or the first if there is none.
         statistics: "exact" or "cumulative"; "stale" averages them.
+        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
+            it too.
 
     Returns:
         The soup; with a live model and ``calibrate`` its batch-norm statistics are its own.
 
     Raises:
         UserError: If there are no models, they do not fit, weights are wrong, or greedy lacks a live model, an
-            ``evaluate`` or, with batch norm, ``calibrate``.
+            ``evaluate`` or, with batch norm, ``calibrate``, or nobody knows which way its metric gets better.
 
     Source: Wortsman et al. 2022, "Model soups" (arXiv:2203.05482), Recipe 1 for the greedy one.
     """
     members = list(models)
     states = [state_of(one) for one in members]
     require_compatible(states)
+    require_one_function([*members, *([] if model is None else [model])])
     require(how in {"uniform", "greedy"}, "how", repr(how), "there are two soups", 'pass "uniform" or "greedy"')
     if how == "uniform" and evaluate is None and calibrate is None:
         return _unseen(states, weights)
-    kitchen = _Kitchen(host_of(members, model), states, evaluate, calibrate, metric, statistics)
+    kitchen = _Kitchen(host_of(members, model), states, evaluate, calibrate, metric, statistics, better)
     if how == "uniform":
         return kitchen.uniform(weights)
     why = "the greedy soup has equal weights"
@@ -141,7 +155,9 @@ def soup(
 def _unseen(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
     """Average without evaluating or estimating anything."""
     merged = merge(states, method=Linear(None if weights is None else tuple(weights)))
-    return Soup(state=merged, members=tuple(range(len(states))), record=(), refreshed=False)
+    return Soup(
+        state=merged, members=tuple(range(len(states))), record=(), beside_best={}, mcnemar=None, refreshed=False
+    )
 
 
 class _Kitchen:
@@ -155,9 +171,13 @@ class _Kitchen:
         calibrate: Iterable[Batch] | None,
         metric: str | None,
         statistics: Statistics,
+        better: Mapping[str, Better] | None,
     ) -> None:
         require_compatible([state_of(host), states[0]], ["the live model", "model 1"])
         self.host, self.evaluate, self.metric = host, evaluate, metric
+        self.better, self.first = better, dict[str, float]()
+        self.beside: dict[str, PairedMean] = {}
+        self.test: McNemar | None = None
         # The host's parameters and buffers are written, and a live member shares them
         self.states = [{name: value.clone() for name, value in state.items()} for state in states]
         self.refresher = Refresher(host, calibrate, statistics)
@@ -166,37 +186,68 @@ class _Kitchen:
     def uniform(self, weights: Sequence[float] | None) -> Soup:
         merged = _unseen(self.states, weights).state
         with visiting(self.host) as put:
-            for at, state in enumerate(self.states if self.evaluate else []):
-                self._taste(put, state, [at])
+            found = [self._taste(put, state, [at]) for at, state in enumerate(self.states if self.evaluate else [])]
+            if self.paired:
+                worth = [self._worth(one) for one in found]
+                self._pair(put, merged, self.states[worth.index(min(worth))])
             self._taste(put, merged, list(range(len(self.states))))
             return self._served(merged, list(range(len(self.states))))
 
     def greedy(self) -> Soup:
         with visiting(self.host) as put:
-            alone = [self._taste(put, state, [at]) for at, state in enumerate(self.states)]
+            alone = [self._worth(self._taste(put, state, [at])) for at, state in enumerate(self.states)]
             order = sorted(range(len(alone)), key=lambda at: alone[at])  # stable: of equals the first
             kept, best = order[:1], alone[order[0]]
             for at in order[1:]:
-                value = self._taste(put, merge([self.states[one] for one in [*kept, at]]), [*kept, at])
+                value = self._worth(self._taste(put, merge([self.states[one] for one in [*kept, at]]), [*kept, at]))
                 self.record[-1]["kept"] = value <= best
                 if value <= best:
                     kept, best = [*kept, at], value
             merged = merge([self.states[at] for at in kept])
+            if self.paired:
+                self._pair(put, merged, self.states[order[0]])
             put(merged)
             with self.refresher.at_point():
                 return self._served(merged, kept)
 
-    def _taste(self, put: Any, state: State, members: list[int]) -> float:
-        """Evaluate a soup, write it down, and return what decides."""
+    def _taste(self, put: Any, state: State, members: list[int]) -> Mapping[str, float]:
+        """Evaluate a soup and write it down."""
         put(state)
         with self.refresher.at_point():
             if self.evaluate is None:
-                return 0.0
+                return {}
             found = numbers(self.evaluate, self.host) if self.record else trusted(self.evaluate, self.host)
+        self.first = self.first or found
+        require_same(found, self.first)
         self.metric = self.metric or ("error" if "error" in found else next(iter(found)))
         require(self.metric in found, "metric", repr(self.metric), f"measured were {', '.join(found)}", "name one")
         self.record.append({"members": " + ".join(map(str, members)), "kept": True, **found})
-        value = found[self.metric]
+        return found
+
+    @property
+    def paired(self) -> bool:
+        """Whether the measure tells of every row."""
+        return callable(getattr(self.evaluate, "each", None))
+
+    def _pair(self, put: Any, soup_state: State, best: State) -> None:
+        """Compare the soup with its best member on the same rows."""
+        rows: list[Mapping[str, Tensor]] = []
+        for state in (soup_state, best):
+            put(state)
+            with self.refresher.at_point():
+                rows.append(self.evaluate.each(self.host))  # type: ignore[union-attr]
+        for name, mine in rows[0].items():
+            theirs = rows[1][name]
+            if len(mine) < FEWEST or not bool((mine - theirs).isfinite().all()):
+                continue
+            self.beside[name] = paired_bootstrap(mine, theirs)
+            if name == "error" and bool(((mine == 0) | (mine == 1)).all() and ((theirs == 0) | (theirs == 1)).all()):
+                self.test = mcnemar(mine == 0, theirs == 0)
+
+    def _worth(self, found: Mapping[str, float]) -> float:
+        """What decides: the metric, turned so that lower is better."""
+        assert self.metric is not None
+        value = cost(found[self.metric], senses(found, said_of(self.evaluate, self.better))[self.metric])
         return math.inf if math.isnan(value) else value
 
     def _served(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:
@@ -206,4 +257,7 @@ class _Kitchen:
             {name: value.detach().clone() for name, value in unwrap(self.host).named_buffers()} if refreshed else {}
         )
         state = {name: buffers.get(name, value) for name, value in merged.items()}
-        return Soup(state=state, members=tuple(members), record=tuple(self.record), refreshed=refreshed)
+        return Soup(
+            state=state, members=tuple(members), record=tuple(self.record), beside_best=self.beside, mcnemar=self.test,
+            refreshed=refreshed,
+        )  # fmt: skip

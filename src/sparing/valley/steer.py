@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.valley.apply import walking
+from sparing.valley.better import Better, Judged, cost, said_of, senses
 from sparing.valley.compatible import Model, state_of, vectors_of
-from sparing.valley.evaluators import Evaluate, numbers, trusted
+from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
 from sparing.valley.norms import scaled
 from sparing.valley.statistics import Batch, Refresher, Statistics
 from sparing.vectors import norm
@@ -46,10 +47,10 @@ class Path:
     """Values by metric on the searched rows, one for each step."""
 
     step: float
-    """The step chosen: least value on the searched rows, and of equals the shortest."""
+    """The step chosen: the best value on the searched rows, and of equals the shortest."""
 
-    gain: Mapping[str, float]
-    """By metric, value at θ less value at the chosen step on the test rows; above zero it helped."""
+    gain: Judged[float]
+    """By metric, how much better the chosen step is than θ on the test rows, in its unit; above zero it helped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +67,9 @@ class Steered:
     """Weights and buffers at the chosen step of ``path``, for ``load_state_dict``."""
 
     @property
-    def beyond(self) -> dict[str, float]:
+    def beyond(self) -> Judged[float]:
         """Gain over that of plain norm scaling, by metric, on the test rows; above zero it speaks for the direction."""
-        return {metric: gain - self.scaling.gain[metric] for metric, gain in self.path.gain.items()}
+        return self.path.gain.each(lambda metric: self.path.gain[metric] - self.scaling.gain[metric])
 
     def rows_of(self) -> list[dict[str, Any]]:
         """Return one row for each searched step of both paths, for a record."""
@@ -95,8 +96,9 @@ def steer(
     steps: Sequence[float] = STEPS,
     metric: str = "loss",
     statistics: Statistics = "exact",
+    better: Mapping[str, Better] | None = None,
 ) -> Steered:
-    """Search a step that lowers a metric on held-out rows, and report its gain on others.
+    """Search a step that betters a metric on held-out rows, and report its gain on others.
 
     Only trainable parameters move, and exact zeros have no sign. The model is walked and ends as it began, to the bit.
 
@@ -109,22 +111,26 @@ def steer(
             length ‖θ‖.
         other: The model to move away from: a member of the soup.
         steps: Steps to try, in lengths of ‖θ‖; 0 is added.
-        metric: Which number is searched, the lower the better.
+        metric: Which number is searched.
         statistics: As in ``Refresher``.
+        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
+            it too.
 
     Returns:
         The chosen step and its gain beside those of plain norm scaling, and the state there.
 
     Raises:
         UserError: If ``evaluate`` and ``test`` are one, a step is not finite, ``other`` is missing or of another
-            architecture or equal to the model, or ``evaluate`` cannot be trusted.
+            architecture or equal to the model, ``evaluate`` cannot be trusted, it and ``test`` measure different
+            things, or nobody knows which way the metric gets better.
     """
     why = "a gain on the searched rows is partly luck"
     require(test is not evaluate, "test", "the searched rows", why, "pass an evaluate on rows of their own")
     fine = all(map(math.isfinite, steps))
     require(fine, "steps", tuple(steps), "lengths are finite numbers", "pass numbers such as (-0.05, 0.05)")
     lengths = tuple(sorted({0.0, *map(float, steps)}))
-    search = _Search(model, evaluate, test, Refresher(model, calibrate, statistics), metric)
+    said = said_of(evaluate, better)
+    search = _Search(model, evaluate, test, Refresher(model, calibrate, statistics), metric, said)
     path = search.run(along, direction(model, along, other), lengths)
     scaling = path if along == "self" else search.run("self", direction(model, "self"), lengths)
     return Steered(path=path, scaling=scaling, state=search.state(direction(model, along, other), path.step))
@@ -164,33 +170,39 @@ def direction(model: nn.Module, along: Along, other: Model | None = None) -> dic
 class _Search:
     """Values along lines from one model."""
 
-    def __init__(self, model: nn.Module, evaluate: Evaluate, test: Evaluate, refresher: Refresher, metric: str) -> None:
+    def __init__(
+        self, model: nn.Module, evaluate: Evaluate, test: Evaluate, refresher: Refresher, metric: str,
+        better: Mapping[str, Better] | None,
+    ) -> None:  # fmt: skip
         self.model, self.evaluate, self.test = model, evaluate, test
-        self.refresher, self.metric = refresher, metric
+        self.refresher, self.metric, self.better = refresher, metric, better
 
     def run(self, along: Along, vector: Mapping[str, Tensor], lengths: tuple[float, ...]) -> Path:
         with walking(self.model) as walker:
             self.model.eval()
             walker.to(vector, 0.0)
             with self.refresher.at_point():
-                start, before = trusted(self.evaluate, self.model), numbers(self.test, self.model)
+                start, before = trusted(self.evaluate, self.model), trusted(self.test, self.model)
             known = f"measured were {', '.join(start)}"
             require(self.metric in start, "metric", repr(self.metric), known, "name one of them")
-            found = []
+            require_same(before, start)
+            ways, found = senses(start, self.better), []
             for length in lengths:
                 walker.to(vector, length)
                 with self.refresher.at_point():
                     found.append(numbers(self.evaluate, self.model))
-            step = _least(lengths, [one[self.metric] for one in found])
+                require_same(found[-1], start)
+            step = _least(lengths, [cost(one[self.metric], ways[self.metric]) for one in found])
             walker.to(vector, step)
             with self.refresher.at_point():
                 after = numbers(self.test, self.model)
+            require_same(after, start)
         return Path(
             along=along,
             steps=lengths,
             searched={metric: tuple(one[metric] for one in found) for metric in start},
             step=step,
-            gain={metric: before[metric] - after[metric] for metric in before},
+            gain=ways.each(lambda metric: cost(before[metric] - after[metric], ways[metric])),
         )
 
     def state(self, vector: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:

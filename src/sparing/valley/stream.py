@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
+from warnings import warn
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparing.errors import UserError, require
+from sparing.valley.companions import CONFIG, config_in, formats_told, same_function
 from sparing.valley.compatible import require_sound
 from sparing.valley.linear import Linear
 from sparing.valley.merge import is_weight, ready, require_base, rule_for, warn_of_factors
@@ -88,12 +90,14 @@ def merge_files(
     base: str | Path | None = None,
     method: Method | None = None,
     tell: Callable[[str, int], None] | None = None,
+    note: Callable[[str], object] = warn,
 ) -> Path:
     """Merge checkpoints from disk to disk; ``merge`` does the same in memory, with the same numbers.
 
     The result has the files, names and dtypes of the first model, and the settings and tokenizer of the base (of the
-    first model where there is none). It appears under its name when it is whole; before, it is made in a folder beside
-    it, which an exception removes.
+    first model where there is none); its config.json names the dtype that the weights have. It appears under its name
+    when it is whole; before, it is made in a folder beside it, which an exception removes. Settings and tokenizers of
+    the folders must make one function.
 
     Args:
         models: safetensors files, or folders that hold them.
@@ -101,13 +105,18 @@ def merge_files(
         base: The common ancestor, where the method needs it.
         method: A value such as ``Linear()`` (the default) or ``Ties()``.
         tell: Called after each tensor with its name and size in the result (bytes).
+        note: Called with each difference that changes no function, in a sentence; a warning by default.
 
     Returns:
         The folder.
 
     Raises:
         UserError: If a file is missing, torn or of another architecture than the first (its first differing key is
-            named), holds what cannot be averaged, or ``out`` has something in it; as the method.
+            named), holds what cannot be averaged, has settings or a tokenizer of another function, or ``out`` has
+            something in it; as the method.
+
+    Warns:
+        UserWarning: Through ``note``.
     """
     method, out = Linear() if method is None else method, Path(out).absolute()
     require(bool(models), "models", "none", "there is nothing to merge", "pass at least one")
@@ -119,17 +128,24 @@ def merge_files(
     labels = [str(path) for path in paths]
     for other, label in zip(found[1:], labels[1:], strict=True):
         _require_alike(found[0], other, labels[0], label)
+    for sentence in [*same_function(paths, labels), *formats_told([floating_kinds(each) for each in found], labels)]:
+        note(sentence)
     warn_of_factors(list(found[0]))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
         folder = Path(made) / "out"
         folder.mkdir()
         _write_all(folder, found, labels, base is not None, method, tell)
-        _companions(folder, paths[-1 if base is not None else 0], paths[0])
+        _companions(folder, paths[-1 if base is not None else 0], paths[0], floating_kinds(found[0]))
         if out.exists():
             out.rmdir()
         folder.rename(out)
     return out
+
+
+def floating_kinds(entries: Checkpoint) -> set[str]:
+    """Number formats of the floating tensors of a checkpoint, as safetensors writes them."""
+    return {place.kind for place in entries.values() if place.floating}
 
 
 def checkpoint(path: str | Path) -> dict[str, Place]:
@@ -277,9 +293,11 @@ def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> N
     file.write(struct.pack("<Q", len(text)) + text)
 
 
-def _companions(folder: Path, first: Path, second: Path) -> None:
-    """Copy what lies beside the weights, from the first of two model folders that has it."""
-    for source in (first, second):
+def _companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
+    """Copy what lies beside the weights, from the base if it has it; config.json names the dtype of the merge."""
+    if (config := config_in(base, kinds) or config_in(first, kinds)) is not None:
+        (folder / CONFIG).write_text(config, encoding="utf-8")
+    for source in (base, first):
         if source.is_dir():
             for file in sorted(each for pattern in COMPANIONS for each in source.glob(pattern)):
                 if not file.name.endswith(".index.json") and not (folder / file.name).exists():
@@ -291,7 +309,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         promised: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         fine = bool(promised) and all(Path(file).name == file for file in promised.values())
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise _torn(index, error) from error
     require(fine, "checkpoint", index, "its shards must be files beside it", "download the checkpoint again")
     return promised

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from sparing.blocks import named_parameters
+from sparing.blocks import named_parameters, tied
 from sparing.blocks.names import unwrap
 from sparing.errors import require
 from sparing.valley.apply import walking
@@ -28,21 +28,25 @@ def visiting(model: nn.Module) -> Iterator[Callable[[State], None]]:
         A function that copies a state of the same architecture into the model; entries the model lacks are ignored.
 
     Raises:
-        UserError: If a state that is put in lacks a parameter.
+        UserError: If a state that is put in lacks a parameter, is of a wider dtype than the model, or holds two tensors
+            where the model has one.
     """
-    params = named_parameters(model)
+    params, aliases = named_parameters(model), tied(model)
     buffers = dict(unwrap(model).named_buffers())
 
     def put(state: State) -> None:
         for name, parameter in params.items():
-            require(
-                name in state,
-                f"state at {name!r}",
-                "nothing",
-                "the model has this parameter",
-                "pass states of this model",
-            )
+            do = "pass states of this model"
+            require(name in state, f"state at {name!r}", "nothing", "the model has this parameter", do)
+            got = f"{state[name].dtype} for a model in {parameter.dtype}"
+            holds = torch.promote_types(state[name].dtype, parameter.dtype) == parameter.dtype
+            do = "pass the widest model as the live one, such as model.float()"
+            require(holds, f"state at {name!r}", got, "its numbers would be rounded before they are measured", do)
             parameter.data.copy_(state[name])
+        for alias, name in aliases.items():
+            same = alias not in state or torch.equal(state[alias], state[name])
+            why, do = "in the live model they are one tensor", "pass a live model that does not tie them"
+            require(same, f"state at {alias!r}", f"other numbers than at {name!r}", why, do)
         for name, buffer in buffers.items():
             if name in state:
                 buffer.copy_(state[name])

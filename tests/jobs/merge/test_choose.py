@@ -1,4 +1,5 @@
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,12 @@ def test_rows_decide_for_the_best_way_unless_it_loses():
     alone = by_rows({"greedy of B": 1.0}, [2.0, 1.0], [subset([1], 2)], low=-0.5)
     assert alone.candidate is None
     assert "no mean is better than B alone" in alone.reason
+
+
+def test_a_loss_that_is_no_number_is_never_the_best():
+    soup, ties = Candidate("soup", Linear()), Candidate("ties", Ties(), 1.0)
+    none = by_rows({"soup": math.inf, "ties, λ = 1": math.inf}, [2.0, 2.0], [soup, ties], low=math.inf)
+    assert none.candidate is None
+    assert "no way gives finite losses" in none.reason
+    found = greedy([_scores(math.nan), _scores(2.0)], lambda way: _scores(math.nan))
+    assert found.members == (1,)

@@ -72,3 +72,12 @@ def test_parameters_are_matrices_without_statistics(weights):
     assert parameters(open_source(path, "A")) == ["conv.weight"]
     flat = weights("flat", scale=torch.ones(2), running_mean=torch.ones(2))
     assert parameters(open_source(flat, "A")) == ["scale"]
+
+
+def test_a_pair_beyond_the_calibration_is_told_in_the_sentence_of_the_command_line(family, weights):
+    """Calibrated pairs reach to a score of 1 in each feature; strangers of other lengths lie beyond, twins before."""
+    noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    far = [weights("one", w=noise), weights("other", w=-5 * noise)]
+    sources, _ = open_all(far, ["A", "B"], None)
+    assert "farther apart than any calibrated pair" in look_ahead(sources, None).sentence
+    assert "calibrated pair" not in look_ahead(sources_of(family, "a", "b"), None).sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,30 @@ def test_two_models_with_data_give_model_page_and_record(family, text, tmp_path,
     (loss,) = [row["loss"] for row in record.table("models") if row["kind"] == "merge"]
     tokens = _test_tokens(family["a"], text)
     assert means(Rows(tokens).scores(model.eval()))["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_differences_beside_the_weights_are_refused_or_told(family, tmp_path, capsys):
+    """Another epsilon is another function; another dropout, and a base in bfloat16, are told and reload in float32."""
+    from transformers import AutoModelForCausalLM
+
+    b, base = (Path(shutil.copytree(family[name], tmp_path / name)) for name in ("b", "base"))
+    config = json.loads((b / "config.json").read_text())
+    (b / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 1e-3}))
+    command = ["merge", str(family["a"]), str(b), "--base", str(base), "--how", "task", "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "'layer_norm_epsilon': got 1e-05 in A (a) and 0.001 in B (b); the same weights" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (b / "config.json").write_text(json.dumps(config | {"resid_pdrop": 0.4}))
+    save_file({n: v.bfloat16() for n, v in load_file(base / "model.safetensors").items()}, base / "model.safetensors")
+    settings = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"note: config.json, .resid_pdrop.: .*0\.4 in B \(b\); the function is the same", told), told
+    assert "note: the base is in BF16; the merge is in F32, as A (a)" in told
+    assert "as pairs of small image classifiers had it" in told
+    assert "The base is in BF16; the merge is in F32" in (tmp_path / "out" / "report.html").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model", dtype="auto").dtype == torch.float32
 
 
 def _test_tokens(folder, text):

@@ -20,6 +20,8 @@ def record_of(*, merged=True, measured=True, gap=0.02, way="soup", stale=False, 
         for metric in ("loss", "error"):
             record.add("gap", metric=metric, gap=gap, gap_low=gap - 0.01, gap_high=gap + 0.01, n=64, predicted=0.1,
                        predicted_low=0.0, predicted_high=0.2)  # fmt: skip
+            record.add("best", metric=metric, best="A (a)", difference=0.2 + gap, difference_low=0.19 + gap,
+                       difference_high=0.21 + gap, mcnemar_p=0.01 if metric == "error" else None, n=64)  # fmt: skip
         for t in (0.0, 0.5, 1.0):
             record.add("between", t=t, loss=2 + 0.4 * t + (0.05 if t == 0.5 else 0), error=0.2)
     return record

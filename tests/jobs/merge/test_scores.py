@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.jobs.merge.scores import DRAWS, Rows, gaps, means
-from sparing.seeds import stream
+from sparing.jobs.merge.scores import Rows, decisive, gaps, means
+from sparing.report.pairs import mcnemar, paired_bootstrap
 
 
 class Fixed(nn.Module):
@@ -57,12 +57,32 @@ def test_the_gap_is_the_difference_of_means_and_its_interval_that_of_resampled_r
         values = [float(scores[rows, 0].sum() / scores[rows, 2].sum()) for scores in (merged, one, other)]
         return values[0] - (values[1] + values[2]) / 2
 
-    drawn = torch.randint(40, (DRAWS, 40), generator=stream(3, "merge", "bootstrap"))
-    resampled = torch.tensor([gap(rows) for rows in drawn], dtype=torch.float64)
     assert found["loss"].value == pytest.approx(gap(torch.arange(40)), rel=1e-12)
-    low, high = torch.quantile(resampled, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    parts = [scores[:, 0] * 40 / scores[:, 2].sum() for scores in (merged, one, other)]
+    low, high = paired_bootstrap(parts[0], (parts[1] + parts[2]) / 2, seed=3).interval
     assert (found["loss"].low, found["loss"].high) == pytest.approx((low, high), rel=1e-12)
     assert found["error"].low <= found["error"].value <= found["error"].high
+
+
+def test_one_answer_a_row_against_one_model_has_mcnemars_test():
+    generator = torch.Generator().manual_seed(2)
+    one, other = (
+        torch.stack([torch.rand(60, generator=generator), (torch.rand(60, generator=generator) < share).float(),
+                     torch.ones(60)], 1).double() for share in (0.2, 0.5)
+    )  # fmt: skip
+    assert gaps(one, [other], seed=0)["error"].p == mcnemar(one[:, 1] == 0, other[:, 1] == 0).p < 0.05
+    assert math.isnan(gaps(one, [other, other], seed=0)["error"].p)
+    assert math.isnan(gaps(one, [other], seed=0)["loss"].p)
+
+
+def test_few_rows_and_rows_without_a_number_have_no_interval():
+    scores = torch.tensor([[1.0, 0.0, 1.0], [2.0, 1.0, 1.0]], dtype=torch.float64)
+    worse = scores + torch.tensor([1.0, 0.0, 0.0])
+    found = gaps(worse, [scores], seed=0)["loss"]
+    assert (found.value, math.isnan(found.low), found.cautious) == (1.0, True, 1.0)
+    broken = scores * torch.tensor([math.nan, 1.0, 1.0])
+    assert gaps(broken, [scores], seed=0)["loss"].cautious == math.inf
+    assert decisive(broken) == math.inf
 
 
 def test_a_merge_that_is_its_parents_has_no_gap():

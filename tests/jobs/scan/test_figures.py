@@ -6,9 +6,18 @@ import math
 
 import pytest
 
-from sparing.jobs.scan.figures import group_rows, hundredths, noise_figure, ratio_figures, scale_figure
+from sparing.jobs.scan.asks import SPECIALS
+from sparing.jobs.scan.figures import (
+    group_figure,
+    group_rows,
+    noise_figure,
+    ratio_figures,
+    scale_figure,
+    special_figure,
+)  # fmt: skip
 from sparing.jobs.scan.page import answer, caveats, ranged, too_far, verdict
 from sparing.jobs.scan.panels import Mark, forest
+from sparing.jobs.scan.reading import hundredths
 from sparing.jobs.scan.settings import Settings
 from sparing.report import Record
 
@@ -107,3 +116,65 @@ def test_marks_without_a_value_or_an_interval_are_left_out(narrow):
     marks = [Mark(0.5, math.nan, math.nan), Mark(math.nan, math.nan, math.nan)]
     figure = forest([("all", marks)], names=("a", "b"), roles=("baseline", "ours"), title="T", x="index")
     assert "all" in figure.svg(narrow=narrow)
+
+
+def special(*indices) -> Record:
+    """A record of special directions with these indices, None below the noise."""
+    record = made([], parts=("special",))
+    for number, (kind, index) in enumerate(zip(SPECIALS, indices, strict=False)):
+        told = {"asymmetry_loss": index, "asymmetry_loss_low": None, "asymmetry_loss_high": None}
+        record.add("curves", curve=number, kind=kind, sign="raw", ratio=0.0, group="all", width=1.0, n=1,
+                   consistency=1.0, plus_loss=1.0, minus_loss=1.0, **told)  # fmt: skip
+        for step, loss in zip((-1.0, -0.5, 0.0, 0.5, 1.0), VALLEY, strict=True):
+            record.add("values", curve=number, draw=0, step=step, loss=loss)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("indices", "title"),
+    [
+        # an index of −0.9 is the most lopsided, and one that is not known is neither the largest nor the smallest
+        ((None, 0.2, -0.9), "The most lopsided is sign(θ), −0.90; the least θ, the weights, 0.20"),
+        ((0.2, -0.9, None), "The most lopsided is θ, the weights, −0.90; the least θ₀, the start, 0.20"),
+        ((None, -0.3), "The most lopsided is θ, the weights, −0.30"),
+        ((None, None), "No special direction rises above the noise"),
+    ],
+)
+def test_titles_weigh_sizes_and_leave_out_what_is_no_number(indices, title):
+    assert special_figure(special(*indices)).title == title
+
+
+def test_the_title_of_groups_weighs_sizes():
+    record = made([(1.0, 0.2, 0.1, 0.3, SLOPE)])
+    record.add("curves", **record.table("curves")[0] | {"curve": 1, "group": "norm", "asymmetry_loss": -0.8})
+    assert group_figure(record).title == "With the weights' signs, the most lopsided is norm layers (NORM): −0.80"
+
+
+@pytest.mark.parametrize(
+    ("raw", "consistent", "told"),
+    [
+        # from −0.9 to −0.3 the signed index rises, and the + side is still the steep one
+        ((-0.9, -0.95, -0.8), (-0.3, -0.4, -0.2), "along no noise"),
+        ((0.0, -0.1, 0.1), (0.3, -0.2, 0.8), "along no noise"),
+        ((None, None, None), (0.3, 0.2, 0.4), "1 of 1 noises"),
+        ((0.9, 0.8, 0.95), (None, None, None), "along no noise"),
+    ],
+)
+def test_a_title_counts_sides_that_are_told_to_be_flat(raw, consistent, told):
+    record = made([(0.0, *raw, VALLEY), (1.0, *consistent, SLOPE)])
+    title = noise_figure(record, "loss").title
+    assert title.startswith("With the weights' signs, the loss rises ")
+    assert title.endswith(told)
+
+
+def test_a_curve_without_a_minimum_is_told_everywhere():
+    record = made([(0.0, 0.0, -0.1, 0.1, VALLEY), (1.0, 1.0, 1.0, 1.0, SLOPE)])
+    for row in record.table("curves"):
+        row["minimum_loss"] = row["ratio"] == 0.0
+    record = Record(question="Q?", settings=record.settings, seed=0, environment={}, rows=[
+        row | ({"minimum_loss": row["ratio"] == 0.0} if row["table"] == "curves" else {}) for row in record.rows
+    ])  # fmt: skip
+    assert "asymmetry 1.00, no minimum" in noise_figure(record, "loss").alt
+    assert noise_figure(record, "loss").title.endswith("along no noise")
+    assert "**of no minimum**" in answer(record)
+    assert "Along 1 of 2 curves the loss gets better on a side" in caveats(record)[0]

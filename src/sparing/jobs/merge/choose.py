@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
 
-from sparing.jobs.merge.scores import means
+from sparing.jobs.merge.scores import decisive
 from sparing.jobs.merge.settings import How, Settings, letter
 from sparing.report import format_number
 from sparing.valley.dare import Dare
@@ -123,11 +124,11 @@ def greedy(validation: Sequence[Tensor], score: Callable[[Candidate], Tensor]) -
 
     Source: Wortsman et al. 2022, Recipe 1 (arXiv:2203.05482).
     """
-    losses = [means(scores)["loss"] for scores in validation]
+    losses = [decisive(scores) for scores in validation]
     order = sorted(range(len(losses)), key=losses.__getitem__)
     members, best = [order[0]], losses[order[0]]
     for at in order[1:]:
-        found = means(score(subset([*members, at], len(losses))))["loss"]
+        found = decisive(score(subset([*members, at], len(losses))))
         if found <= best:
             members, best = [*members, at], found
     return subset(members, len(losses))
@@ -153,7 +154,7 @@ def by_rows(tried: Mapping[str, float], parents: Sequence[float], ways: Sequence
         tried: Validation loss (nats) by name of the way.
         parents: Validation loss of each model.
         ways: What was tried.
-        low: Lower end of the interval of the gap of the best of them (nats).
+        low: Lower end of the interval of the gap of the best of them (nats), or the gap where rows are too few for one.
 
     Returns:
         The decision.
@@ -161,6 +162,8 @@ def by_rows(tried: Mapping[str, float], parents: Sequence[float], ways: Sequence
     best = min(ways, key=lambda way: tried[way.name])
     loss, mean = tried[best.name], sum(parents) / len(parents)
     said = f"{format_number(loss)} nats on the validation rows, the models' own mean is {format_number(mean)}"
+    if not math.isfinite(loss):
+        return Decision(None, f"no way gives finite losses; {said}")
     if len(best.members) == 1:
         return Decision(None, f"no mean is better than {letter(best.members[0])} alone: {said}")
     if low > 0:

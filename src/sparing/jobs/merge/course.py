@@ -6,6 +6,7 @@ a record or a page needs; nothing here draws.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, 
 from sparing.jobs.merge.evidence import Evidence
 from sparing.jobs.merge.forecast import Outlook
 from sparing.jobs.merge.ledger import Ledger
-from sparing.jobs.merge.scores import gaps, means
+from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.settings import Settings, letter
 from sparing.jobs.merge.sources import Source
 from sparing.valley.linear import Linear
@@ -89,10 +90,10 @@ class Course:
         elif how == "auto" and len(self.sources) > 2:
             ways.append(greedy(validation, score))
         scores = {way.name: score(way) for way in ways}
-        tried = {name: means(found)["loss"] for name, found in scores.items()}
+        tried = {name: decisive(found) for name, found in scores.items()}
         best = min(tried, key=tried.__getitem__)
-        low = gaps(scores[best], validation, seed=self.settings.seed)["loss"].low
-        decision = by_rows(tried, [means(found)["loss"] for found in validation], ways, low)
+        low = gaps(scores[best], validation, seed=self.settings.seed)["loss"].cautious
+        decision = by_rows(tried, [decisive(found) for found in validation], ways, low)
         if decision.candidate is None and how not in {"auto", "greedy"}:
             return Decision(min(ways, key=lambda way: tried[way.name]), f"--how {how} asks for it; {decision.reason}")
         return decision
@@ -154,26 +155,31 @@ class Course:
             merged: What was written, read again from the disk; None where nothing was.
 
         Returns:
-            ``models``: a row for each, and ``gap``: a row for each metric, none without a merge.
+            ``models``: a row for each; ``gap``: the merge against the mean of its parents, and ``best``: against the
+            best of them, a row for each metric, none without a merge. Both are paired: all models have the same rows.
         """
         evidence = self.evidence
         if evidence is None:
-            return {"models": [], "gap": []}
+            return {"models": [], "gap": [], "best": []}
         parents = [self._parent(at, "test") for at in range(len(self.sources))]
         rows = [
             {"model": source.label, "kind": "parent", **means(scores), "rows": len(scores)}
             for source, scores in zip(self.sources, parents, strict=True)
         ]
         if merged is None:
-            return {"models": rows, "gap": []}
+            return {"models": rows, "gap": [], "best": []}
         scores = self.ledger.once("test: the merge", lambda: evidence.test.scores(evidence.put_on_(merged.items())))
         rows.append({"model": "the merge", "kind": "merge", **means(scores), "rows": len(scores)})
         found = gaps(scores, parents, seed=self.settings.seed)
-        each = [
-            {"metric": name, "gap": gap.value, "gap_low": gap.low, "gap_high": gap.high, "n": len(scores)}
-            for name, gap in found.items()
-        ]
-        return {"models": rows, "gap": each}
+        each = [{"metric": name, **_ends("gap", gap), "n": len(scores)} for name, gap in found.items()]
+        best = []
+        for name in found:
+            worth = [means(each)[name] for each in parents]
+            at = min(range(len(parents)), key=[math.inf if math.isnan(value) else value for value in worth].__getitem__)
+            gap = gaps(scores, [parents[at]], seed=self.settings.seed)[name]
+            told = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
+            best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **told})
+        return {"models": rows, "gap": each, "best": best}
 
     def between(self) -> list[dict[str, float]]:
         """Measure the way from the first model to the second on the test rows.
@@ -194,3 +200,8 @@ class Course:
 
             rows.append({"t": t, **means(self.ledger.once(f"between: {t:.4f}", work))})
         return rows
+
+
+def _ends(name: str, gap: Gap) -> dict[str, float]:
+    """A gap as three columns."""
+    return {name: gap.value, f"{name}_low": gap.low, f"{name}_high": gap.high}

@@ -62,18 +62,26 @@ def score_figure(record: Record, metric: str) -> Figure:
     (merged,) = [row for row in models if row["kind"] == "merge"]
     (gap,) = [row for row in record.table("gap") if row["metric"] == metric]
     mean = sum(row[metric] for row in parents) / len(parents)
-    bars = [plots.Bar(row["model"], shown(metric, row[metric]), "baseline") for row in parents]
-    bars.append(plots.Bar("mean of these", shown(metric, mean), "reference"))
-    if is_told(gap["predicted"]):
-        value, low, high = (shown(metric, mean + gap[f"predicted{end}"]) for end in ("", "_low", "_high"))
-        bars.append(plots.Bar("the merge, predicted", value, "extension", low=max(low, 0.0), high=high))
-    low, high = (shown(metric, mean + gap[f"gap_{end}"]) for end in ("low", "high"))
-    bars.append(plots.Bar("the merge, measured", shown(metric, merged[metric]), "ours", low=max(low, 0.0), high=high))
+    bars = [plots.Bar(row["model"], _drawn(metric, row[metric]), "baseline") for row in parents]
+    bars.append(plots.Bar("mean of these", _drawn(metric, mean), "reference"))
+    if is_told(gap["predicted"]) and math.isfinite(mean):
+        value, least, most = (shown(metric, mean + gap[f"predicted{end}"]) for end in ("", "_low", "_high"))
+        bars.append(plots.Bar("the merge, predicted", value, "extension", low=max(least, 0.0), high=most))
+    ends = [_drawn(metric, mean + gap[f"gap_{end}"]) if is_told(gap[f"gap_{end}"]) else None for end in ("low", "high")]
+    low = None if ends[0] is None else max(ends[0], 0.0)
+    bars.append(plots.Bar("the merge, measured", _drawn(metric, merged[metric]), "ours", low=low, high=ends[1]))
     side = "above" if gap["gap"] > 0 else "below"
     size = said(metric, abs(gap["gap"]), difference=True).removeprefix("+")
     title = f"The merge is {size} {side} the mean of its parents"
+    if not is_told(gap["gap"]):
+        title = f"The {metric} of the merge, or of a parent, is not finite"
     note = "Predicted: where nine in ten pairs as alike as these lie. Measured: 95 % interval over test rows."
     return plots.bars(bars, title=title, value=plots.Axis(f"{metric} on test rows", UNITS[metric]), caption=note)
+
+
+def _drawn(metric: str, value: float) -> float | None:
+    """The length of a bar; none where the value is not finite."""
+    return shown(metric, value) if is_told(value) else None
 
 
 def is_told(value: object) -> bool:
@@ -126,7 +134,9 @@ def between_figure(record: Record, metric: str) -> Figure | None:
     chord = [values[0] + at * (values[-1] - values[0]) for at in t]
     half = len(rows) // 2
     dip = values[half] - chord[half]
-    if abs(dip) < 1e-9:
+    if not math.isfinite(dip):
+        title = f"Half-way, or at an end, the {metric} is not finite"
+    elif abs(dip) < 1e-9:
         title = f"Half-way, the {metric} is the mean of both ends"
     else:
         amount = f"{format_number(abs(dip))} {'percentage points' if metric == 'error' else 'nats'}"

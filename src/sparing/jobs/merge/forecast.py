@@ -23,7 +23,7 @@ from sparing.valley.agreement import Agreement, compare
 from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
 from sparing.valley.compatible import is_statistic, require_sound
 from sparing.valley.features import disagreement
-from sparing.valley.predict import STRANGERS, Verdict
+from sparing.valley.predict import STRANGERS, Verdict, beyond
 
 TOLERANCE: Final = 0.02
 """Largest gap in error (share of answers) that still passes for a working merge, as in ``predict_merge``."""
@@ -69,12 +69,14 @@ class Outlook:
 
     @property
     def sentence(self) -> str:
-        """The verdict and its reason in two sentences."""
+        """The verdict, its reason, and whether the calibration knows such a pair."""
         row = self.worst
         signs = f"signs agree in {100 * row['agreement']:.1f} %, strangers' in {100 * row['chance']:.1f} %"
         gap = format_number(row["gap_loss"], low=row["gap_loss_low"], high=row["gap_loss_high"])
         of = f" Of all pairs {row['pair']} is the worst." if len(self.pairs) > 1 else ""
-        return f"{SENTENCES[row['verdict']]} Their {signs}; the expected gap of their mean is {gap} nats.{of}"
+        far = f" {row['beyond']}" if row.get("beyond") else ""
+        start = f"{SENTENCES[row['verdict']]} Their {signs}; the expected gap of their mean is {gap} nats"
+        return f"{start}, as pairs of small image classifiers had it.{far}{of}"
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Rows by table of a record."""
@@ -153,6 +155,7 @@ def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
         "agreement": agreement.element,
         "chance": agreement.chance,
         "corrected": agreement.corrected,
+        "beyond": beyond(fit, score),
         **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
     }
 

@@ -19,7 +19,7 @@ from sparing.jobs.merge.ledger import Ledger
 from sparing.jobs.merge.output import MODEL, WEIGHTS, place_of, write_merge
 from sparing.jobs.merge.page import columns_of, write_page
 from sparing.jobs.merge.settings import Settings
-from sparing.jobs.merge.sources import Source, open_all, open_source
+from sparing.jobs.merge.sources import Source, differences, open_all, open_source
 from sparing.report import Progress, Record, print_table
 
 UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
@@ -28,6 +28,7 @@ SHOWN: Final = {
     "tried": "On validation rows",
     "models": "On test rows",
     "gap": "Gap: the merge less the mean of its parents",
+    "best": "The merge less its best parent, on the same rows",
 }
 """Tables that the terminal shows, with their titles."""
 
@@ -65,8 +66,9 @@ def run(settings: Settings) -> Record:
 
     Returns:
         The record, also in OUT/record.jsonl: tables "outlook" and "forecast" (the prediction), "signs" (by block),
-        "decision", "tried" (on validation rows), "written", and with data "models", "gap" and "between" (on test
-        rows). Beside it the page and the merge: model/ for folders, model.safetensors for files.
+        "differences" (of settings), "decision", "tried" (on validation rows), "written", and with data "models",
+        "gap", "best" and "between" (on test rows). Beside it the page and the merge: model/ for folders,
+        model.safetensors for files.
 
     Raises:
         UserError: If a setting or file is at fault, or the disk is full.
@@ -81,6 +83,8 @@ def run(settings: Settings) -> Record:
     tree = folder.latest(now, files=marks)
     outlook = look_ahead(sources, base) if tree is None else Outlook.of(tree["done"]["prediction"])
     sys.stderr.write(f"prediction: {outlook.sentence}\n")
+    told = differences(sources, base)
+    sys.stderr.writelines(f"note: {sentence}\n" for sentence in told)
     folder.claim_(now)
     question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
@@ -89,6 +93,8 @@ def run(settings: Settings) -> Record:
         course = Course(settings, sources, base, evidence, ledger)
         with Progress("merge", total=course.units(), resume_at=ledger.counted) as bar:
             ledger.bar = bar
+            for sentence in told:
+                record.add("differences", what=sentence)
             ledger.once("prediction", outlook.plain)
             _work(course, outlook, record)
     folder.finish_(record, write_page)
@@ -108,6 +114,8 @@ def _work(course: Course, outlook: Outlook, record: Record) -> None:
         record.add("models", **row)
     for row in found["gap"]:
         record.add("gap", **row, **outlook.predicted(row["metric"]))
+    for row in found["best"]:
+        record.add("best", **row)
     for row in course.between():
         record.add("between", **row)
     for file in _written(course.settings, merged):

@@ -57,7 +57,7 @@ def write_merge(
     paths, ancestor = [source.path for source in sources], None if base is None else base.path
 
     def fill(draft: Path) -> None:
-        merge_files(paths, draft, base=ancestor, method=method, tell=tell)
+        merge_files(paths, draft, base=ancestor, method=method, tell=tell, note=lambda told: None)  # ``open_all`` told
         _replace(draft, statistics)
 
     if sources[0].is_folder:

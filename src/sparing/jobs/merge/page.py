@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sparing.jobs.merge.figures import Rows, between_figure, is_told, said, score_figure, sign_figure
 from sparing.report import Page, Record, Section, Table
@@ -53,7 +55,7 @@ def answer(record: Record) -> str:
         return f"**{outlook['sentence']}** The merge is made ({decision['way']}); without `--data` it is not measured."
     metric = decision["metric"]
     measured = said(metric, gap["gap"], gap["gap_low"], gap["gap_high"], difference=True)
-    verdict = "costs nothing" if gap["gap_low"] <= 0 else "costs something"
+    verdict = _cost(gap)
     told = "no gap could be predicted"
     if is_told(gap["predicted"]):
         value, low, high = (gap[f"predicted{end}"] for end in ("", "_low", "_high"))
@@ -64,13 +66,36 @@ def answer(record: Record) -> str:
     return f"{start}; {told}. {_beside_best(record, metric)}"
 
 
+def _cost(gap: Mapping[str, Any]) -> str:
+    """Whether the merge is worse than the mean of its parents, as far as the rows tell."""
+    if not math.isfinite(gap["gap"]):
+        return "gives numbers that are not finite"
+    low, high = (gap[f"gap_{end}"] if is_told(gap[f"gap_{end}"]) else math.nan for end in ("low", "high"))
+    if math.isnan(low):
+        return "costs what too few rows cannot bound"
+    if low > 0:
+        return "costs something"
+    return "costs nothing" if high <= 0 else "costs nothing that these rows could tell"
+
+
 def _beside_best(record: Record, metric: str) -> str:
-    """Whether the merge is better than its best parent, which a mean of parents does not tell."""
+    """Whether the merge is better than its best parent on the same rows, which a mean of parents does not tell."""
     rows = record.table("models")
-    best = min((row for row in rows if row["kind"] == "parent"), key=lambda row: row[metric])
-    (merged,) = [row for row in rows if row["kind"] == "merge"]
-    beats = "The merge is better than" if merged[metric] < best[metric] else "On these rows alone it does not beat"
-    return f"{beats} the best parent, {best['model']}: {said(metric, merged[metric])}, {said(metric, best[metric])}."
+    (pair,) = [row for row in record.table("best") if row["metric"] == metric]
+    values = [next(row for row in rows if row["model"] == name)[metric] for name in ("the merge", pair["best"])]
+    low, high = (
+        pair[f"difference_{end}"] if is_told(pair[f"difference_{end}"]) else math.nan for end in ("low", "high")
+    )
+    beats = "Row by row it is not told apart from"
+    if high < 0:
+        beats = "Row by row the merge is better than"
+    elif low > 0:
+        beats = "Row by row it does not beat"
+    apart = said(metric, pair["difference"], pair["difference_low"], pair["difference_high"], difference=True)
+    test = f"; McNemar's p = {pair['mcnemar_p']:.2g}" if pair.get("mcnemar_p") is not None and metric == "error" else ""
+    return (
+        f"{beats} the best parent, {pair['best']}: {said(metric, values[0])}, {said(metric, values[1])}, {apart}{test}."
+    )
 
 
 def _sentence(words: str) -> str:
@@ -90,6 +115,8 @@ def _prediction(record: Record) -> Section:
     tables = []
     if record.table("gap"):
         tables.append(Table(record.table("gap"), "Predicted and measured gap", record.units))
+    if record.table("best"):
+        tables.append(Table(record.table("best"), "The merge less its best parent, row by row", record.units))
     if record.table("models"):
         tables.append(Table(record.table("models"), "Every model on the same test rows", record.units))
     columns = ["pair", "verdict", "gap_loss", "gap_error", "corrected"]
@@ -138,6 +165,7 @@ def caveats(record: Record) -> list[str]:
     (decision,) = record.table("decision")
     models = record.table("models")
     notes = ["The prediction knows small models; its interval is of how far it was off on them."]
+    notes += [_sentence(row["what"]) for row in record.table("differences")]
     if models:
         notes.append(f"Measured on {decision['source']}; the interval is over those rows, for these very models.")
         notes.append("The same rows serve every parent: on other tasks than these the merge may lose more or less.")

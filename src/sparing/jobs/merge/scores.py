@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparing.jobs.live import measuring
-from sparing.seeds import stream
+from sparing.report.pairs import FEWEST, mcnemar, paired_bootstrap
 
 LOGITS: Final = 1 << 25
 """Numbers that the model may give at once (count): 128 MiB in float32."""
-
-DRAWS: Final = 1000
-"""Bootstrap samples of an interval (count)."""
 
 METRICS: Final = ("loss", "error")
 """Cross-entropy in nats, and the share of wrong answers: labels of images, next tokens of text."""
@@ -65,6 +63,12 @@ class Rows:
         return torch.stack([losses.sum(1), wrong.sum(1), torch.full((len(targets),), targets.shape[1]).double()], 1)
 
 
+def decisive(scores: Tensor) -> float:
+    """Mean loss that a choice is made by (nats): infinite where it is no number, so that it is never the best."""
+    found = means(scores)["loss"]
+    return math.inf if math.isnan(found) else found
+
+
 def means(scores: Tensor) -> dict[str, float]:
     """Mean loss and error of a model.
 
@@ -80,47 +84,54 @@ def means(scores: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A merge against the mean of its parents."""
+    """How much worse one model is than others on the same rows."""
 
     value: float
-    """Metric of the merge less the mean metric of the parents: above 0, the merge is worse."""
+    """Metric of the merge less that of what it is held against: above 0, the merge is worse."""
 
     low: float
-    """Lower end of its 95 % interval over rows."""
+    """Lower end of its 95 % interval over rows; NaN of fewer than 10 rows, or where a row is not finite."""
 
     high: float
     """Upper end."""
 
+    p: float = math.nan
+    """McNemar's exact p-value, of the error against one model with one answer a row; else NaN."""
+
+    @property
+    def cautious(self) -> float:
+        """The lower end, or the value where there is no interval; infinite where nothing is finite."""
+        found = self.value if math.isnan(self.low) else self.low
+        return math.inf if math.isnan(found) else found
+
 
 def gaps(merged: Tensor, parents: Sequence[Tensor], *, seed: int) -> Mapping[str, Gap]:
-    """The gap of each metric.
+    """The gap of each metric to the mean of some models, paired by rows.
 
     The interval resamples rows, the same ones for all models: rows that are hard are hard for all, so the difference
     varies less than either. It is about these models on other rows, not about other models.
 
     Args:
         merged: Scores of the merge, shape (N, 3).
-        parents: Scores of each parent on the same rows.
+        parents: Scores of each parent on the same rows, with the same number of answers in each.
         seed: Of the resampling.
 
     Returns:
         Gap by metric.
     """
-    several = torch.stack([merged, *parents])
-    drawn = torch.randint(len(merged), (DRAWS, len(merged)), generator=stream(seed, "merge", "bootstrap"))
-    found = {}
-    for at, name in enumerate(METRICS):
-        value = _difference(several.sum(1), at)
-        totals = torch.stack([each[drawn].sum(1) for each in several])  # one model at a time: rows × draws are many
-        ends = torch.quantile(_difference(totals, at), torch.tensor([0.025, 0.975], dtype=torch.float64))
-        found[name] = Gap(float(value), float(ends[0]), float(ends[1]))
-    return found
+    return {name: _gap(merged, parents, at, seed) for at, name in enumerate(METRICS)}
 
 
-def _difference(totals: Tensor, metric: int) -> Tensor:
-    """First model less the mean of the others, of shape (models, …, 3)."""
-    ratios = totals[..., metric] / totals[..., 2]
-    return ratios[0] - ratios[1:].mean(0)
+def _gap(merged: Tensor, parents: Sequence[Tensor], metric: int, seed: int) -> Gap:
+    first, *others = (each[:, metric] * (len(each) / each[:, 2].sum()) for each in (merged, *parents))
+    second = torch.stack(others).mean(0)
+    differences = first - second
+    value = float(differences.mean())
+    if len(first) < FEWEST or not bool(differences.isfinite().all()):
+        return Gap(value, math.nan, math.nan)
+    low, high = paired_bootstrap(first, second, seed=seed).interval
+    single = METRICS[metric] == "error" and len(parents) == 1 and bool((merged[:, 2] == 1).all())
+    return Gap(value, low, high, mcnemar(first == 0, second == 0).p if single else math.nan)
 
 
 def _vocabulary(model: Any) -> int:

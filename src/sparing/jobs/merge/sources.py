@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.jobs.subjects.folders import PICKLED
+from sparing.valley.companions import formats_told, same_function
 from sparing.valley.compatible import lora_pairs
-from sparing.valley.stream import Checkpoint, Place, checkpoint, read_tensor
+from sparing.valley.stream import Checkpoint, Place, checkpoint, floating_kinds, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def _folder(path: Path) -> Path:
         quantised = bool(config.get("quantization_config"))
     except FileNotFoundError:
         _refuse(folder, "it has no config.json", "pass the folder that save_pretrained wrote")
-    except (ValueError, AttributeError, OSError) as error:
+    except (ValueError, AttributeError, OSError, RecursionError) as error:
         _refuse(folder, f"its config.json is broken ({_words(error)})", "save the model again with save_pretrained")
     if quantised:
         _refuse(folder, "its weights are quantised, and such have no average", "pass the unquantised model")
@@ -166,7 +167,8 @@ def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -
         The models, and the base.
 
     Raises:
-        UserError: If one cannot be opened, two are one file, or they are of different architectures.
+        UserError: If one cannot be opened, two are one file, they are of different architectures, or their settings or
+            tokenizers make different functions of their weights.
     """
     sources = [open_source(path, label) for path, label in zip(models, labels, strict=True)]
     origin = None if base is None else open_source(base, "the base")
@@ -177,7 +179,24 @@ def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -
             why = f"{other.label} and {one.label} are the same file"
             require(not same, "models", one.path, why, "name each model once, and none of them as the base")
             _require_alike(other, one)
+    same_function([one.path for one in everyone], [one.label for one in everyone])
     return sources, origin
+
+
+def differences(sources: Sequence[Source], base: Source | None) -> list[str]:
+    """What differs between checkpoints and changes no function.
+
+    Args:
+        sources: The models.
+        base: Their common ancestor.
+
+    Returns:
+        Sentences: settings of training, chat templates, number formats and the like.
+    """
+    everyone = [*sources, *([base] if base else [])]
+    labels = [one.label for one in everyone]
+    kinds = [floating_kinds(one.entries) for one in everyone]
+    return [*same_function([one.path for one in everyone], labels), *formats_told(kinds, labels)]
 
 
 def _require_alike(one: Source, other: Source) -> None:

@@ -30,7 +30,7 @@ class Subject:
     model: nn.Module
     """In evaluation mode."""
     evaluate: Evaluate
-    """Model -> metrics by name, lower is better."""
+    """Model -> metrics by name; which way they get better their names tell, or ``evaluate.better``."""
     calibrate: Iterable[Any] | None = None
     """Batches of inputs that batch-norm statistics are taken from."""
     metric: str = ""

@@ -100,7 +100,7 @@ def run(settings: Settings) -> Record:
     there = present(subject.model, settings.groups)
     if tree is None:
         try_(subject, settings)
-        describe_(record, subject)
+        describe_(record, subject, settings.statistics)
         if "norms" in settings.parts:
             histogram_(record, subject.model)
         for group in (group for group in settings.groups if group not in there):

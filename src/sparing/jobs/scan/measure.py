@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +14,14 @@ from torch import nn
 from sparing.blocks import named_parameters
 from sparing.jobs.scan.asks import Ask
 from sparing.jobs.scan.checkpoints import Subject
-from sparing.jobs.scan.settings import Settings
+from sparing.jobs.scan.settings import Settings, Statistics
 from sparing.report import Record
+from sparing.valley.apply import walking
+from sparing.valley.better import Better, Judged, said_of, senses
 from sparing.valley.config import Noise
+from sparing.valley.evaluators import numbers as numbers_at
 from sparing.valley.scan import scan
+from sparing.valley.statistics import Refresher
 from sparing.vectors import Vector
 
 BINS: Final = 24
@@ -34,10 +38,12 @@ def try_(subject: Subject, settings: Settings) -> None:
         settings: For the statistics.
 
     Raises:
-        UserError: If the measure is not deterministic, changes the model or is not finite, or calibration is missing.
+        UserError: If the measure is not deterministic, changes the model or is not finite, calibration is missing, or
+            nobody says which way the metric of the page gets better.
     """
     told = {"calibrate": subject.calibrate, "statistics": settings.statistics, "seed": settings.seed}
-    scan(subject.model, subject.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
+    found = scan(subject.model, subject.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
+    found.asymmetry[_leading(subject, found.values)]
 
 
 def measure_(record: Record, ask: Ask, subject: Subject, settings: Settings, initial: Vector | None) -> None:
@@ -74,40 +80,55 @@ def numbers(curve: Any) -> dict[str, float | int | None]:
         curve: A ``sparing.valley.Curve``.
 
     Returns:
-        Width, draws, sign consistency (mean over draws), and for each metric the asymmetry index with its interval
-        (None below the noise, or of a single draw) and the mean rise on both sides.
+        Width, draws, sign consistency (mean over draws), and for each metric of which it is known which way it gets
+        better the asymmetry index with its interval (None below the noise, or of a single draw), whether λ = 0 is a
+        minimum, and how much worse both sides are in the mean.
     """
     row: dict[str, float | int | None] = {
         "width": float(curve.width), "n": len(curve.consistency), "consistency": float(np.mean(curve.consistency)),
     }  # fmt: skip
-    for metric, values in curve.values.items():
-        index = curve.asymmetry[metric]
+    for metric, index in curve.asymmetry.items():
         for end, value in zip(("", "_low", "_high"), (index.value, *index.interval), strict=True):
             row[f"asymmetry_{metric}{end}"] = value if math.isfinite(value) else None
-        middle = int(np.argmin(np.abs(curve.lambdas)))
-        rise = np.asarray(values) - np.asarray(values)[:, middle : middle + 1]
-        row[f"plus_{metric}"] = float(rise[:, curve.lambdas > 0].mean())
-        row[f"minus_{metric}"] = float(rise[:, curve.lambdas < 0].mean())
+        row[f"minimum_{metric}"] = index.minimum
+        row[f"plus_{metric}"] = curve.branches[metric].rise_plus
+        row[f"minus_{metric}"] = curve.branches[metric].rise_minus
     return row
 
 
-def describe_(record: Record, subject: Subject) -> None:
+def ways_of(subject: Subject, metrics: Iterable[str]) -> Judged[Better]:
+    """Which way each metric gets better, as far as it is known."""
+    return senses(metrics, said_of(subject.evaluate, None))
+
+
+def _leading(subject: Subject, metrics: Iterable[str]) -> str:
+    """The metric that the page draws first: the subject's own, error, loss, or the first of a known direction."""
+    names = list(metrics)
+    known = list(ways_of(subject, names))
+    return next((name for name in (subject.metric, "error", "loss", *known) if name in names), names[0])
+
+
+def describe_(record: Record, subject: Subject, statistics: Statistics = "exact") -> None:
     """Note what is scanned.
 
     Args:
-        record: Receives the row of "model", with every metric at λ = 0.
+        record: Receives the row of "model", with every metric at λ = 0 and which way it gets better.
         subject: Model and measure.
+        statistics: Of batch norms; at λ = 0 they are what they are on every curve.
     """
-    with torch.no_grad():
-        here = {f"at_{name}": float(value) for name, value in subject.evaluate(subject.model).items()}
-    names = [name.removeprefix("at_") for name in here]
-    usual = next((name for name in ("error", "loss") if name in names), names[0])
+    with walking(subject.model):
+        subject.model.eval()
+        with Refresher(subject.model, subject.calibrate, statistics).at_point():
+            at_zero = numbers_at(subject.evaluate, subject.model)
+    names, ways = list(at_zero), ways_of(subject, at_zero)
+    here = {f"at_{name}": value for name, value in at_zero.items()}
+    here_better = {f"better_{name}": ways.get(name, "unknown") for name in names}
     count = sum(parameter.numel() for parameter in named_parameters(subject.model).values())
     record.add(
         "model", name=subject.name, parameters=count, source=subject.source, metrics=" ".join(names),
-        metric=subject.metric if subject.metric in names else usual, rows=getattr(subject.evaluate, "rows", None),
+        metric=_leading(subject, names), rows=getattr(subject.evaluate, "rows", None),
         relu=any(isinstance(module, nn.ReLU) for module in subject.model.modules()),
-        refreshed=subject.calibrate is not None, **here,
+        refreshed=subject.calibrate is not None, **here, **here_better,
     )  # fmt: skip
 
 

@@ -9,7 +9,19 @@ from typing import Any, Final
 
 from sparing.jobs.scan import figures
 from sparing.jobs.scan.asks import GROUPS, SPECIALS, TITLES
-from sparing.jobs.scan.figures import Rows, curves_of, hundredths, index_of, listed, metric_of, model_of, spelt
+from sparing.jobs.scan.reading import (
+    Rows,
+    curves_of,
+    hundredths,
+    index_of,
+    is_minimum,
+    listed,
+    metric_of,
+    model_of,
+    rises_of,
+    spelt,
+    way_of,
+)
 from sparing.report import Page, Record, Section, Table, format_number
 
 PAPER: Final = "Li et al., NeurIPS 2024 (arXiv:2405.12489)"
@@ -24,15 +36,17 @@ def curve_rows(record: Record) -> list[dict[str, Any]]:
     Returns:
         Rows.
     """
-    metrics = model_of(record)["metrics"].split()
     one = metric_of(record)
+    metrics = model_of(record)["metrics"].split()
     rows = []
     for row in record.table("curves"):
         told = {"direction": TITLES[row["kind"]], "signs": signs_in_words(row)}
         told |= {"group": row["group"], "width": row["width"]}
-        for metric in sorted(metrics, key=lambda name: name != one):
+        known = [name for name in metrics if f"asymmetry_{name}" in row]
+        for metric in sorted(known, key=lambda name: name != one):
             told |= {f"asymmetry_{metric}{end}": row[f"asymmetry_{metric}{end}"] for end in ("", "_low", "_high")}
-        told |= {"SCR": row["consistency"], "rise_minus": row[f"minus_{one}"], "rise_plus": row[f"plus_{one}"]}
+        told |= {"minimum": "yes" if is_minimum(row, one) else "no", "SCR": row["consistency"]}
+        told |= {"worse_minus": row[f"minus_{one}"], "worse_plus": row[f"plus_{one}"]}
         rows.append(told | {"n": row["n"]})
     return rows
 
@@ -53,7 +67,7 @@ def signs_in_words(row: Mapping[str, Any]) -> str:
 
 
 def ranged(rows: Rows, metric: str) -> str:
-    """Lowest and highest index of some curves.
+    """Lowest and highest index of some curves, those left out that have no minimum at λ = 0.
 
     Args:
         rows: Of the table "curves".
@@ -62,7 +76,10 @@ def ranged(rows: Rows, metric: str) -> str:
     Returns:
         Such as "−0.10 to 0.21", or what is not known.
     """
-    found = [value for row in rows if math.isfinite(value := index_of(row, metric))]
+    usable = [row for row in rows if is_minimum(row, metric)]
+    if rows and not usable:
+        return "of no minimum"
+    found = [value for row in usable if math.isfinite(value := index_of(row, metric))]
     if not found:
         return "below the noise"
     low, high = hundredths(min(found)), hundredths(max(found))
@@ -117,7 +134,9 @@ def verdict(raw: Rows, consistent: Rows, metric: str) -> str:
 
 
 def _end(row: Mapping[str, Any], metric: str, end: str) -> float:
-    """An end of an interval; of a line that is not drawn at random the index itself."""
+    """An end of an interval; of a line that is not drawn at random the index itself; NaN without a minimum."""
+    if not is_minimum(row, metric):
+        return math.nan
     found = index_of(row, metric, end)
     return index_of(row, metric) if math.isnan(found) and row["n"] == 1 else found
 
@@ -126,13 +145,15 @@ _COUNTS: Final = {1: "One noise", 2: "Two noises", 3: "Three noises", 7: "Seven 
 
 _NOISES: Final = """\
 Each picture walks away from the finished weights θ in a straight line: at λ = ±1 they have moved by {width} their \
-own length. If the {metric} rises alike on both sides, the valley is symmetric.
+own length. If the {metric} gets worse alike on both sides, the valley is symmetric.
 
 **Left**, noise ε as it is drawn; **right**, the same sizes |ε|, each with the sign of its weight: to the right of 0 \
 every weight grows in its own direction, to the left it shrinks and crosses zero.
 
-**Asymmetry** is (N − P) / (|N| + |P|), where N and P are the mean rises for λ < 0 and λ > 0: 0 when both sides rise \
-alike, 1 when only the left one does. It is not given where the rise is below the noise of the rows. **SCR** is the \
+**Asymmetry** is (N − P) / (|N| + |P|), where N and P say by how much the {metric} is worse in the mean for λ < 0 and \
+λ > 0 ({better} is better): 0 when both sides get worse alike, 1 when only the left one does. It is not given where \
+the change is below the noise of the rows. Where a side gets better, the model stands at no minimum of this line, and \
+the index says nothing of a valley: "no minimum". **SCR** is the \
 share of elements in which direction and weight have the same sign."""
 
 _RATIO: Final = """\
@@ -171,7 +192,8 @@ def _noises(record: Record) -> Section | None:
     if not curves_of(record, noises=True, sign="consistent"):
         return None
     width = format_number(record.settings["widths"][0], "×")
-    text = _NOISES.format(metric=metric_of(record), width=width)
+    metric = metric_of(record)
+    text = _NOISES.format(metric=metric, width=width, better=way_of(record, metric))
     pictures = [figures.noise_figure(record, metric) for metric in _drawn(record)]
     whole = Table(curve_rows(record), "Every curve", record.units, note=_TABLE, folded=True)
     count = len(record.settings["noises"])
@@ -188,8 +210,9 @@ def _drawn(record: Record) -> list[str]:
 
 
 _TABLE: Final = (
-    "SCR: share of elements whose signs agree. rise minus, rise plus: mean over λ < 0 and λ > 0 less the value at 0. "
-    "Brackets: 95 % over noise draws (bootstrap). A dash: below the noise of the rows."
+    "SCR: share of elements whose signs agree. worse minus, worse plus: by how much λ < 0 and λ > 0 are worse in the "
+    "mean than 0. minimum: no if a side is better. Brackets: 95 % over noise draws (Fieller); from −1 to 1 where they "
+    "do not tell. A dash: below the noise of the rows."
 )
 
 
@@ -241,10 +264,13 @@ def caveats(record: Record) -> list[str]:
         "runs: train again with another seed to see whether it holds.",
         "A flat side is a statement about straight lines of this length, not about the whole neighbourhood.",
     ]
+    metric, every = metric_of(record), record.table("curves")
+    if slopes := [row for row in every if not is_minimum(row, metric)]:
+        notes.insert(0, f"Along {len(slopes)} of {len(every)} curves the {metric} gets better on a side: the model "
+                     "stands at no minimum there, and their indices are of a slope, not of a valley.")  # fmt: skip
     if too_far(record):
-        metric = metric_of(record)
-        notes.insert(0, f"The walk is long: next to λ = 0 the {metric} has already risen by more than half of what it "
-                     "rises in all, so the index speaks of a plateau; `--widths 0.1` looks closer.")  # fmt: skip
+        notes.insert(0, f"The walk is long: next to λ = 0 the {metric} is already worse by more than half of what it "
+                     "gets worse in all, so the index speaks of a plateau; `--widths 0.1` looks closer.")  # fmt: skip
     if model["source"]:
         notes.append(f"Measured on {model['source']}.")
     if not model["refreshed"]:
@@ -272,7 +298,7 @@ def too_far(record: Record) -> bool:
     rows = curves_of(record, sign="raw", noises=True) or curves_of(record)
     if not rows or record.settings["points"] < 5:
         return False
-    rise = figures.rises_of(record, rows[0], metric_of(record))
+    rise = rises_of(record, rows[0], metric_of(record))
     middle = len(rise) // 2
     return min(rise[middle - 1], rise[middle + 1]) > 0.5 * max(rise)
 

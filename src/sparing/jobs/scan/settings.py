@@ -32,7 +32,8 @@ class Settings:
     checkpoint: Annotated[Positional[str], arg(metavar="CHECKPOINT")]
     """Folder of a causal language model or image classifier (save_pretrained), a .safetensors file of weights (with
     `--entry`), or a Python entry point `module:function` that returns (model, evaluate) or (model, evaluate,
-    calibrate)."""
+    calibrate). Of metrics whose name does not tell, an attribute says which way they get better:
+    `evaluate.better = {"margin": "higher"}`."""
 
     data: str | None = None
     """Rows to measure on, for a folder: mnist, fashion-mnist, cifar10 or digits for images; a .txt or .jsonl file, or
@@ -107,7 +108,8 @@ class Settings:
         """
         at_least(3, self, "points", why="a side needs a point")
         require(self.points % 2 == 1, "points", self.points, "λ = 0 must be one of them", "pass an odd number")
-        at_least(1, self, "draws", "rows", "calibration", "workers")
+        at_least(1, self, "draws", "rows", "calibration")
+        at_least(1, self, "workers", why="someone must do the work", most=1024)
         at_least(2, self, "length", why="a token is told from those before it")
         check_intent(resume=self.resume, overwrite=self.overwrite)
         for name in ("parts", "noises", "ratios", "groups", "widths"):

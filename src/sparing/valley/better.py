@@ -1,0 +1,100 @@
+"""Which way a metric gets better: known by its name, said by the caller, or refused; never guessed.
+
+Every summary here speaks of how much worse a model gets: asymmetry, widths, gaps, barriers, greedy soups and the titles
+of pictures. Read the wrong way round, each says the opposite of what was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparing.errors import UserError, require
+
+Better = Literal["lower", "higher"]
+"""Where the good values of a metric are."""
+
+SHARES: Final = frozenset({"error", "accuracy"})
+"""Metrics that are shares of rows by their name, in [0, 1]."""
+
+_KNOWN: Final[Mapping[Better, frozenset[str]]] = {
+    "lower": frozenset({
+        "loss", "error", "cross_entropy", "crossentropy", "ce", "nll", "perplexity", "ppl", "bpb", "bits_per_byte",
+        "mse", "rmse", "mae", "error_rate", "wer", "cer", "brier", "ece",
+    }),
+    "higher": frozenset({
+        "accuracy", "acc", "balanced_accuracy", "top1", "top5", "f1", "precision", "recall", "auc", "auroc", "roc_auc",
+        "bleu", "rouge", "rouge1", "rouge2", "rougel", "exact_match", "iou", "dice", "psnr", "ssim", "r2",
+        "log_likelihood",
+    }),
+}  # fmt: skip
+T = TypeVar("T")
+S = TypeVar("S")
+N = TypeVar("N", float, NDArray[np.float64])
+_PART = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/ -]")
+
+
+class Judged(dict[str, T]):
+    """Numbers by metric that need to know which way it gets better; those of which nobody knows are refused."""
+
+    def __missing__(self, name: str) -> T:
+        """Refuse a metric whose direction is not known."""
+        raise UserError(
+            f"metric {name!r}", got="a name that does not tell whether lower or higher is better",
+            why="asymmetry, barriers, soups and titles are of how much worse a model gets",
+            do=f'pass better={{{name!r}: "higher"}} or "lower", or set it on the function: evaluate.better = {{...}}',
+        )  # fmt: skip
+
+    def each(self, make: Callable[[str], S]) -> Judged[S]:
+        """Make something for every metric that is known; the others stay refused."""
+        return Judged({name: make(name) for name in self})
+
+
+def senses(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> Judged[Better]:
+    """Say for each metric whether lower or higher is better.
+
+    Args:
+        metrics: Names of what was measured.
+        said: What the caller says of some; it outranks the name. Others must be known by their name: in small letters,
+            without ``val_``, ``test_`` and the like before it.
+
+    Returns:
+        Metric -> "lower" or "higher"; what is neither said nor known is missing, and refused when it is asked for.
+
+    Raises:
+        UserError: If something else is said, or of a metric that is not there.
+
+    Example:
+        >>> senses(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
+        {'val_Accuracy': 'higher', 'margin': 'higher'}
+    """
+    names, told = list(metrics), dict(said or {})
+    for name, way in told.items():
+        why, do = f"measured were {', '.join(names)}", "name metrics that evaluate returns"
+        require(name in names, "better", repr(name), why, do)
+        do = 'pass "lower" or "higher"'
+        require(way in get_args(Better), f"better[{name!r}]", repr(way), "a metric gets better one way", do)
+    found = {name: told.get(name) or _by_name(name) for name in names}
+    return Judged({name: way for name, way in found.items() if way is not None})
+
+
+def _by_name(name: str) -> Better | None:
+    plain = _PART.sub("", name.lower())
+    return next((way for way, known in _KNOWN.items() if plain in known), None)
+
+
+def said_of(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[str, Better] | None:
+    """Return what is said of a measure's metrics: the argument, or else the measure's own attribute ``better``."""
+    found: Any = getattr(evaluate, "better", None) if better is None else better
+    holds = found is None or isinstance(found, Mapping)
+    require(holds, "better", type(found).__name__, "it says of each metric by name", 'pass {"accuracy": "higher"}')
+    return found  # type: ignore[no-any-return]
+
+
+def cost(value: N, way: Better) -> N:
+    """Turn a value, or an array of values, so that lower is better: −value where higher was."""
+    return -value if way == "higher" else value

@@ -1,0 +1,332 @@
+"""What lies beside the weights of a model folder: whether two folders hold one function, and what a merge inherits.
+
+Weights of equal names and shapes are averaged without a question, but they are one function only together with their
+settings and tokenizer: another epsilon, another rotary base or the same words under other numbers make it another one.
+So everything that says what a model computes must be equal; what does not is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from sparing.blocks.names import unwrap
+from sparing.errors import UserError, require
+
+CONFIG: Final = "config.json"
+
+_SILENT: Final = re.compile(
+    r"(^|\.)(_?name_or_path|transformers_version|(torch_)?dtype|use_cache|output_(attentions|hidden_states)|return_dict|"
+    r"use_return_dict|_?attn_implementation\w*|_commit_hash|gradient_checkpointing|label2id(\..*)?|model_max_length|"
+    r"processor_class|feature_extractor_type|image_processor_type|_processor_class)$"
+)
+"""Settings of no function: where files came from, how they are run, what the merge sets itself."""
+
+_TOLD: Final = re.compile(
+    r"(^|\.)(\w*(dropout|_pdrop|layerdrop|drop_path\w*)|initializer\w*|init_std|task_specific_params(\..*)?|problem_type|"
+    r"finetuning_task|router_aux_loss_coef|label_smoothing\w*)$"
+)
+"""Settings of training, which the function of a finished model does not ask for."""
+
+_WORDS: Final = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token")
+"""Settings of a tokenizer that change the numbers of a text."""
+
+_FORMATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_WHY: Final = "the same weights compute another function with it"
+_DO: Final = "merge models of one configuration, or mend the file that is wrong"
+
+
+def same_function(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
+    """Refuse model folders whose settings, image preparation or tokenizers make different functions of their weights.
+
+    Settings are compared with their defaults filled in, where transformers is there and knows them. Of two vocabularies
+    every common token must have one number, and no number two tokens.
+
+    Args:
+        folders: Folders of models; of files among them nothing is known, which is told.
+        labels: What to call them.
+
+    Returns:
+        What differs and changes no function, in sentences: settings of training, tokens that one has alone, chat
+        templates, ways to generate.
+
+    Raises:
+        UserError: At the first difference that changes the function; if a file is broken.
+    """
+    there = [(folder, label) for folder, label in zip(folders, labels, strict=True) if folder.is_dir()]
+    alone = [label for folder, label in zip(folders, labels, strict=True) if there and not folder.is_dir()]
+    notes = [f"{label} is a file of weights: its settings and tokenizer cannot be compared" for label in alone]
+    for folder, label in there[1:]:
+        pair = (there[0][0], folder, (there[0][1], label))
+        try:
+            notes += [told for compare in (_settings, _preparations, _tokenizers, _manners) for told in compare(*pair)]
+        except UserError:
+            raise
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+            why = f"its settings or tokenizer, or those of {there[0][1]}, are broken ({str(error)[:80]})"
+            raise UserError("model", got=folder, why=why, do="save the model again with save_pretrained") from None
+    return list(dict.fromkeys(notes))
+
+
+def require_one_function(models: Sequence[nn.Module | Mapping[str, Tensor]]) -> None:
+    """Refuse live models that make different functions of the same weights; states among them say nothing.
+
+    Modules of one path must be of one class and print alike (sizes, epsilons, kinds of padding), dropout apart; buffers
+    that are in no state, such as rotary frequencies, must be equal; and so must what transformers' settings say.
+
+    Args:
+        models: Live models and states.
+
+    Raises:
+        UserError: At the first difference.
+    """
+    live = [(unwrap(one), f"model {at}") for at, one in enumerate(models, 1) if isinstance(one, nn.Module)]
+    for other, label in live[1:]:
+        first, labels = live[0][0], (live[0][1], label)
+        if first is other:
+            continue
+        _require_alike(_described(first), _described(other), labels)
+        configs = [getattr(one, "config", None) for one in (first, other)]
+        if all(callable(getattr(config, "to_dict", None)) for config in configs):
+            mine, theirs = (_flat(config.to_dict()) for config in configs)  # type: ignore[union-attr]
+            _compared("config", mine, theirs, labels)
+
+
+def _require_alike(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> None:
+    for name in dict.fromkeys([*mine, *theirs]):
+        one, other = mine.get(name), theirs.get(name)
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            same, got = one.shape == other.shape and bool((one == other.to(one.device)).all()), "other numbers"
+        else:
+            same, got = one == other, f"{one!s:.60} in {labels[0]} and {other!s:.60} in {labels[1]}"
+        require(same, f"models at {name or 'the top'!r}", got, _WHY, "pass models of one architecture and setting")
+
+
+def _described(model: nn.Module) -> dict[str, Any]:
+    """What each module is, by path, and the buffers that no state holds."""
+    found: dict[str, Any] = {
+        path: f"{type(module).__name__}({module.extra_repr()})" for path, module in model.named_modules()
+        if not isinstance(module, _DropoutNd)
+    }  # fmt: skip
+    state = model.state_dict()
+    return found | {f"{name} (buffer)": buffer for name, buffer in model.named_buffers() if name not in state}
+
+
+def formats_told(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
+    """Tell number formats that differ: the merge has that of the first model.
+
+    Args:
+        kinds: Formats of the floating tensors of each checkpoint, as safetensors writes them.
+        labels: What to call them.
+
+    Returns:
+        A sentence for each model of other formats than the first.
+    """
+    first = ", ".join(sorted(kinds[0]))
+    return [
+        f"{label} is in {', '.join(sorted(kind))}; the merge is in {first}, as {labels[0]}"
+        for kind, label in zip(kinds[1:], labels[1:], strict=True) if kind != kinds[0]
+    ]  # fmt: skip
+
+
+def config_in(folder: Path, kinds: set[str]) -> str | None:
+    """Return the text of a folder's config.json, made to load weights in the format in which they are written.
+
+    Args:
+        folder: Of a model.
+        kinds: Formats of the floating tensors that are written.
+
+    Returns:
+        As it stands where it names that format, or none; where they are mixed, the one that holds them all. None where
+        there is no such file.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    config, changed = _read(folder / CONFIG), False
+    formats = [_FORMATS[kind] for kind in kinds]
+    wanted = str(reduce(torch.promote_types, formats)).removeprefix("torch.") if formats else ""
+    for part in _mappings(config) if formats else ():
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(part.get(name), str) and part[name].removeprefix("torch.") != wanted:
+                part[name], changed = wanted, True
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n" if changed else (folder / CONFIG).read_text("utf-8")
+
+
+def _mappings(tree: Any) -> Iterator[dict[str, Any]]:
+    """All mappings of a document."""
+    if isinstance(tree, dict):
+        yield tree
+        for value in tree.values():
+            yield from _mappings(value)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a JSON file; an empty mapping where there is none."""
+    try:
+        found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"it cannot be read ({str(error)[:80]})"
+        raise UserError("model", got=file, why=why, do="save the model again with save_pretrained") from None
+    require(isinstance(found, dict), "model", file, "it is no JSON object", "save the model again with save_pretrained")
+    return dict(found)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Settings with their defaults, where transformers knows the model; else as they are written."""
+    plain = _read(folder / CONFIG)
+    if "model_type" not in plain:
+        return plain
+    try:
+        from transformers import AutoConfig
+
+        found: dict[str, Any] = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        ).to_dict()
+    except Exception:  # noqa: BLE001 - not installed, or not known: what is written is compared
+        return plain
+    return found
+
+
+def _flat(tree: Mapping[str, Any], start: str = "") -> dict[str, Any]:
+    """Settings by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = f"{start}{name}"
+        found |= _flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return found
+
+
+def _settings(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
+    """Compare config.json."""
+    if bare := [label for folder, label in zip((one, other), labels, strict=True) if not (folder / CONFIG).is_file()]:
+        return [] if len(bare) > 1 else [f"{bare[0]} has no {CONFIG} to compare"]
+    return _compared(CONFIG, _flat(_config(one)), _flat(_config(other)), labels)
+
+
+def _preparations(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
+    """Compare what is done to images before the model sees them."""
+    file = "preprocessor_config.json"
+    both = (one / file).is_file() and (other / file).is_file()
+    return _compared(file, _flat(_read(one / file)), _flat(_read(other / file)), labels) if both else []
+
+
+def _compared(file: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> list[str]:
+    """Refuse the first setting that differs and changes the function; tell the others."""
+    notes = []
+    for name in dict.fromkeys([*mine, *theirs]):
+        values = mine.get(name), theirs.get(name)
+        if values[0] == values[1] or _SILENT.search(name):
+            continue
+        got = f"{values[0]!r:.60} in {labels[0]} and {values[1]!r:.60} in {labels[1]}"
+        unset = None in values and name.endswith("_token_id")
+        unnamed = name.startswith("id2label.") and any(str(value).startswith("LABEL_") for value in values)
+        if not (_TOLD.search(name) or unset or unnamed):
+            raise UserError(f"{file}, {name!r}", got=got, why=_WHY, do=_DO)
+        notes.append(f"{file}, {name!r}: {got}; the function is the same")
+    return notes
+
+
+def _tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
+    """Compare vocabularies, and how a text is cut."""
+    words = [_vocabulary(folder) for folder in (one, other)]
+    if not all(words):
+        return [f"{labels[words.index({})]} has no tokenizer to compare"] if any(words) else []
+    _require_one_number(words[0], words[1], labels)
+    cuts = [_cut(folder) for folder in (one, other)]
+    for name in dict.fromkeys([*cuts[0], *cuts[1]]):
+        same = name not in cuts[0] or name not in cuts[1] or cuts[0][name] == cuts[1][name]
+        got = f"one in {labels[0]} and another in {labels[1]}"
+        why = "the same text has other numbers with it"
+        require(same, f"tokenizer, {name!r}", got, why, "merge models of one tokenizer")
+    return [
+        f"{len(alone)} tokens, such as {sorted(alone)[0]!r}, are in the tokenizer of {label} alone"
+        for alone, label in zip((words[0].keys() - words[1], words[1].keys() - words[0]), labels, strict=True) if alone
+    ]  # fmt: skip
+
+
+def _require_one_number(mine: Mapping[str, int], theirs: Mapping[str, int], labels: tuple[str, str]) -> None:
+    """Refuse a token of two numbers, and a number of two tokens."""
+    why, do = "row i of the embeddings would be the mean of two words", "merge models of one tokenizer"
+    for token, number in mine.items():
+        got = f"{number} in {labels[0]} and {theirs.get(token)} in {labels[1]}"
+        require(theirs.get(token, number) == number, f"tokenizer, number of {token!r}", got, why, do)
+    names = {number: token for token, number in theirs.items()}
+    for token, number in mine.items():
+        got = f"{token!r} in {labels[0]} and {names.get(number)!r} in {labels[1]}"
+        require(names.get(number, token) == token, f"tokenizer, token {number}", got, why, do)
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """Token -> number, from whichever file says it; empty where none does."""
+    whole, settings = _read(folder / "tokenizer.json"), _read(folder / "tokenizer_config.json")
+    vocabulary = whole.get("model", {}).get("vocab") or _read(folder / "vocab.json")
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, numbered as they stand
+        vocabulary = {pair[0]: at for at, pair in enumerate(vocabulary)}
+    if not vocabulary and (folder / "vocab.txt").is_file():
+        lines = (folder / "vocab.txt").read_text("utf-8").splitlines()
+        vocabulary = {line: at for at, line in enumerate(lines)}
+    added = {entry["content"]: entry["id"] for entry in whole.get("added_tokens", ())}
+    added |= {entry["content"]: int(at) for at, entry in settings.get("added_tokens_decoder", {}).items()}
+    return {**vocabulary, **_read(folder / "added_tokens.json"), **added}
+
+
+def _cut(folder: Path) -> dict[str, Any]:
+    """What decides how a text is cut, beside the vocabulary, as far as the files say it."""
+    whole, settings = _canonical(folder / "tokenizer.json"), _read(folder / "tokenizer_config.json")
+    found: dict[str, Any] = {name: settings[name] for name in _WORDS if name in settings}
+    found |= {name: whole[name] for name in ("normalizer", "pre_tokenizer") if name in whole}
+    if merges := whole.get("model", {}).get("merges"):
+        found["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    for name in ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "merges.txt"):
+        if (folder / name).is_file():
+            found[name] = (folder / name).read_bytes()
+    return found
+
+
+def _canonical(file: Path) -> dict[str, Any]:
+    """A tokenizer.json as the present version of tokenizers writes it, where that is there and reads it."""
+    plain = _read(file)
+    try:
+        from tokenizers import Tokenizer
+
+        found: dict[str, Any] = json.loads(Tokenizer.from_file(str(file)).to_str()) if plain else {}
+    except Exception:  # noqa: BLE001 - not installed, or another version's file: what is written is compared
+        return plain
+    return found
+
+
+def _manners(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
+    """Tell differences in how a finished model is used: chat template, special tokens, generation."""
+    notes = []
+    if _template(one) != _template(other):
+        notes.append(f"chat templates of {labels[0]} and {labels[1]} differ")
+    settings = [_read(folder / "tokenizer_config.json") for folder in (one, other)]
+    odd = [
+        name
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+    if odd:
+        notes.append(f"special tokens of {labels[0]} and {labels[1]} differ: {', '.join(odd)}")
+    ways = [_flat(_read(folder / "generation_config.json")) for folder in (one, other)]
+    if odd := [
+        n for n in dict.fromkeys([*ways[0], *ways[1]]) if ways[0].get(n) != ways[1].get(n) and not _SILENT.search(n)
+    ]:
+        notes.append(f"{labels[0]} and {labels[1]} generate differently: {', '.join(odd)}")
+    return notes
+
+
+def _template(folder: Path) -> object:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    own = _read(folder / "chat_template.json").get("chat_template")
+    return own or _read(folder / "tokenizer_config.json").get("chat_template")
