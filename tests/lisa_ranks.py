@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from patience import PATIENCE
 from sparing.errors import UserError
 from sparing.layersample import Adaptive, LayerSampling, Reshuffle, Sampler, StepInBackward
 
@@ -167,10 +168,22 @@ def refusals(rank: int) -> dict[str, str | None]:
         "other seeds": refusal(lambda: sampler(plain, seed=rank).begin_step(0)),
         "other seeds, alone": refusal(lambda: sampler(plain, seed=rank, group=alone).begin_step(0)),
         "ddp": refusal(lambda: sampler(nn.parallel.DistributedDataParallel(Net()))),
+        "not averaged": refusal(lambda: train(plain, (own := sampler(plain)).optimizer, own, rank=rank)),
+        "ddp later": refusal(lambda: wrapped_later(rank)),
         "masters": refusal(lambda: sampler(sharded(), settings={"masters": True})),
         "reduce": refusal(shards_sampler.all_reduce_gradients),
         "step in backward": refusal(lambda: StepInBackward(shards_sampler)),
     }
+
+
+def wrapped_later(rank: int) -> None:
+    """``DistributedDataParallel`` around a model under the sampler reduces what trained at that moment, for ever."""
+    model = Net()
+    optimizer = adamw(model)
+    sampler = Sampler(model, optimizer, settings(), seed=1)
+    sampler.begin_step(0)
+    wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    train(wrapped, optimizer, sampler, rank=rank)
 
 
 def uneven(rank: int) -> dict:
@@ -205,14 +218,14 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def answers(folder: Path, seconds: float = 150.0) -> list[dict]:
+def answers(folder: Path) -> list[dict]:
     """Start the processes, wait for them, and give what each found."""
     context = torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=WORLD, join=False)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     try:
         while not context.join(timeout=1.0):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"two processes did not finish in {seconds} s")
+                raise TimeoutError(f"two processes did not finish in {PATIENCE:g} s")
     finally:
         for process in context.processes:
             process.kill() if process.is_alive() else None

@@ -45,15 +45,17 @@ def test_between_construction_and_the_first_step_no_block_trains() -> None:
     assert sampler.interval is None
 
 
-def test_gradients_from_before_do_not_move_what_is_frozen() -> None:
-    """A frozen parameter with a gradient would still be stepped by the optimizer."""
+def test_gradients_from_before_move_nothing() -> None:
+    """A frozen parameter with a gradient would still be stepped by the optimizer, and no step has begun."""
     model = zoo.llama()
     optimizer = AdamW(model.parameters())
     model(**zoo.tokens()).loss.backward()
     before = copy_of(model)
-    with Sampler(model, optimizer):
-        optimizer.step()
-    assert {block_of(name) for name in moved(before, model)} == {None}
+    with Sampler(model, optimizer) as sampler:
+        assert all(p.grad is None for n, p in model.named_parameters() if n not in sampler.trainable)
+        with pytest.raises(UserError, match="no begin_step yet"):
+            optimizer.step()
+    assert moved(before, model) == set()
 
 
 def test_what_the_user_froze_stays_frozen() -> None:

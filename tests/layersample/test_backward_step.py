@@ -193,4 +193,4 @@ def test_the_optimizer_gets_its_groups_back() -> None:
     StepInBackward(sampler).backward(model(**zoo.tokens()).loss)
     assert sampler.optimizer.param_groups is groups
     assert AdamW(model.parameters()).param_groups[0]["lr"] == groups[0]["lr"]
-    train(model, sampler.optimizer, steps=range(1))
+    train(model, sampler.optimizer, sampler, steps=range(1, 2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ import zoo
 from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
 from sparing.memory import Ledger
-from sparing.memory.fakes import cuda_kernels, empty_batch, fake_copy, one_text_per_row
+from sparing.memory.fakes import Values, cuda_kernels, empty_batch, fake_copy
 
 
 def mode() -> FakeTensorMode:
@@ -122,14 +124,55 @@ def test_attention_on_cuda_drops_weights_without_keeping_the_matrix():
     assert _kept(attention, cuda=False) > 2 * 64 * 64 * 4  # the matrix of the fall-back
 
 
-def test_rows_of_one_text_need_no_mask_and_the_search_is_restored():
+def test_whole_numbers_keep_their_values_and_others_do_not():
+    """Values go through views, arithmetic and new tensors; what is larger than two tables of the batch has none."""
+    rows = {"ids": torch.tensor([[3, 1, 2, 0]]), "x": torch.ones(2, 2)}
+    with (fake := mode()), Values(fake, rows) as values:
+        batch = values.batch()
+        ids = batch["ids"]
+        assert isinstance(ids, FakeTensor)
+        assert ids.tolist() == [[3, 1, 2, 0]]
+        assert (ids[:, 1:] - ids[:, :-1] == torch.arange(3)).tolist() == [[False, True, False]]
+        assert torch.nonzero(ids > 1).shape == (2, 2)
+        assert batch["x"].constant is None
+        assert (ids.unsqueeze(-1) * torch.arange(4)).constant is None
+
+
+def test_a_batch_of_shapes_is_a_batch_of_zeros():
+    with (fake := mode()), Values(fake, {"ids": ((1, 3), torch.long)}) as values:
+        assert values.batch()["ids"].tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("positions", "packed"), [(None, False), ([[0, 1, 2, 3]], False), ([[0, 1, 0, 1]], True)], ids=str
+)
+def test_transformers_sees_whether_a_row_holds_several_texts(positions, packed):
     masking = pytest.importorskip("transformers.masking_utils")
-    search = masking.find_packed_sequence_indices
-    with one_text_per_row({"input_ids": ((1, 4), torch.long)}):
-        assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is None
-    assert masking.find_packed_sequence_indices is search
-    with one_text_per_row({"position_ids": ((1, 4), torch.long)}):
-        assert masking.find_packed_sequence_indices is search
+    given = {"ids": torch.zeros(1, 4, dtype=torch.long)}
+    if positions is not None:
+        given["positions"] = torch.tensor(positions)
+    with (fake := mode()), Values(fake, given) as values:
+        places = values.batch().get("positions", torch.arange(4).unsqueeze(0))
+        assert (masking.find_packed_sequence_indices(places) is not None) == packed
+    assert masking.is_tracing(fake.from_tensor(torch.ones(1)))  # as it was before
+
+
+def test_a_grouped_product_of_any_type_has_its_size():
+    x, weight, offs = torch.ones(6, 8), torch.ones(2, 8, 4), torch.tensor([2, 6], dtype=torch.int32)
+    grouped = nn.functional.grouped_mm
+    shapes = []
+    for modes in (contextlib.ExitStack(), contextlib.ExitStack()):
+        with modes:
+            if shapes:
+                fake = modes.enter_context(mode())
+                modes.enter_context(Values(fake, {}))
+                x, weight, offs = (fake.from_tensor(t.detach()) for t in (x, weight, offs))
+            x.requires_grad_(True)
+            weight.requires_grad_(True)
+            out = grouped(x, weight, offs=offs)
+            out.square().sum().backward()
+            shapes.append([out.shape, x.grad.shape, weight.grad.shape])
+    assert shapes[0] == shapes[1] == [(6, 4), (6, 8), (2, 8, 4)]
 
 
 def test_recomputation_in_the_backward_pass_runs_the_same_kernels():

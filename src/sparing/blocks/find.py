@@ -55,7 +55,7 @@ def find_blocks(
 
     Args:
         model: Any module; it is neither run nor changed.
-        body: Dotted path of a ``ModuleList`` or ``Sequential``, or the paths of the blocks themselves.
+        body: Dotted path of a ``ModuleList`` or ``Sequential``; or several paths, of blocks or of ``ModuleList``s.
         example: Input of the model (tensor, tuple of arguments or mapping), real, fake or meta.
 
     Returns:

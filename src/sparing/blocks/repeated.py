@@ -38,7 +38,8 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
 
     Args:
         model: Any module.
-        body: Path of a ``ModuleList`` or ``Sequential``, whose children are the blocks, or the path of each block.
+        body: Path of a ``ModuleList`` or ``Sequential``, whose children are the blocks; or several paths, of blocks or
+            of whole ``ModuleList``s.
 
     Returns:
         The blocks, in the order given.
@@ -56,7 +57,7 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
                 do=f"pass the list of block paths, or one of: {describe(model)}",
             )
         return found
-    found = [Place(path, submodule(model, path)) for path in body]
+    found = [block for path in body for block in _listed(Place(path, submodule(model, path)))]
     owners = Counter(id(module) for block in found for module in set(block.module.modules()))
     for block in found:
         if not has_parameters(block.module) or owners[id(block.module)] > 1:
@@ -66,6 +67,11 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
     if not found:
         raise UserError("body", got="an empty list", why="a model needs at least one block", do="leave body out")
     return found
+
+
+def _listed(place: Place) -> list[Place]:
+    """The items of a ``ModuleList``, which is never run and so no block; anything else is a block itself."""
+    return parts(place) if isinstance(place.module, nn.ModuleList) else [place]
 
 
 def repeated(model: nn.Module) -> list[Place]:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from sparing.blocks import Block, find_blocks, named_parameters, submodule
+from sparing.blocks import Block, named_parameters, submodule
 from sparing.layersample import checks, ranks
 from sparing.layersample.config import LayerSampling
+from sparing.layersample.guard import Guard
 from sparing.layersample.masters import Masters
+from sparing.layersample.parts import parts_of
 from sparing.layersample.probes import Probe, probe_for
 from sparing.layersample.rates import ScaledRate, warmup_factor
 from sparing.layersample.signals import updated
 from sparing.layersample.state import StateStore, named_state, pack, put_, unpack
 from sparing.layersample.truncate import Prefix
 
-_live: weakref.WeakValueDictionary[int, Sampler] = weakref.WeakValueDictionary()
-"""Live samplers by ``id`` of their model: a new one closes the old one, whose frozen blocks would else look like the
+_live: weakref.WeakSet[Sampler] = weakref.WeakSet()
+"""Live samplers: a new one closes those that share a parameter with it, whose frozen blocks would else look like the
 user's."""
 
 
@@ -32,6 +35,8 @@ class Sampler:
     Build the optimizer from all parameters first, then the sampler, which freezes everything but the roles that are
     always on. ``begin_step`` thaws the blocks of the step's interval. Parameters that did not require gradients when
     the sampler was built stay frozen throughout; a block frozen whole may still be drawn, it then trains nothing.
+    Blocks of an encoder are drawn like those of its decoder; vision and audio towers of a multimodal Hugging Face
+    model and their projectors stay frozen unless ``body`` names their blocks.
     ``close``, or leaving a ``with`` block in any way, gives every parameter its flag back.
 
     Frozen parameters have no gradient, so optimizers skip them: they get no weight decay either.
@@ -60,9 +65,12 @@ class Sampler:
         self.model, self.settings, self.seed = model, settings or LayerSampling(), seed
         checks.check_wrapper(model)
         self.optimizer = checks.plain_optimizer(optimizer)
-        if id(model) in _live:
-            _live[id(model)].close()
-        blocks = find_blocks(model, body=self.settings.body)
+        checks.check_state(self.optimizer, self.settings.state)
+        params = set(model.parameters())
+        for other in list(_live):
+            if not params.isdisjoint(other.model.parameters()):
+                other.close()
+        blocks, self._frozen = parts_of(model, self.settings.body)
         checks.check_blocks(model, blocks, self.settings)
         self.body: tuple[Block, ...] = tuple(b for b in blocks if b.role == "body")
         self._outside = [b for b in blocks if b.role != "body"]
@@ -84,8 +92,10 @@ class Sampler:
 
     def _sort_parameters(self) -> None:
         on = {"embed": self.settings.embed, "tail": self.settings.tail, "head": self.settings.head}
-        self._always = _trainable(b.params for b in self._outside if on[b.role])
-        self._never = _trainable(b.params for b in self._outside if not on[b.role])
+        outside = _trainable(b.params for b in self._outside)
+        kept = _trainable(b.params for b in self._outside if on[b.role])
+        self._always = {n: p for n, p in kept.items() if n not in self._frozen}
+        self._never = {n: p for n, p in outside.items() if n not in self._always}
         self._of_block = [_trainable([b.params]) for b in self.body]
         joined = _trainable([self._always, *self._of_block])
         self._may_train = {n: joined[n] for n in named_parameters(self.model) if n in joined}
@@ -97,6 +107,10 @@ class Sampler:
         self._prefix = Prefix(self.model, modules if truncates else [])
         names = {p: name for name, p in self._may_train.items()}
         self._sharded = checks.sharded_modules(self.model)
+        plain = partial(ranks.assert_averaged, group=self._group)
+        # fully_shard averages by itself, and each process then holds another part
+        self.guard = Guard(self.model, self.optimizer, averaged=(lambda params: None) if self._sharded else plain)
+        """Refuses the optimizer's step where the loop trains something else than was drawn."""
         self._store = StateStore(self.optimizer, self.settings.state)
         self._masters = Masters(self.optimizer, names) if self.settings.masters else None
         self._rate = ScaledRate(self.optimizer, self._warmup) if self.settings.warmup else None
@@ -104,7 +118,7 @@ class Sampler:
         flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
         self._restore = weakref.finalize(self, _restore_, flags, self._prefix)
         self._restore.atexit = False
-        _live[id(self.model)] = self
+        _live.add(self)
         self._activate_((), evict=False)  # a resumed optimizer's state waits for the first draw
 
     @property
@@ -125,6 +139,7 @@ class Sampler:
         """
         checks.check_open(closed=self.closed)
         checks.check_step(step)
+        self.guard.begin(step)
         if self._probe is not None and step != self.step:
             self._probe.end_step()
         for part in (self._masters, self._rate):
@@ -135,9 +150,11 @@ class Sampler:
         if interval != self.interval:
             self._switch_(interval, step)
         self.step = step
+        self.guard.begun()
 
     def _switch_(self, interval: int, step: int) -> None:
         checks.check_gradients(self._may_train.values())
+        checks.check_known(self.model, self._may_train | self._never, replaced=not self._sharded)
         if self._probe is not None:
             seen = ranks.mean_over_ranks(self._probe.mean.take(), self._group)
             self.scores = updated(self.scores, seen, self.settings.sampler.decay)  # type: ignore[attr-defined]
@@ -173,6 +190,7 @@ class Sampler:
         self._prefix.set_(next((i for i in drawn if self._of_block[i]), len(self.body)))
         ranks.refresh_mixed_precision_(self._sharded)
         self.active = drawn
+        self.guard.expect(self.trainable, leaving, [p for i in drawn for p in self._of_block[i].values()])
 
     def _warmup(self) -> float:
         return warmup_factor(self.step % self.settings.period, self.settings.warmup)
@@ -252,11 +270,11 @@ class Sampler:
         if self.closed:
             return
         self.closed = True
-        for part in (self._masters, self._rate, self._probe):
+        for part in (self._masters, self._rate, self._probe, self.guard):
             if part is not None:
                 part.close()
         self._restore()
-        _live.pop(id(self.model), None)
+        _live.discard(self)
 
     def __enter__(self) -> Self:
         return self

@@ -166,10 +166,11 @@ class StepInBackward:
     def _step_walk(self, loss: Tensor, factor: Tensor | float) -> None:
         self._factor, self._norms, self._walk = factor, {}, "step"
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
-            for p in self.sampler.trainable.values():  # those that only earlier micro-batches reached
-                if p.grad is not None:
-                    self._arrived(p)
+            with self.sampler.guard.piecewise():
+                loss.backward()  # type: ignore[no-untyped-call]
+                for p in self.sampler.trainable.values():  # those that only earlier micro-batches reached
+                    if p.grad is not None:
+                        self._arrived(p)
         finally:
             self._walk = "off"
 

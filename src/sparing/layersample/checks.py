@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparing.blocks import Block, submodule, tied
+from sparing.blocks import Block, named_parameters, submodule, tied
 from sparing.errors import UserError
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.state import is_sharded
@@ -32,6 +32,7 @@ _OPTIMIZERS = {
     "LayerWise": "it steps in hooks of its own, without regard to accumulation",
     "Lomo": "it steps inside the backward pass",
     "AdaLomo": "it steps inside the backward pass",
+    "LBFGS": "its direction joins all parameters, so that frozen ones would move along",
 }
 
 
@@ -51,6 +52,63 @@ def check_wrapper(model: nn.Module) -> None:
             raise UserError("model", got=kind, why=why, do=do)
 
 
+_PASSES_ON = "accelerate.optimizer"
+"""Module of the wrapper that only passes calls on."""
+
+
+def _holds_another(optimizer: object) -> bool:
+    """Whether an optimizer is made around another whose state is not its own."""
+    inner = (value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer))
+    return any(value.state is not getattr(optimizer, "state", None) for value in inner)
+
+
+def check_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
+    """Refuse to drop or move state that an optimizer could not build anew, or without which weights mean nothing.
+
+    Args:
+        optimizer: The inner optimizer.
+        policy: What happens to the state of a block that leaves.
+
+    Raises:
+        UserError: If state must stay where it is.
+    """
+    reasons = {
+        "it makes its state when it is built, not at the next step": isinstance(optimizer, torch.optim.Adagrad),
+        "its weights lie between two sequences that only its state can tell apart": callable(
+            getattr(optimizer, "eval", None)
+        ),
+    }
+    why = next((why for why, found in reasons.items() if found), None)
+    if why is not None and policy != "keep":
+        name = f"{policy!r} with {type(optimizer).__name__}"
+        raise UserError("LayerSampling.state", got=name, why=why, do="pass state='keep', or use torch.optim.AdamW")
+
+
+def check_known(model: nn.Module, known: Mapping[str, nn.Parameter], *, replaced: bool) -> None:
+    """Refuse parameters that appeared after the sampler was built: they would train whatever is drawn.
+
+    Args:
+        model: The model.
+        known: Canonical name -> parameter, of all that the sampler freezes and thaws.
+        replaced: Whether to look for other parameters under known names; sharding swaps them for its own.
+
+    Raises:
+        UserError: If there are any.
+    """
+    new = [
+        name
+        for name, p in named_parameters(model).items()
+        if (p.requires_grad and name not in known) or (replaced and known.get(name, p) is not p)
+    ]
+    if new:
+        raise UserError(
+            "model",
+            got=f"{len(new)} parameters that trained or appeared after the Sampler was built, such as {new[0]}",
+            why="no draw freezes them",
+            do="adapt, resize and unfreeze first, then build the optimizer, then the Sampler",
+        )
+
+
 def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Take an optimizer out of wrappers such as accelerate's, and refuse those that cannot skip frozen parameters.
 
@@ -68,10 +126,13 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         why = next((why for kind, why in _OPTIMIZERS.items() if name.startswith(kind)), None)
         if getattr(optimizer, "is_paged", False):
             why = "its paged buffers are held for the whole process and never freed"
+        passes_on = _PASSES_ON in {kind.__module__ for kind in type(optimizer).__mro__}
+        if why is None and not passes_on and _holds_another(optimizer):
+            why = "it wraps another optimizer, and keeps weights or state of its own for blocks that are frozen"
         if why is not None:
             raise UserError("optimizer", got=name, why=why, do="use an ordinary optimizer such as torch.optim.AdamW")
         inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, torch.optim.Optimizer):
+        if not passes_on or not isinstance(inner, torch.optim.Optimizer):
             break
         optimizer = inner
     if not isinstance(optimizer, torch.optim.Optimizer):

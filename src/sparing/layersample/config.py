@@ -54,7 +54,7 @@ class LayerSampling:
     count."""
 
     body: str | tuple[str, ...] | None = None
-    """Path of the list of body blocks, or paths of the blocks themselves; None finds them."""
+    """Path of the list of body blocks, or several paths of blocks and lists; None finds them, an encoder's too."""
 
     no_grad_prefix: bool = True
     """Run what lies below the lowest trained block without recording a graph, when the embedding is frozen."""

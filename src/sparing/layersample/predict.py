@@ -1,15 +1,15 @@
 """The price, before paying: bytes, operations, coverage and depth of layer sampling and its rivals, from shapes alone.
 
 Nothing runs. For the Hugging Face families that :meth:`Shape.from_config` knows, parameters, kept activations and
-operations are exact; temporaries at the peak are those of torch's kernels on the CPU or, for ``device="cuda"``, of its
-grouped optimizer step.
+operations are exact; temporaries at the peak are those of torch's kernels on the CPU and of the form of
+AdamW that runs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,10 +23,15 @@ from sparing.layersample.coverage import coverage, lowest, most
 from sparing.layersample.draws import Bernoulli, Reshuffle
 from sparing.layersample.shape import Shape
 from sparing.layersample.walk import Held, walk
-from sparing.memory import Profile, format_bytes
+from sparing.memory import CATEGORIES, Profile, format_bytes
 
 _MOMENTS = 2
 _FLOAT = 4
+
+
+Form = Literal["single", "foreach", "fused"]
+"""A form of torch's AdamW: one parameter at a time with two copies of it, all at once with a copy of each, or one
+kernel without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +93,8 @@ def predict(
     padded: bool = False,
     blocks: Sequence[int] | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    optimizer: Form | None = None,
+    accumulate: int = 1,
 ) -> Prediction:
     """Predict bytes, operations and reach of one way to fine-tune with AdamW.
 
@@ -100,9 +107,11 @@ def predict(
         steps: Optimizer steps of the run (count), for the coverage.
         checkpointing: Whether blocks recompute their activations.
         attention: Fused attention or the whole matrix of scores.
-        padded: Whether batches carry a padding mask.
+        padded: Whether batches carry a padding mask, or rows hold several documents, which needs one as well.
         blocks: Active blocks to price; by default the dearest draw, which is the lowest when the embedding is frozen.
-        device: Whose optimizer step: "cuda" works on all parameters at once, with temporaries as large as they are.
+        device: Whose form of AdamW where none is given: on "cuda" torch takes "foreach", elsewhere "single".
+        optimizer: Which form of AdamW runs.
+        accumulate: Micro-batches of a step (count); from the second on, gradients stay while activations come.
 
     Returns:
         The prediction.
@@ -119,7 +128,8 @@ def predict(
         batch=batch, length=length, dtype=dtype, attention=attention, padded=padded, checkpointing=checkpointing
     )
     shape = model if isinstance(model, Shape) else shape_of(model)
-    case = _Case(shape=shape, settings=settings, work=work, blocks=blocks, device=device)
+    form = optimizer or ("foreach" if device == "cuda" else "single")
+    case = _Case(shape=shape, settings=settings, work=work, blocks=blocks, form=form, again=accumulate > 1)
     trainable, adapters, spent = case.trainable, case.adapters, case.expected_flops()
     return Prediction(
         bytes=case.profile(),
@@ -204,7 +214,9 @@ class _Case:
     settings: Method
     work: Work
     blocks: Sequence[int] | None = None
-    device: Literal["cpu", "cuda"] = "cpu"
+    form: Form = "single"
+    again: bool = False
+    """Whether a micro-batch finds gradients of another."""
 
     @property
     def trained(self) -> Trained:
@@ -269,15 +281,28 @@ class _Case:
             optimizer=self.trainable * self.state + self.kept - self.host,
             step=self.step(),
         )
-        return walk(self.shape, self.work, self.trained, held)
+        found = walk(self.shape, self.work, self.trained, held)
+        if not self.again:
+            return found
+        first, last = found.phases["forward"], found.phases["backward"]
+        forward = replace(first, grads=last.grads)
+        logits = 2 * _FLOAT * self.work.tokens * self.shape.vocab  # as in the first instant of the walk backward
+        peak = max(found, replace(forward, transient=logits), key=lambda instant: instant.total)
+        parts = {name: getattr(peak, name) for name in CATEGORIES}
+        return Profile(**parts, phases={**found.phases, "forward": forward})
 
     def step(self) -> int:
-        """Temporaries of AdamW's step: a root of all second moments at once, or two copies of the largest tensor."""
-        moment = _FLOAT if self.masters else self.element
+        """Temporaries once all gradients are there: of AdamW's step, or of the gradient of a tied table."""
+        moment, trained = _FLOAT if self.masters else self.element, self.trained
         wide = _FLOAT * self.trainable if self.masters else 0  # the gradients in float32
-        if self.device == "cuda":
+        if self.form == "foreach":
             return moment * self.trainable + wide
-        return 2 * moment * _largest(self.shape, self.trained) + wide
+        if self.form == "single":
+            return 2 * moment * _largest(self.shape, trained) + wide
+        # The fused kernel needs nothing. Head and embedding of a tied table have a gradient each, beside their sum;
+        # what comes with a later micro-batch stands beside what is there.
+        tables = trained.embed * (2 * self.shape.tied + self.again)
+        return max(wide, tables * self.shape.vocab * self.shape.width * self.work.element)
 
     def lowest(self) -> float:
         """Expected lowest block that trains."""

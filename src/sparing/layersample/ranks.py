@@ -38,20 +38,48 @@ def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
     Raises:
         UserError: On every process, if any differs.
     """
-    if not several(group):
-        return
-    digest = hashlib.sha256(repr(fact).encode()).digest()
-    number = int.from_bytes(digest[:7], "big")
-    bounds = torch.tensor([number, -number], device=_device(group))
-    dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=group)
-    low, minus_high = bounds.tolist()
-    if low != -minus_high:
+    if not _agreed(fact, group):
         raise UserError(
             "drawn blocks",
             got=f"{shown} here and others elsewhere",
             why="every process must train the same blocks",
             do="pass the same settings, seed and step on every rank",
         )
+
+
+def assert_averaged(params: Iterable[nn.Parameter], group: Any = None) -> None:
+    """Refuse gradients that differ between processes: nobody averaged them, and the replicas would drift apart.
+
+    ``DistributedDataParallel`` around a model whose blocks were frozen by then does not reduce those that thaw later.
+
+    Args:
+        params: What trains.
+        group: Processes that train one model; None is all.
+
+    Raises:
+        UserError: On every process, if any differs.
+    """
+    grads = [p.grad.detach() for p in params if p.grad is not None] if several(group) else []
+    sums = torch.stack([g.double().sum().cpu() for g in grads]).tolist() if grads else []
+    if not _agreed([x.hex() for x in sums], group):
+        raise UserError(
+            "gradients",
+            got="others on other processes",
+            why="nobody averaged them, so each process would train a model of its own",
+            do="call sampler.all_reduce_gradients() before each optimizer step, without DistributedDataParallel",
+        )
+
+
+def _agreed(fact: object, group: Any) -> bool:
+    """Whether a fact is the same on all processes, by its hash."""
+    if not several(group):
+        return True
+    digest = hashlib.sha256(repr(fact).encode()).digest()
+    number = int.from_bytes(digest[:7], "big")
+    bounds = torch.tensor([number, -number], device=_device(group))
+    dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=group)
+    low, minus_high = bounds.tolist()
+    return bool(low == -minus_high)
 
 
 def mean_over_ranks(values: Tensor, group: Any = None) -> Tensor:

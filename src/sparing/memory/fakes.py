@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._mode_utils import no_dispatch as _no_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparing.errors import UserError
 from sparing.memory.steps import Batch
+
+_ATEN: Final = torch.ops.aten
+_GROUPED: Final = _ATEN._grouped_mm.default
+_FACTORIES: Final = frozenset((
+    _ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.full.default, _ATEN.zeros.default,
+    _ATEN.ones.default, _ATEN.scalar_tensor.default,
+))  # fmt: skip
+"""Operations that make a tensor out of numbers."""
+_ROWS: Final = 2
+"""Dimensions of a table of rows: what has more, such as a mask of every pair of tokens, is too large to keep."""
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
@@ -73,30 +88,95 @@ def _zeros(name: str, entry: object) -> Tensor:
     )
 
 
-@contextmanager
-def one_text_per_row(batch: Batch) -> Iterator[None]:
-    """Let transformers see that rows are not packed, which it would read off the values of the positions.
+class Values(TorchDispatchMode):
+    """Let small tensors of whole numbers keep their values beside their shapes, inside a fake mode.
 
-    It takes a fake tensor for a compiler's trace and then always builds a mask, which in turn keeps attention from its
-    cheapest kernel. Without ``position_ids`` in the batch no row holds several texts and no mask is needed. (With an
-    ``attention_mask`` in the batch the mask is built, as it is for real padding.)
+    Models read them to choose what they run: whether a row holds several texts, whether anything is padded, where a
+    document ends. With values the fakes take the branch that the real tensors take; what depends on numbers that a
+    prediction does not have stays unknown.
 
     Args:
-        batch: The batch that the model will see.
-
-    Yields:
-        Once, with transformers' search for packed rows switched off; restored on exit.
+        mode: The fake mode that runs outside.
+        batch: Of the step; whole numbers of a tensor are kept, those of a shape are taken to be zeros.
     """
-    masking: Any = sys.modules.get("transformers.masking_utils")
-    search = getattr(masking, "find_packed_sequence_indices", None)
-    if search is None or "position_ids" in batch:
-        yield
-        return
-    masking.find_packed_sequence_indices = lambda position_ids: None
+
+    def __init__(self, mode: FakeTensorMode, batch: Batch) -> None:
+        """Find how long a tensor may be whose values are kept: twice the longest row table of the batch."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mode = mode
+        with _no_modes():
+            self._given = empty_batch(batch) | {
+                name: entry.detach().cpu().contiguous() for name, entry in batch.items() if _has_values(entry)
+            }
+        whole = [t.numel() for t in self._given.values() if _is_whole(t) and t.dim() <= _ROWS]
+        self._limit = 2 * max(whole, default=0)
+        self._stack = contextlib.ExitStack()
+
+    def batch(self) -> dict[str, Tensor]:
+        """The batch as fakes; whole numbers have their values."""
+        return {name: self._known(tensor) for name, tensor in self._given.items()}
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(_patched(fake_tensor, "CONSTANT_NUMEL_LIMIT", max(self._limit, 1)))
+        # It would print the whole trace of an operation that fails; the error says what it is.
+        self._stack.enter_context(_patched(logging.getLogger(fake_tensor.__name__), "disabled", True))
+        library: Any = sys.modules.get("transformers.utils.import_utils")
+        if library is not None and hasattr(library, "is_fake_tensor"):
+            # It takes a fake for a compiler's trace, in which no value may be read, and then builds every mask.
+            is_fake = library.is_fake_tensor
+            unknown = lambda x: is_fake(x) and getattr(x, "constant", None) is None  # noqa: E731
+            self._stack.enter_context(_patched(library, "is_fake_tensor", unknown))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        super().__exit__(*about)  # type: ignore[no-untyped-call]
+        self._stack.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; one that brings whole numbers out of nothing runs for real as well."""
+        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
+            return _grouped(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func not in _FACTORIES or not self._keeps(out) or out.device.type != "cpu":
+            return out
+        with _no_modes():
+            real = func(*args, **(kwargs or {}))
+        return self._known(real)
+
+    def _known(self, real: Tensor) -> Tensor:
+        keeps = self._keeps(real)
+        return self._mode.fake_tensor_converter.from_real_tensor(self._mode, real, make_constant=keeps)
+
+    def _keeps(self, tensor: Tensor) -> bool:
+        """Whether values are kept: of short tables of whole numbers, and of single numbers such as a count of steps."""
+        return tensor.dim() == 0 or (_is_whole(tensor) and tensor.numel() <= self._limit)
+
+
+def _has_values(entry: object) -> TypeGuard[Tensor]:
+    return isinstance(entry, Tensor) and not entry.is_meta and not isinstance(entry, FakeTensor) and _is_whole(entry)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _grouped(left: Tensor, right: Tensor, offs: Tensor | None = None, *_: object, **__: object) -> Tensor:
+    """The result of a grouped product of any type; torch's own rule for fakes takes bfloat16 alone."""
+    if left.dim() == right.dim():
+        count = left.shape[:1] if left.dim() == 3 else offs.shape[:1] if offs is not None else ()
+        return left.new_empty((*count, left.shape[-2], right.shape[-1]))
+    return left.new_empty((left.shape[-2], right.shape[-1]))
+
+
+@contextmanager
+def _patched(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        masking.find_packed_sequence_indices = search
+        setattr(owner, name, before)
 
 
 @contextmanager

@@ -120,15 +120,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._notice_backward()
         out = func(*args, **(kwargs or {}))
         # Autograd sums two gradients in place of the first, but out of place under any dispatch mode. The result
-        # therefore counts only once the operands are gone: what runs without a ledger never holds all three.
-        settle = not (func is _ADD and self._backward and not torch.is_grad_enabled())
+        # therefore counts only once the operands are gone: what runs without a ledger never holds all three. A first
+        # one that is a view, as a linear map's weight gradient is, shares its storage and is not written to.
+        in_place = func is _ADD and self._backward and not torch.is_grad_enabled() and not args[0]._is_view()
         category = self._category_of_newborn()
         strangers = {key for tensor in tree_leaves(args) if (key := _key(tensor)) is not None and key not in self._book}
         if strangers and getattr(func, "is_view", False):  # a view of what was there before the block is no birth
             return out
         for tensor in _tensors(out):
             if _key(tensor) not in strangers:
-                self._enter(tensor, category, settle=settle)
+                self._enter(tensor, category, settle=not in_place)
         return out
 
     def _notice_backward(self) -> None:

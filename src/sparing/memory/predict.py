@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim import Optimizer
 
 from sparing.errors import UserError
-from sparing.memory.fakes import cuda_kernels, empty_batch, fake_copy, one_text_per_row
+from sparing.memory.fakes import Values, cuda_kernels, fake_copy
 from sparing.memory.sizes import Profile
 from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
 from sparing.memory.steps import watch_second_step as watch
@@ -41,8 +41,9 @@ def predict(
     Args:
         model: A module on any device, of which only the shapes are read (meta will do), or a function without
             arguments that makes one; it runs under ``torch.device("meta")``.
-        batch: Name -> tensor, of which only shape and type matter, or (shape, dtype). With an ``attention_mask`` in it
-            models of transformers build the mask that padding needs, without one they do not.
+        batch: Name -> tensor, of which shape and type matter, or (shape, dtype). Of whole numbers the values matter
+            too, for models read them to choose what they run: whether a mask pads anything, whether positions begin
+            anew in a row. A shape of them counts as zeros: everything is padding, every token a document of its own.
         optimizer: Parameters -> optimizer, for example ``partial(torch.optim.AdamW, lr=1e-4)``; called with the
             parameters that require gradients.
         trainable: Names of the parameters that train, or a predicate on the canonical name; by default the flags of the
@@ -85,11 +86,11 @@ def predict(
     fake = fake_copy(_materialise(model), mode, dtype)
     kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()
     try:
-        with mode, kernels, one_text_per_row(batch):
+        with mode, kernels, Values(mode, batch) as values:
             made = prepare_(fake, training)
             if device == "cuda":
                 _default_to_foreach_(made)
-            return watch(fake, made, empty_batch(batch), step_of(training))
+            return watch(fake, made, values.batch(), step_of(training))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(
             "step",

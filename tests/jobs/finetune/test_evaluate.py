@@ -68,6 +68,6 @@ def test_movement_is_relative_to_where_a_block_was(make) -> None:
         for index, block in enumerate(blocks):
             for parameter in block.params.values():
                 parameter.mul_(1 + 0.25 * index)
-    rows = movement(model, original)
+    rows = movement(model, dict(original.named_parameters()))
     assert [row["block"] for row in rows] == [block.name for block in blocks]
     assert [row["moved"] for row in rows] == pytest.approx([0.25 * index for index in range(len(blocks))], rel=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import torch
 from safetensors.torch import load_file
 
 import zoo
+from patience import PATIENCE
+from sparing import cli
 from sparing.errors import UserError
 from sparing.jobs import checkpoint
 from sparing.jobs.checkpoint import saved
@@ -187,7 +190,7 @@ from sparing.jobs.lm.adapters import Lora
 run({settings!r})
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while len(saved(settings.out / "checkpoints")) < 2 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.005)
     process.kill()
@@ -221,6 +224,41 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(
     assert same(weights(settings.out), weights(settings.out.with_name("short")))  # nothing of step 5 is in it
     assert len(Record.read(settings.out / "record.jsonl").table("train")) == len(short.table("train"))
     assert not (settings.out / "report.html").exists()
+
+
+@pytest.mark.parametrize(("steps", "held_out"), [(1, 0.0), (1, 0.3), (2, 0.0)])
+@pytest.mark.usefixtures("brisk")
+def test_weights_that_a_step_has_spoilt_are_not_saved(
+    settings: Finetune, capsys: pytest.CaptureFixture[str], steps: int, held_out: float
+) -> None:
+    """The loss before the step is finite, so is the gradient; a step of 1e30 then leaves weights of 1e30."""
+    arguments = ["finetune", str(settings.model), str(settings.data), "--out", str(settings.out), "--length", "32"]
+    arguments += ["--held-out", str(held_out), "--steps", str(steps), "--lr", "1e30", "--schedule", "constant"]
+    assert cli.main([*arguments, "--max-new-tokens", "0"]) == 1
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(r"step 1 spoilt the weights: .* is nan after it; no model is saved; .*--lr 2.5e\+29", told)
+    assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json"]
+    rows = Record.read(settings.out / "record.jsonl").table("held_out")
+    assert [math.isnan(float(row["perplexity"])) for row in rows] == ([False, True] if held_out else [])
+
+
+@pytest.mark.usefixtures("brisk")
+def test_the_model_is_loaded_once(settings: Finetune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far the weights moved is read from the files, a tensor at a time; a second model would double the peak."""
+    from transformers import AutoModelForCausalLM
+
+    loads, whole = [], AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *a, **k: loads.append(a) or whole(*a, **k))
+    rows = run(replace(settings, steps=2)).table("movement")
+    assert len(loads) == 1
+    before, after = load_file(settings.model / "model.safetensors"), weights(settings.out)
+    for row in rows[1:-2]:
+        names = [name for name in before if name.startswith(f"{row['block']}.")]
+        moved, size = (
+            sum(float(t.double().square().sum()) for t in tensors)
+            for tensors in ([after[n] - before[n] for n in names], [before[n] for n in names])
+        )
+        assert row["moved"] == pytest.approx(math.sqrt(moved / size), rel=1e-6)  # float32 differences
 
 
 @pytest.mark.usefixtures("brisk")

@@ -22,7 +22,7 @@ from sparing.jobs.finetune.settings import Lisa
 from sparing.jobs.lm.adapters import Lora
 
 # slow: six processes import transformers
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 LISA = Lisa(active=1, period=2)
 ENDS = replace(LISA, embed=False, head=False, warmup=2, sampler="reshuffle")
@@ -107,10 +107,10 @@ def together(base: Finetune) -> list[dict[str, Any]]:
         name: [case(base, "full", "mistakes", **({"plan": "GGG", "out": base.out / "mistakes" / name} | wrong))]
         for name, wrong in WRONG.items()
     }
-    runs["diverged"] = [case(base, "full", "ranks", plan="NIG", lr=1e200, clip=0, out=base.out / "ranks" / "diverged")]
+    runs["diverged"] = [case(base, "full", "ranks", plan="NIG", lr=1e30, clip=0, out=base.out / "ranks" / "diverged")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *finetune_ranks.PRELOAD])
-        return processes.answers(4, finetune_ranks.runs, runs, seconds=220)
+        return processes.answers(4, finetune_ranks.runs, runs)
 
 
 def back_to(out: Path, step: int) -> None:
@@ -193,13 +193,13 @@ def test_a_mistake_is_the_same_line_on_every_rank_and_nothing_is_written(
         assert not (base.out / "mistakes" / name).exists()
 
 
-def test_a_loss_that_is_not_finite_stops_all_ranks_with_the_last_good_state(
+def test_a_step_that_spoils_the_weights_stops_all_ranks_and_saves_no_model(
     base: Finetune, together: list[dict[str, Any]]
 ) -> None:
     told = [answer["diverged"] for answer in together]
     assert told == [told[0]] * 4
-    assert re.match(r"DivergedError: step 2: loss .*step-00000001 .*sparing finetune .*--lr", told[0])
-    assert all(value.isfinite().all() for value in weights(base.out / "ranks" / "diverged").values())
+    assert re.match(r"SpoiltError: step 1 spoilt the weights: .*no model is saved; .*sparing finetune .*--lr", told[0])
+    assert not (base.out / "ranks" / "diverged" / "model").exists()
 
 
 def test_checkpoints_with_and_without_a_plan_are_not_mixed(base: Finetune, together: list[dict[str, Any]]) -> None:

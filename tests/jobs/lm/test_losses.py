@@ -40,3 +40,4 @@ def test_sixteen_bit_logits_are_summed_in_thirty_two() -> None:
 def test_perplexity_of_a_hopeless_model_is_infinite_not_an_error() -> None:
     assert perplexity(math.log(7)) == pytest.approx(7, rel=1e-15)
     assert perplexity(1e6) == math.inf
+    assert math.isnan(perplexity(math.nan))

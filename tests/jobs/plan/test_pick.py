@@ -9,34 +9,67 @@ from sparing.jobs.plan.pick import judge, picked
 from sparing.jobs.plan.price import Price
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample import LayerSampling
-from sparing.layersample.predict import Full
+from sparing.layersample.activations import LoRA
+from sparing.layersample.predict import Full, Method
 from sparing.memory import Profile
 
 
-def candidate(label: str, *, checkpointing: bool = False) -> Candidate:
-    return Candidate(label=label, method=Full(), checkpointing=checkpointing)
+def candidate(label: str, *, checkpointing: bool = False, method: Method = Full()) -> Candidate:  # noqa: B008
+    return Candidate(label=label, method=method, checkpointing=checkpointing)
 
 
 def price(peak: int, trainable: int, speed: float | None = 1.0) -> Price:
     return Price(bytes=Profile(params=peak), trainable=trainable, speed=speed, coverage=1.0)
 
 
-def test_the_most_parameters_at_once_win_among_those_that_fit():
-    large, middle, small = candidate("large"), candidate("middle"), candidate("small")
-    verdicts = judge({large: price(101, 9), middle: price(100, 5), small: price(10, 3)}, memory=100)
-    assert picked(verdicts).candidate is middle
-    assert [verdict.fits for verdict in verdicts] == [False, True, True]
+FULL, AGAIN = candidate("full"), candidate("full", checkpointing=True)
+LISA, LORA = candidate("LISA", method=LayerSampling()), candidate("LoRA", method=LoRA())
+
+
+def test_full_is_taken_where_it_fits_even_if_adapters_are_more():
+    verdicts = judge({FULL: price(90, 5), LISA: price(10, 3, 2.0), LORA: price(20, 20, 1.2)}, memory=100)
+    assert picked(verdicts).candidate is FULL
     assert [verdict.why for verdict in verdicts] == [
-        "1 B too much",
-        "the pick; 0 B to spare",
-        "trains 1.7× fewer at once",
+        "the pick: the reference, and it fits; 10 B to spare",
+        "full fits, and is what this stands in for",
+        "full fits, and is what this stands in for",
     ]
 
 
+def test_full_that_recomputes_comes_before_what_stands_in_for_it():
+    verdicts = judge({FULL: price(101, 5), AGAIN: price(90, 5, 0.8), LISA: price(10, 3, 2.0)}, memory=100)
+    assert picked(verdicts).candidate is AGAIN
+
+
+def test_where_full_does_not_fit_cost_decides_not_the_number_that_trains():
+    slow = candidate("LISA, checkpointing", method=LayerSampling(), checkpointing=True)
+    prices = {FULL: price(101, 9), LORA: price(99, 8, 1.2), LISA: price(100, 3, 2.0), slow: price(9, 3, 3.0)}
+    verdicts = judge(prices, memory=100)
+    assert picked(verdicts).candidate is LISA
+    assert [verdict.fits for verdict in verdicts] == [False, True, True, True]
+    assert [verdict.why for verdict in verdicts] == [
+        "1 B too much",
+        "1.67× the operations",
+        "the pick: fewest operations of those that fit, as full does not; 0 B to spare",
+        "computes activations again",
+    ]
+
+
+def test_without_operations_bytes_decide():
+    verdicts = judge({LORA: price(90, 8, None), LISA: price(80, 3, None)}, memory=100)
+    assert picked(verdicts).candidate is LISA
+    assert verdicts[0].why == "more bytes"
+
+
+def test_what_has_no_price_is_shown_and_never_picked():
+    verdicts = judge({FULL: Price(why="not predicted: a reason"), LISA: price(10, 3)}, memory=100)
+    assert picked(verdicts).candidate is LISA
+    assert (verdicts[0].fits, verdicts[0].why) == (False, "not predicted: a reason")
+
+
 def test_among_equals_the_one_that_does_not_recompute_wins():
-    plain, again = candidate("a"), candidate("a", checkpointing=True)
-    verdicts = judge({again: price(50, 5, 0.8), plain: price(90, 5, 1.0)}, memory=100)
-    assert picked(verdicts).candidate is plain
+    verdicts = judge({AGAIN: price(50, 5, 0.8), FULL: price(90, 5, 1.0)}, memory=100)
+    assert picked(verdicts).candidate is FULL
     assert verdicts[0].why == "fits without, which is faster"
 
 

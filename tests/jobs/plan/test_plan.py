@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from sparing import UserError
-from sparing.jobs.plan import Settings, run, show
+from sparing.jobs.plan import Settings, price, run, show
+from sparing.jobs.plan.candidates import Candidate
+from sparing.layersample import LayerSampling, Sampler
 from sparing.report import Record
 
 LLAMA = {
@@ -26,7 +30,7 @@ def planned(tmp_path):
         (tmp_path / "model").mkdir(exist_ok=True)
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
         given = {"memory": "1GB", "length": 32, "active": (2,), "ranks": (4,), "out": tmp_path / "out"} | changes
-        return run(Settings(model=tmp_path / "model", **given))
+        return run(Settings(model=tmp_path / "model", overwrite=True, **given))
 
     return plan
 
@@ -61,6 +65,17 @@ def test_a_config_file_is_as_good_as_its_directory(planned, tmp_path):
     assert run(Settings(model=tmp_path / "model" / "config.json", **given)).table("plan") == first.table("plan")
 
 
+def test_the_record_of_another_run_is_left_alone(planned, tmp_path):
+    planned(LLAMA)
+    before = (tmp_path / "out" / "record.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"it holds another run .* pass another --out or --overwrite to delete it"):
+        run(Settings(params=7e9, out=tmp_path / "out"))
+    (tmp_path / "out" / "run.json").unlink()
+    with pytest.raises(UserError, match=r"no run wrote its record.jsonl"):
+        run(Settings(params=7e9, out=tmp_path / "out", overwrite=True))
+    assert (tmp_path / "out" / "record.jsonl").read_bytes() == before
+
+
 def test_record_and_page_are_written_and_the_table_shown(planned, tmp_path, capsys):
     record = planned(LLAMA)
     assert Record.read(tmp_path / "out" / "record.jsonl").table("plan") == record.table("plan")
@@ -82,3 +97,19 @@ def test_a_missing_model_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="no such directory"):
         run(Settings(model=tmp_path / "missing", out=tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_towers_for_pictures_are_priced_as_frozen_and_blocks_of_an_encoder_as_drawn():
+    """What LISA trains when it runs is what its price counts."""
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    text = {**small, "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 128}
+    vision = {**small, "num_hidden_layers": 2, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    with torch.device("meta"):
+        model = Gemma3ForConditionalGeneration(config)
+    one = Candidate(label="LISA", method=LayerSampling(active=1), checkpointing=False)
+    on = price._trained(model, one)
+    assert {name.split(".")[1] for name in on} == {"language_model"}
+    sampler = Sampler(model, torch.optim.SGD(model.parameters(), lr=0.1), LayerSampling(active=1), seed=0)
+    sampler.begin_step(0)
+    assert len(sampler.trainable) == len(on)

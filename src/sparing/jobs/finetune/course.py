@@ -18,6 +18,7 @@ from sparing.jobs.finetune.draws import Draws
 from sparing.jobs.finetune.settings import Full, Training
 from sparing.jobs.finetune.zeros import keeping_zeros
 from sparing.jobs.lm.adapters import Lora, with_adapters_
+from sparing.jobs.lm.optimizer import adamw
 from sparing.layersample import LayerSampling, Sampler
 
 
@@ -78,7 +79,7 @@ def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer
     Returns:
         The optimizer, without state.
     """
-    return torch.optim.AdamW(groups_for(model, training), lr=training.peak, fused=True)
+    return adamw(groups_for(model, training), lr=training.peak)
 
 
 def equipped(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:

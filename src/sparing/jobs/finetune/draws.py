@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from sparing.blocks import find_blocks
 from sparing.errors import require
 from sparing.jobs.finetune.settings import Training
 from sparing.layersample import LayerSampling
+from sparing.layersample.parts import parts_of
 from sparing.layersample.rates import warmup_factor
 from sparing.sharding.engine import Engine
 
@@ -90,7 +90,7 @@ def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:
     Returns:
         The draws, before the first.
     """
-    blocks = find_blocks(engine.model, body=settings.body)
+    blocks, _ = parts_of(engine.model, settings.body)
     body = tuple(block.name for block in blocks if block.role == "body")
     engine.freeze([name for name in resting(blocks, settings) if name not in body])
     return Draws(engine, settings, seed, body)
@@ -129,7 +129,7 @@ def first_interval(model: nn.Module, training: Training) -> tuple[str | Sequence
     method = training.method
     if not isinstance(method, LayerSampling):
         return None, []
-    blocks = find_blocks(model, body=method.body)
+    blocks, _ = parts_of(model, method.body)
     count = sum(block.role == "body" for block in blocks)
     drawn = method.sampler.draw(count, method.active, seed=training.seed, interval=0)
     return method.body, resting(blocks, method, drawn)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparing.blocks import find_blocks
-from sparing.blocks import named_parameters as canonical
 from sparing.jobs.live import measuring
+from sparing.jobs.lm.stored import Stored
+
+_PIECE = 2**20
+"""Elements compared at once."""
 
 
 def continuations(
@@ -55,25 +58,36 @@ def _added(tokenizer: Any, ids: Tensor, start: int) -> str:
     return added if whole.startswith(before) else tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
-def movement(model: nn.Module, original: nn.Module | Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def movement(model: nn.Module, original: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """How far each block went, relative to its size.
 
     Args:
         model: The trained model.
-        original: The same model before, or its parameters by canonical name.
+        original: Its parameters before, by canonical name; or its files, which are read a tensor at a time.
 
     Returns:
         One row per block in order of use: ``block``, ``role``, ``index``, ``moved`` = ‖Δθ‖ / ‖θ‖ (2-norms in float64
         over all parameters of the block; θ before training).
     """
-    before = original if isinstance(original, Mapping) else canonical(original)
     rows = []
     for block in find_blocks(model):
+        pairs = (
+            original.beside(model, block.params)
+            if isinstance(original, Stored)
+            else [(value.detach(), name) for name, value in block.params.items()]
+        )
         moved = size = 0.0
-        for name, parameter in block.params.items():
-            was = before[name].detach().to(device=parameter.device, dtype=torch.float64)
-            moved += (parameter.detach().double() - was).square().sum().item()
-            size += was.square().sum().item()
+        for now, name in pairs:
+            for part, was in _pieces(now, original[name]):
+                moved += (part - was).square().sum().item()
+                size += was.square().sum().item()
         ratio = math.sqrt(moved / size) if size else math.nan
         rows.append({"block": block.name, "role": block.role, "index": block.index, "moved": ratio})
     return rows
+
+
+def _pieces(now: Tensor, was: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two tensors in float64, piece by piece: a whole embedding would need eight bytes an element, twice."""
+    pieces = (torch.split(tensor.flatten(), _PIECE) for tensor in (now, was.to(now.dtype)))
+    for part, before in zip(*pieces, strict=True):
+        yield part.double().cpu(), before.double().cpu()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sparing.blocks import named_parameters
 from sparing.jobs.disk import refusing_to_write, write_folder
 from sparing.jobs.finetune.course import Course, begun, restore_, state_of
 from sparing.jobs.finetune.evaluate import continuations, movement
@@ -18,11 +21,12 @@ from sparing.jobs.finetune.outputs import ADAPTER, FILES, MODEL, folder_of, iden
 from sparing.jobs.finetune.page import write_page
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.sharded import Crew
+from sparing.jobs.finetune.step import SpoiltError
 from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.lm.adapters import Lora
-from sparing.jobs.lm.losses import takes_positions
 from sparing.jobs.lm.models import load_model, save_pretrained
+from sparing.jobs.lm.stored import Stored
 from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import ALONE, heard, newest, part_, ranks, refuse_cut
 from sparing.jobs.step import DivergedError
@@ -71,6 +75,16 @@ def _advice(settings: Finetune, path: Path, error: DivergedError) -> str:
     )
 
 
+def _start_anew(settings: Finetune, error: SpoiltError) -> str:
+    again = _command(settings, settings.model, settings.out.with_name(settings.out.name + "-2"))
+    return f"{error}; no model is saved; start anew with a lower rate: {again} --lr {settings.training().peak / 4:g}"
+
+
+def _write_record(settings: Finetune, record: Record) -> None:
+    with refusing_to_write("saving", settings.out):
+        record.write(settings.out / RECORD)
+
+
 def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, record: Record) -> nn.Module:
     """Train to the end and leave model and checkpoint on the disk; returns the model without additions."""
     with begun(material.model, settings.training(), rows=material.data.rows) as course, patient() as signals:
@@ -90,6 +104,9 @@ def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, 
             advance_(
                 course, material.data, record, held_out=material.held_out, label="fine-tune", memory=True, after=after
             )
+        except SpoiltError as error:
+            _write_record(settings, record)
+            raise SpoiltError(_start_anew(settings, error)) from None
         except DivergedError as error:
             raise DivergedError(_give_up(settings, course, material, record, error)) from None
         _save(settings, course, record)
@@ -135,6 +152,10 @@ def _train_shared(settings: Finetune, material: Material, mesh: Mesh, record: Re
 
         try:
             crew.walk(course, material.data, record, held_out=material.held_out, after=after)
+        except SpoiltError as error:
+            told = _start_anew(settings, error)
+            on_first(mesh, lambda: _write_record(settings, record))
+            raise SpoiltError(told) from None
         except DivergedError as error:
             path = crew.save(folder, course, record)
             part_(crew.engine)
@@ -151,8 +172,7 @@ def _train_shared(settings: Finetune, material: Material, mesh: Mesh, record: Re
 
 def _leave(settings: Finetune, model: nn.Module, material: Material, record: Record) -> None:
     """Write record and model of a run that ends early."""
-    with refusing_to_write("saving", settings.out):
-        record.write(settings.out / RECORD)
+    _write_record(settings, record)
     _save_model(settings, model, material.tokenizer)
 
 
@@ -166,8 +186,6 @@ def _caveats(settings: Finetune, material: Material) -> list[str]:
         notes.append(f"{data.dropped} records or ends of records were left out: no token to learn fitted into a row.")
     if data.cut:
         notes.append(f"{data.cut} tokens were cut off at the end of rows of {settings.length}.")
-    if data.positions is not None and not takes_positions(material.model):
-        notes.append("This model cannot be told where documents begin: those packed into one row see each other.")
     copies = settings.plan != ALONE or (settings.method == "lisa" and settings.lisa.masters)
     if settings.dtype == "bfloat16" and not copies:
         notes.append("Weights are bfloat16 without 32-bit copies: updates below 1/256 of a weight may be rounded away.")
@@ -204,11 +222,18 @@ def run(settings: Finetune) -> Record:
             trained = _train_shared(settings, material, mesh, record)
     if mesh is not None and mesh.rank:
         return record
-    original = load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu")
-    for row in movement(trained, original):
+    for row in movement(trained, _original(settings, trained)):
         record.add("movement", **row)
     folder.finish_(record, lambda record, path: write_page(record, path, caveats))
     return record
+
+
+def _original(settings: Finetune, trained: nn.Module) -> Mapping[str, Tensor]:
+    """The weights before: in their files, or loaded where only transformers can read those."""
+    stored = Stored(settings.model)
+    if stored.holds(trained):
+        return stored
+    return named_parameters(load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu"))
 
 
 def _read(settings: Finetune, folder: Folder, mesh: Mesh | None) -> Material:
@@ -238,4 +263,6 @@ def show(record: Record) -> None:
     ):
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units)
+    for row in record.table("unpredicted"):
+        sys.stdout.write(f"{row['quantity']}: {row['why']}\n")
     tell_page(record)

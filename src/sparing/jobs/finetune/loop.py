@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 from torch import nn
 
 from sparing.errors import UserError
+from sparing.jobs.finetune.batches import window
 from sparing.jobs.finetune.course import Course, begun
 from sparing.jobs.finetune.prices import note_predicted, watched_step_
 from sparing.jobs.finetune.settings import Training
-from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.finetune.step import SpoiltError, take_step_
 from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
 
 UNITS = {
@@ -38,12 +41,43 @@ def measure_(course: Course, record: Record, held_out: Packed | None, loss_of: M
         record: Receives a row of the table "held_out".
         held_out: Rows that are not trained on.
         loss_of: Measures.
+
+    Raises:
+        SpoiltError: If a step left weights whose loss has no finite perplexity.
     """
     if held_out is None:
         return
     loss, tokens = loss_of(course.model, held_out, batch=course.training.batch)
     row = {"step": course.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
     record.add("held_out", **row, seconds=course.seconds)
+    _refuse_spoilt(course, loss, "held-out rows")
+
+
+def check_weights(course: Course, data: Packed, loss_of: Measure = held_out_loss) -> None:
+    """Look at the weights that the last step left, by the loss of the rows it learnt from.
+
+    A step is applied when loss and gradient *before* it are finite; what it did shows in the next loss only, and after
+    the last step there is none.
+
+    Args:
+        course: The run, between two steps.
+        data: Training rows.
+        loss_of: Measures.
+
+    Raises:
+        SpoiltError: If that loss has no finite perplexity.
+    """
+    pace = course.training
+    if not course.step:
+        return
+    rows = window(course.step - 1, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
+    loss, _ = loss_of(course.model, data.taken(rows.flatten()), batch=pace.batch)
+    _refuse_spoilt(course, loss, "rows it learnt from")
+
+
+def _refuse_spoilt(course: Course, loss: float, rows: str) -> None:
+    if course.step and not math.isfinite(perplexity(loss)):
+        raise SpoiltError(f"step {course.step} spoilt the weights: the loss of the {rows} is {loss:g} after it")
 
 
 def ended(course: Course) -> bool:
@@ -104,7 +138,8 @@ def advance_(
         loss_of: Measures the held-out loss.
 
     Raises:
-        DivergedError: If loss or gradient are not finite.
+        DivergedError: If loss or gradient are not finite; the state before that step is as good as ever.
+        SpoiltError: If a step was applied that spoilt the weights.
     """
     every, note = course.training.evaluate_every, _note_switches(record)
     if course.step == 0:
@@ -113,7 +148,11 @@ def advance_(
             note_predicted(course, data, record)
     with _bar(course, label) as bar:
         while not ended(course):
-            row = watched_step_(course, data, record) if memory else (take or take_step_)(course, data)
+            try:
+                row = watched_step_(course, data, record) if memory else (take or take_step_)(course, data)
+            except DivergedError:
+                check_weights(course, data, loss_of)
+                raise
             record.add("train", **row)
             note(course)
             if ended(course) or (every and course.step % every == 0):
@@ -121,6 +160,8 @@ def advance_(
             if bar:
                 bar.advance(loss=row["loss"], tokens_per_s=f"{course.seen / course.seconds:,.0f}")
             after(course)
+    if held_out is None:
+        check_weights(course, data, loss_of)
     _note_speed(course, record)
 
 

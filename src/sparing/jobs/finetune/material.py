@@ -14,7 +14,8 @@ from sparing.errors import UserError, require
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.live import device_for
 from sparing.jobs.lm import models
-from sparing.jobs.lm.labels import render, tokens_of
+from sparing.jobs.lm.labels import all_tokens, render
+from sparing.jobs.lm.losses import keeps_apart
 from sparing.jobs.lm.packing import Packed, pack
 from sparing.jobs.lm.records import Chat, Example, Pair, Text, read_examples, split
 
@@ -85,20 +86,23 @@ def prompts_for(tokenizer: Any, settings: Finetune, examples: Sequence[Example])
 
 def _rows(tokenizer: Any, examples: Sequence[Example], settings: Finetune, path: Path) -> Packed:
     try:
-        found = [tokens_of(tokenizer, example) for example in examples]
+        found = all_tokens(tokenizer, examples)
     except UserError as error:
         raise UserError(f"{path.name}, {error.what}", got=error.got, why=error.why, do=error.do) from None
     pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     return pack(found, length=settings.length, pad=pad, packing=settings.packing)
 
 
-def _check_fit(model: nn.Module, settings: Finetune, data: Packed) -> None:
+def _check_fit(model: nn.Module, settings: Finetune, parts: Sequence[Packed]) -> None:
     limit = models.most_positions(model)
     fits = limit is None or settings.length <= limit
     require(fits, "length", settings.length, f"the model has {limit} positions", f"pass --length {limit} or less")
-    known, highest = models.vocabulary(model), int(data.ids.max())
+    known, highest = models.vocabulary(model), max(int(part.ids.max()) for part in parts)
     why = f"the model knows {known} tokens, the tokenizer gives token {highest}"
     require(highest < known, "model", settings.model, why, "use the tokenizer that belongs to the model")
+    if any(part.positions is not None for part in parts):
+        why = "records that share a row would see each other: this model cannot be told where one begins"
+        require(keeps_apart(model), "packing", type(model).__name__, why, "pass --no-packing")
 
 
 def gather(settings: Finetune) -> Material:
@@ -124,6 +128,6 @@ def gather(settings: Finetune) -> Material:
     data = _rows(tokenizer, train, settings, settings.data)
     held_out = _rows(tokenizer, held, settings, measured) if held else None
     model = models.load_model(settings.model, dtype=getattr(torch, settings.dtype), device=device)
-    _check_fit(model, settings, data)
+    _check_fit(model, settings, [data] if held_out is None else [data, held_out])
     prompts = prompts_for(tokenizer, settings, held or train)
     return Material(model, tokenizer, data, held_out, prompts, chat=isinstance(examples[0], Chat))

@@ -98,16 +98,26 @@ def memory_section(record: Record) -> Section:
         for kind in ("predicted", "measured")
         if total[kind] is not None
     ]
-    title = f"A step holds {format_number(total['predicted'], 'B')} at its peak, as predicted before the first"
-    if total["measured"] is not None:
-        off = f"{100 * abs(total['predicted'] / total['measured'] - 1):.1f} %"
-        title = f"A step holds {format_number(total['measured'], 'B')} at its peak; the prediction is {off} off"
     text = (
         "Predicted from shapes alone before the first step; measured in the second by counting every live tensor. "
         "The categories are those of one instant, the peak; the program itself and its libraries come on top."
     )
-    figure = plots.stacked_bars(stacks, title=title, value=plots.Axis("memory at the peak", "B"))
-    return Section("Memory", text, [figure], [Table(rows, "Memory at the peak of a step", record.units)])
+    for row in _table(record, "unpredicted"):
+        text += f" {row['quantity'].capitalize()}: {row['why']}."
+    axis = plots.Axis("memory at the peak", "B")
+    figures = [plots.stacked_bars(stacks, title=_held(total), value=axis)] if stacks else []
+    return Section("Memory", text, figures, [Table(rows, "Memory at the peak of a step", record.units)])
+
+
+def _held(total: dict[str, Any]) -> str:
+    """What a step holds, in a line; either figure may be missing."""
+    predicted, measured = total["predicted"], total["measured"]
+    if measured is None:
+        return f"A step holds {format_number(predicted, 'B')} at its peak, as predicted before the first"
+    found = f"A step holds {format_number(measured, 'B')} at its peak"
+    if predicted is None:
+        return f"{found}; it was not predicted"
+    return f"{found}; the prediction is {100 * abs(predicted / measured - 1):.1f} % off"
 
 
 def switch_map(record: Record) -> Figure | None:

@@ -12,7 +12,9 @@ from sparing.jobs.finetune.course import Course
 from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.live import device_of
 from sparing.jobs.lm.losses import loss_of
+from sparing.jobs.lm.optimizer import adamw
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.lm.unpriced import reason
 from sparing.layersample import LayerSampling, Sampler
 from sparing.layersample.masters import HALVES, Masters
 from sparing.memory import CATEGORIES, Bytes, Ledger, predict
@@ -47,22 +49,25 @@ def _masters(course: Course) -> list[Tensor]:
 
 
 def predicted(course: Course, data: Packed) -> Bytes:
-    """What a step will hold, from shapes alone.
+    """What a step will hold, from shapes, and from the rows that hold most documents.
+
+    Rows packed with several documents need a mask, and with it attention repeats grouped keys and values; a micro-batch
+    of rows with one document each holds less than is predicted here.
 
     Args:
         course: The run, its sampler at the step in question.
-        data: Training rows, of which only the shape counts.
+        data: Training rows.
 
     Returns:
         The composition at the peak (bytes), on the kind of device where the model is.
     """
     pace, method = course.training, course.training.method
-    shape = ((pace.batch, data.length), torch.int64)
     trainable = {name for name, p in named_parameters(course.model).items() if p.requires_grad}
+    has_masters = isinstance(method, LayerSampling) and method.masters
 
     def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = torch.optim.AdamW(parameters, fused=True)
-        if isinstance(method, LayerSampling) and method.masters:
+        made = adamw(parameters)
+        if has_masters:
             Masters(made, {p: str(index) for index, p in enumerate(parameters)})
         return made
 
@@ -70,25 +75,53 @@ def predicted(course: Course, data: Packed) -> Bytes:
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor]) -> None:
         for _ in range(next(steps)):
-            (loss_of(model, batch["input_ids"], batch["labels"]) / 2).backward()  # type: ignore[no-untyped-call]
+            (loss_of(model, **batch) / 2).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     price = predict(
         course.model,
-        {"input_ids": shape, "labels": shape},
+        _fullest(data, pace.batch),
         optimizer,
         trainable=trainable,
         step=step,
         device="cuda" if device_of(course.model).type == "cuda" else "cpu",
     )
     halves = [p for p in course.model.parameters() if p.requires_grad and p.dtype in HALVES]
-    has_masters = isinstance(method, LayerSampling) and method.masters
     return as_state(price, 4 * sum(p.numel() for p in halves) if has_masters else 0, "transient")
+
+
+def _fullest(data: Packed, count: int) -> dict[str, Tensor]:
+    """Arguments of ``loss_of``: the rows with the most documents, as many as a micro-batch has."""
+    starts = torch.ones(data.rows) if data.positions is None else (data.positions == 0).sum(dim=1)
+    rows = starts.argsort(descending=True, stable=True)[torch.arange(count) % data.rows]
+    places = {} if data.positions is None else {"positions": data.positions[rows]}
+    return {"ids": data.ids[rows], "labels": data.labels[rows]} | places
+
+
+def activations(course: Course, data: Packed, record: Record) -> int:
+    """Bytes of activations at the peak, for the choice of a plan; none, with a word in the record, if it fails.
+
+    Args:
+        course: The run.
+        data: Training rows.
+        record: Its table "unpredicted" says why activations do not count.
+
+    Returns:
+        Bytes.
+    """
+    try:
+        return predicted(course, data).activations
+    except Exception as error:  # noqa: BLE001 - as below
+        what = "activations, which are not counted in the choice of the plan"
+        record.add("unpredicted", quantity=what, why=reason(error))
+        return 0
 
 
 def note_predicted(course: Course, data: Packed, record: Record) -> None:
     """Add the table "memory" with the predictions; the measurements follow in ``watched_step_``.
+
+    A prediction that fails leaves its column empty, and a table "unpredicted" says why; the run goes on.
 
     Args:
         course: The run, before its first step.
@@ -97,9 +130,13 @@ def note_predicted(course: Course, data: Packed, record: Record) -> None:
     """
     if course.sampler is not None:
         course.sampler.begin_step(course.step)
-    price = predicted(course, data)
+    price: Bytes | None = None
+    try:
+        price = predicted(course, data)
+    except Exception as error:  # noqa: BLE001 - models and operations are anybody's, and a price is no reason to stop
+        record.add("unpredicted", quantity="memory of a step", why=reason(error))
     for name in (*CATEGORIES, "total"):
-        record.add("memory", category=name, predicted=getattr(price, name), measured=None)
+        record.add("memory", category=name, predicted=getattr(price, name, None), measured=None)
 
 
 def _fill(record: Record, found: Bytes) -> None:

@@ -17,17 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparing.blocks import find_blocks
+from sparing.blocks import named_parameters
 from sparing.jobs.finetune.batches import window
 from sparing.jobs.finetune.course import Course, groups_for
 from sparing.jobs.finetune.draws import Draws, check_method, draws_for, first_interval
 from sparing.jobs.finetune.loop import advance_
 from sparing.jobs.finetune.outputs import folder_of
-from sparing.jobs.finetune.prices import predicted
+from sparing.jobs.finetune.prices import activations
 from sparing.jobs.finetune.settings import Finetune, Training
 from sparing.jobs.folder import Folder
 from sparing.jobs.live import device_of, seeded
 from sparing.jobs.lm.labels import IGNORED
+from sparing.jobs.lm.optimizer import adamw
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.lm.ranks import held_out_loss, share_loss
 from sparing.jobs.schedule import rate
@@ -35,6 +36,7 @@ from sparing.jobs.sharded import chosen, micro_steps, note_traffic, save, shape_
 from sparing.jobs.step import DivergedError
 from sparing.layersample import LayerSampling
 from sparing.layersample.checks import check_blocks
+from sparing.layersample.parts import parts_of
 from sparing.report import Record
 from sparing.sharding import checkpoint
 from sparing.sharding.apply import shard_
@@ -76,7 +78,10 @@ class Crew:
         method = training.method
         if isinstance(method, LayerSampling):
             check_method(method)
-            check_blocks(model, find_blocks(model, body=method.body), method)
+            blocks, frozen = parts_of(model, method.body)
+            check_blocks(model, blocks, method)
+            for name in frozen:  # ``begun`` gives the flags back
+                named_parameters(model)[name].requires_grad_(False)
         work, micro = partial(self._work, model, training), partial(self._micro, model, training)
         plan, why = chosen(self.settings, self.mesh, work, micro)
         groups = [{k: v for k, v in group.items() if k != "param_names"} for group in groups_for(model, training)]
@@ -84,7 +89,7 @@ class Crew:
             model,
             plan,
             self.mesh,
-            optimizer=partial(torch.optim.AdamW, lr=training.peak, fused=True),
+            optimizer=partial(adamw, lr=training.peak),
             groups=groups,
             accumulate=micro_steps(training.accumulate, self.mesh.world),
             clip=training.clip or None,
@@ -99,8 +104,8 @@ class Crew:
         """What a step asks of memory and wires, with the blocks of the first interval."""
         (body, rest), seen = first_interval(model, training), 0
         if self.settings.memory is not None:
-            nobody = torch.optim.AdamW([torch.zeros(1)])
-            seen = predicted(Course(model, training, 1, nobody, None), self.data).activations
+            nobody = Course(model, training, 1, adamw([torch.zeros(1)]), None)
+            seen = activations(nobody, self.data, self.record)
         accumulate = micro_steps(training.accumulate, self.mesh.world)
         return workload_of(model, accumulate=accumulate, body=body, resting=rest, activation_bytes=seen)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from sparing.errors import UserError
 from sparing.jobs.lm.records import Chat, Example, Pair, Text
+from sparing.jobs.lm.templates import Refusal, rendered
 
 IGNORED = -100
 """The label of a token that is only read, as ``torch.nn.functional.cross_entropy`` ignores it."""
@@ -26,6 +27,15 @@ class Tokens:
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return ids
+
+
+def _started(tokenizer: Any, ids: list[int], example: Example) -> list[int]:
+    """Refuse a text that spells out the start token which the tokenizer puts before it."""
+    start = getattr(tokenizer, "bos_token_id", None)
+    if start is not None and ids[:2] == [start, start]:
+        why = f"the tokenizer begins every text with {tokenizer.bos_token}, and this one begins with it too"
+        raise UserError(f"line {example.line}", got="two start tokens", why=why, do="remove it from the text")
     return ids
 
 
@@ -48,12 +58,13 @@ def _mask(ids: list[int], spans: Sequence[tuple[int, int]]) -> Tokens:
 
 
 def _of_text(tokenizer: Any, example: Text) -> Tokens:
-    ids = _ended(tokenizer, _encode(tokenizer, example.text, special=True))
+    ids = _ended(tokenizer, _started(tokenizer, _encode(tokenizer, example.text, special=True), example))
     return Tokens(ids, list(ids))
 
 
 def _of_pair(tokenizer: Any, example: Pair) -> Tokens:
-    whole = _ended(tokenizer, _encode(tokenizer, example.prompt + example.response, special=True))
+    ids = _encode(tokenizer, example.prompt + example.response, special=True)
+    whole = _ended(tokenizer, _started(tokenizer, ids, example))
     start = _shared(_encode(tokenizer, example.prompt, special=True), whole)
     return _mask(whole, [(start, len(whole))])
 
@@ -90,28 +101,53 @@ def render(tokenizer: Any, messages: Sequence[tuple[str, str]], *, opened: bool 
         return plain_chat(messages, tokenizer.eos_token or "") + ("assistant: " if opened else "")
     if not messages:
         return ""  # transformers renders no empty conversation
-    rows = [{"role": role, "content": content} for role, content in messages]
-    text: str = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=opened)
+    (text,) = rendered(tokenizer, [(messages, opened)])
+    if isinstance(text, Refusal):
+        _refuse("conversation", text, messages)
     return text
 
 
-def _turns(tokenizer: Any, example: Chat) -> tuple[str, list[tuple[str, str]]]:
-    """The whole text, and for each assistant turn the text before it and the text up to its end."""
-    from jinja2 import TemplateError
+def _refuse(what: str, refusal: Refusal, messages: Sequence[tuple[str, str]]) -> NoReturn:
+    got, do = ", ".join(role for role, _ in messages), "follow its order of roles, or mend the template"
+    raise UserError(what, got=got, why=f"the chat template refuses it ({refusal.why})", do=do)
 
+
+def _asked(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
+    """What is rendered of a conversation: up to each assistant turn, up to its end, and the whole."""
     messages = example.messages
     spoken = [index for index, (role, _) in enumerate(messages) if role == "assistant"]
-    try:
-        bounds = [(render(tokenizer, messages[:k], opened=True), render(tokenizer, messages[: k + 1])) for k in spoken]
-        return render(tokenizer, messages), bounds
-    except (TemplateError, ValueError, IndexError, TypeError) as error:
-        why = f"the chat template refuses it ({str(error)[:80]})"
-        got = ", ".join(role for role, _ in messages)
-        raise UserError(f"line {example.line}", got=got, why=why, do="follow its order of roles") from None
+    return [*(part for k in spoken for part in ((messages[:k], True), (messages[: k + 1], False))), (messages, False)]
 
 
-def _of_chat(tokenizer: Any, example: Chat) -> Tokens:
-    text, bounds = _turns(tokenizer, example)
+def _texts(tokenizer: Any, chats: Sequence[Chat]) -> list[list[str]]:
+    """The texts of all conversations, in one fork where a template writes them."""
+    asked = [(chat, *ask) for chat in chats for ask in _asked(chat)]
+    if not getattr(tokenizer, "chat_template", None):
+        texts = [render(tokenizer, messages, opened=opened) for _, messages, opened in asked]
+    else:
+        made = iter(rendered(tokenizer, [(messages, opened) for _, messages, opened in asked if messages]))
+        texts = []
+        for chat, messages, _ in asked:
+            text = next(made) if messages else ""  # transformers renders no empty conversation
+            if isinstance(text, Refusal):
+                _refuse(f"line {chat.line}", text, chat.messages)
+            texts.append(text)
+    each = iter(texts)
+    return [[next(each) for _ in _asked(chat)] for chat in chats]
+
+
+def _check_whole(text: str, example: Chat) -> None:
+    """Refuse a template that leaves a message out: the model would learn answers to what it never sees."""
+    written = "".join(text.split())  # templates may strip and indent
+    for role, content in example.messages:
+        if role in {"system", "user", "assistant"} and "".join(content.split()) not in written:
+            why, do = f"the chat template leaves out what the {role} says", "put it where the template keeps it"
+            raise UserError(f"line {example.line}", got=f"a {role} message", why=why, do=do)
+
+
+def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
+    *turns, text = texts
+    bounds = zip(turns[::2], turns[1::2], strict=True)
     special = not getattr(tokenizer, "chat_template", None)
     whole = _encode(tokenizer, text, special=special)
     spans = []
@@ -123,11 +159,17 @@ def _of_chat(tokenizer: Any, example: Chat) -> Tokens:
         start = _shared(_encode(tokenizer, before, special=special), whole)
         stop = len(whole) if after == text else _shared(_encode(tokenizer, after, special=special), whole)
         spans.append((start, stop))
+    _check_whole(text, example)
     return _mask(whole, spans)
 
 
 def tokens_of(tokenizer: Any, example: Example) -> Tokens:
-    """Tokenise an example and mark what is learnt.
+    """Tokenise one example, as ``all_tokens`` does."""
+    return all_tokens(tokenizer, [example])[0]
+
+
+def all_tokens(tokenizer: Any, examples: Sequence[Example]) -> list[Tokens]:
+    """Tokenise examples and mark what is learnt.
 
     A text is learnt whole. Of a pair, the response and the end token. Of a chat, what the template writes between the
     opened and the closed assistant turn; found by tokenising the conversation up to there, so the template needs no
@@ -135,20 +177,26 @@ def tokens_of(tokenizer: Any, example: Example) -> Tokens:
 
     Args:
         tokenizer: A transformers tokenizer.
-        example: One line of the file.
+        examples: Lines of the file.
 
     Returns:
-        Ids and labels of equal length.
+        Ids and labels of equal length, for each.
 
     Raises:
-        UserError: If the chat template cannot take the conversation, or nothing is left to learn.
+        UserError: If the chat template cannot take a conversation, or nothing is left to learn.
     """
+    chats = [example for example in examples if isinstance(example, Chat)]
+    texts = iter(_texts(tokenizer, chats) if chats else [])
+    return [_tokens(tokenizer, example, texts) for example in examples]
+
+
+def _tokens(tokenizer: Any, example: Example, texts: Iterator[Sequence[str]]) -> Tokens:
     if isinstance(example, Text):
         found = _of_text(tokenizer, example)
     elif isinstance(example, Pair):
         found = _of_pair(tokenizer, example)
     else:
-        found = _of_chat(tokenizer, example)
+        found = _of_chat(tokenizer, example, next(texts))
     if all(label == IGNORED for label in found.labels[1:]):
         why = "a record with no tokens to learn teaches nothing"
         raise UserError(f"line {example.line}", got=f"{len(found.ids)} tokens", why=why, do="drop the line")

@@ -6,7 +6,10 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -14,6 +17,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
+from sparing.jobs.disk import digest
 
 INSTALL = "pip install 'sparing[lm]'"
 
@@ -22,6 +26,9 @@ CLASSES: dict[Head, str] = {
     "causal language model": "AutoModelForCausalLM", "image classifier": "AutoModelForImageClassification",
 }  # fmt: skip
 """What a model is loaded as, and the class of transformers that does it."""
+
+OURS: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+"""What every loader is told: no network, no code of others, and no question about it at the terminal."""
 
 
 def _transformers() -> Any:
@@ -52,6 +59,12 @@ def _refuse(path: Path, why: str, do: str = "save the model again with save_pret
     raise UserError("model", got=path, why=why, do=do) from None
 
 
+def _refuse_foreign(path: Path, error: Exception) -> None:
+    """Refuse what only runs with code that lies beside it, in other words than the loader's advice to run it."""
+    if "trust_remote_code" in str(error):
+        _refuse(path, "it needs code of its own, and code of others is not run", "pass a model of transformers itself")
+
+
 def _words(error: Exception) -> str:
     """The first line of somebody's error, cut to what fits in ours."""
     lines = str(error).strip().splitlines()
@@ -79,12 +92,40 @@ def config_of(path: Path) -> Any:
     try:
         plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
         quantised = bool(plain.get("quantization_config"))
-        config = library.AutoConfig.from_pretrained(path, local_files_only=True)
+        config = library.AutoConfig.from_pretrained(path, **OURS)
     except Exception as error:  # noqa: BLE001 - as below: a field of a wrong type has errors of its own
+        _refuse_foreign(path, error)
         _refuse(path, f"its config.json is broken ({_words(error)})")
+    _check_fields(path, config)
     if quantised:
         _refuse(path, "its parameters are quantised and cannot be trained", "pass the unquantised model")
     return config
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
+"""Fields that are counts above zero, where a configuration has them."""
+
+
+def _check_fields(path: Path, config: Any) -> None:
+    """Refuse what transformers takes and nothing can be built from."""
+    named = getattr(config, "architectures", None) or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        _refuse(path, "its config.json is broken (architectures is no list of names)")
+    text = config.get_text_config()
+    for name in SIZES:
+        value = getattr(text, name, None)
+        if not (value is None or (isinstance(value, int) and 0 < value < 2**31) or isinstance(value, list)):
+            _refuse(path, f"its config.json is broken ({name} is {str(value)[:40]})")
+
+
+def _check_runs(path: Path, model: nn.Module) -> None:
+    """Refuse a language model that cannot read two tokens: its weights fit what its configuration makes of them."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=next(model.parameters()).device))
+    except Exception as error:  # noqa: BLE001 - as above
+        _refuse(path, f"it cannot be run ({_words(error)})")
 
 
 def load_model(
@@ -112,15 +153,18 @@ def load_model(
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
-                path, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **OURS
             )
     except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
+        _refuse_foreign(path, error)
         _refuse(path, f"its weights cannot be loaded as {_article(head)} ({_words(error)})")
     for kind in ("missing_keys", "mismatched_keys"):
         if report.get(kind):
             names = sorted(str(name) for name in report[kind])
             _refuse(path, f"{kind.split('_')[0]} weights: {', '.join(names[:3])} ({len(names)} in all)")
     model.to(device)
+    if head == "causal language model":
+        _check_runs(path, model)
     return model  # type: ignore[no-any-return]
 
 
@@ -145,8 +189,9 @@ def load_tokenizer(path: Path) -> Any:
         _refuse(path, why, do)
     try:
         with _quiet():
-            return _transformers().AutoTokenizer.from_pretrained(path, local_files_only=True)
+            return _transformers().AutoTokenizer.from_pretrained(path, **OURS)
     except Exception as error:  # noqa: BLE001 - as above: one line for whatever the loader met
+        _refuse_foreign(path, error)
         _refuse(path, f"{why} ({_words(error)})", do)
 
 
@@ -179,9 +224,7 @@ def vocabulary(model: nn.Module) -> int:
 
 
 def fingerprint(path: Path) -> str:
-    """A hash that changes when a model directory does: names and sizes of its files, and their first and last MiB.
-
-    Whole weights are not read, so that resuming a large model does not wait for its hash.
+    """A hash that changes when a model directory does: the names of its files and every byte in them.
 
     Args:
         path: The directory.
@@ -189,16 +232,34 @@ def fingerprint(path: Path) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    edge = 2**20
+    files = sorted(p for p in path.iterdir() if p.is_file())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets other threads run
+        hashes = list(pool.map(_hash_of, files))
     total = hashlib.sha256()
-    for file in sorted(p for p in path.iterdir() if p.is_file()):
-        size = file.stat().st_size
-        total.update(f"{file.name}:{size}\n".encode())
-        with file.open("rb") as handle:
-            total.update(handle.read(edge))
-            handle.seek(max(edge, size - edge))
-            total.update(handle.read())
+    for file, own in zip(files, hashes, strict=True):
+        total.update(f"{file.name}:{own}\n".encode())
     return total.hexdigest()
+
+
+_hashes: dict[tuple[str, int, int, int, int], str] = {}
+"""Hashes that this process has taken, so that a run reads each file once. They are not kept on the disk: what a file
+of hashes says may be of yesterday's weights, and loading the weights reads every byte anyway."""
+
+
+def _hash_of(file: Path) -> str:
+    """SHA-256 of a file, from memory if nobody can have written to it since: no write leaves the time of change."""
+    found = file.stat()
+    key = str(file.resolve()), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    if key not in _hashes:
+        own = digest(file)
+        if time.time_ns() - max(key[3:]) < _TICK:
+            return own  # a write that follows within a tick of the file system's clock would look the same
+        _hashes[key] = own
+    return _hashes[key]
+
+
+_TICK = 2 * 10**9
+"""Coarsest clock of a file system in use (nanoseconds)."""
 
 
 def save_pretrained(model: Any, tokenizer: Any, draft: Path) -> None:

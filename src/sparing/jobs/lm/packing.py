@@ -47,6 +47,10 @@ class Packed:
         """Labels that count towards the loss: the first token of a row is never predicted."""
         return int((self.labels[:, 1:] != IGNORED).sum())
 
+    def taken(self, rows: Tensor) -> Packed:
+        """Some of the rows, int64, shape (n,)."""
+        return Packed(self.ids[rows], self.labels[rows], None if self.positions is None else self.positions[rows])
+
 
 def pack_stream(ids: Sequence[int] | Tensor, length: int) -> Packed:
     """Chop one long text into rows; the tail that does not fill a row is left out.

@@ -81,6 +81,9 @@ def _chat(row: Mapping[str, Any], line: int) -> Chat:
     if not isinstance(messages, list) or not messages:
         _refuse(line, json.dumps(messages)[:40], '"messages" must be a list with a message', "give one or more")
     turns = tuple(_message(message, line) for message in messages)
+    for role, _ in turns:
+        if role != "assistant" and role.strip().lower() == "assistant":
+            _refuse(line, f"role {role!r}", "its turns would be read and not learnt", 'write "assistant"')
     if not any(role == "assistant" and content for role, content in turns):
         _refuse(line, "no assistant message", "only assistant turns are learnt", "add one or drop the line")
     return Chat(line, turns)

@@ -5,15 +5,17 @@ On one device the ways to fine-tune compete; on a cluster each of them with ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError
+from sparing.jobs.folder import Folder, identity
 from sparing.jobs.plan import cluster_page, page
 from sparing.jobs.plan.candidates import Candidate, candidates
 from sparing.jobs.plan.cluster import plan_cluster
 from sparing.jobs.plan.pick import Verdict, judge, picked
-from sparing.jobs.plan.price import Price, by_formula, by_ledger, read_config, shape_of, sizes
+from sparing.jobs.plan.price import Price, Pricer, by_formula, by_ledger, drops, priced, read_config, shape_of, sizes
 from sparing.jobs.plan.settings import Settings
 from sparing.memory import CATEGORIES, parse_bytes
 from sparing.report import Progress, Record, format_number
@@ -36,20 +38,24 @@ def run(settings: Settings) -> Record:
     Raises:
         UserError: If the model's configuration is missing or broken, or has no repeated blocks.
     """
+    place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=_reads(settings))
+    place.check()
     config, cluster = read_config(settings), settings.cluster
-    pricer, layers, tied = _way(config, settings)
+    pricer, layers, tied, parameters = _way(config, settings)
     ways = list(candidates(settings, layers=layers, tied=tied))
     if cluster is not None:
         record = plan_cluster(config, settings, cluster, ways, pricer)
     else:
-        record = _record(settings, judge(_priced(config, settings, ways, pricer), parse_bytes(settings.memory)))
-    settings.out.mkdir(parents=True, exist_ok=True)
-    record.write(settings.out / "record.jsonl")
-    if cluster is not None:
-        cluster_page.write_page(record, cluster, settings.out / "report.html")
-    else:
-        page.write_page(record, settings.out / "report.html")
+        verdicts = judge(_prices(config, settings, ways, pricer), parse_bytes(settings.memory))
+        record = _record(settings, verdicts, parameters)
+    place.claim_(identity(settings))
+    write = page.write_page if cluster is None else lambda record, path: cluster_page.write_page(record, cluster, path)
+    place.finish_(record, write)
     return record
+
+
+def _reads(settings: Settings) -> tuple[Path, ...]:
+    return tuple(path for path in (settings.place, settings.topology) if path is not None)
 
 
 def show(record: Record) -> None:
@@ -61,29 +67,27 @@ def show(record: Record) -> None:
     (cluster_page if record.table("links") else page).show(record)
 
 
-def _priced(
-    config: Any, settings: Settings, ways: Sequence[Candidate], pricer: Callable[[Any, Settings, Candidate], Price]
-) -> dict[Candidate, Price]:
+def _prices(config: Any, settings: Settings, ways: Sequence[Candidate], pricer: Pricer) -> dict[Candidate, Price]:
     prices: dict[Candidate, Price] = {}
     with Progress("price", total=len(ways), unit="candidate") as bar:
         for way in ways:
-            prices[way] = pricer(config, settings, way)
+            prices[way] = priced(pricer, config, settings, way)
             bar.advance(method=way.label)
     return prices
 
 
-def _way(config: Any, settings: Settings) -> tuple[Callable[[Any, Settings, Candidate], Price], int, bool]:
-    """How to price this model, its number of blocks, and whether its head is tied."""
-    if settings.ledger:
-        return by_ledger, *sizes(config)
+def _way(config: Any, settings: Settings) -> tuple[Pricer, int, bool, int]:
+    """How to price this model, its number of blocks, whether its head is tied, and its number of parameters."""
+    if settings.ledger or drops(config):
+        return by_ledger, *sizes(config, settings.attention)
     try:
         shape = shape_of(config)
     except UserError:  # no closed formula for this family
-        return by_ledger, *sizes(config)
-    return by_formula, shape.layers, shape.tied
+        return by_ledger, *sizes(config, settings.attention)
+    return by_formula, shape.layers, shape.tied, shape.total
 
 
-def _record(settings: Settings, verdicts: list[Verdict]) -> Record:
+def _record(settings: Settings, verdicts: list[Verdict], parameters: int) -> Record:
     record = Record(
         question="Which way to fine-tune this model fits this memory?", settings=settings, seed=0, units=dict(UNITS)
     )
@@ -93,15 +97,21 @@ def _record(settings: Settings, verdicts: list[Verdict]) -> Record:
     record.add(
         "about",
         model=settings.title,
-        parameters=verdicts[0].price.trainable,
+        parameters=parameters,
         memory=parse_bytes(settings.memory),
         device=f"{settings.memory} ({format_number(parse_bytes(settings.memory), 'B')})",
         batch=settings.batch,
         length=settings.length,
         pick="nothing fits" if best is None else _named(best.candidate),
+        why="" if best is None else best.why,
         page=str(settings.out / "report.html"),
     )
     for note in dict.fromkeys(f"{v.candidate.label}: {note}" for v in verdicts for note in v.price.advice if v.picked):
+        record.add("advice", note=note)
+    if settings.accumulate == 1:
+        note = (
+            "one micro-batch a step; finetune takes 8, and gradients then stay while activations come: --accumulate 8"
+        )
         record.add("advice", note=note)
     return record
 
@@ -117,8 +127,8 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "method": verdict.candidate.label,
         "checkpointing": verdict.candidate.checkpointing,
         "trainable": price.trainable,
-        **{part: getattr(price.bytes, part) for part in CATEGORIES},
-        "peak": price.bytes.total,
+        **{part: getattr(price.bytes, part, None) for part in CATEGORIES},
+        "peak": getattr(price.bytes, "total", None),
         "speed": price.speed,
         "coverage": None if price.coverage is None else 100 * price.coverage,
         "fits": verdict.fits,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
+from sparing.errors import UserError
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.crossover import crossovers
-from sparing.jobs.plan.price import Price
+from sparing.jobs.plan.price import Price, Pricer, priced
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.plan.shards import Option, judge, named, options
 from sparing.jobs.plan.workloads import workload
@@ -31,7 +31,7 @@ def plan_cluster(
     settings: Settings,
     cluster: Topology,
     ways: list[Candidate],
-    pricer: Callable[[Any, Settings, Candidate], Price],
+    pricer: Pricer,
 ) -> Record:
     """Judge every way to fine-tune on a cluster.
 
@@ -44,15 +44,23 @@ def plan_cluster(
 
     Returns:
         Tables "best" (a row per method), "plan" (a row per method, plan and checkpointing), "crossover", "links",
-        "about" and "advice".
+        "about" and "advice", which says of every way that has no price why not.
+
+    Raises:
+        UserError: If no way could be priced.
     """
     found: dict[Candidate, list[Option]] = {}
     prices: dict[Candidate, Price] = {}
     with Progress("price and simulate", total=len(ways), unit="way") as bar:
         for way in ways:
-            prices[way] = pricer(config, settings, way)
-        for way in ways:
-            work = workload(config, settings, way, prices)
+            prices[way] = priced(pricer, config, settings, way)
+        known = [way for way in ways if prices[way].bytes is not None]
+        failed = [f"{_way(way)}: {prices[way].why}" for way in ways if prices[way].bytes is None]
+        if not known:
+            why, do = failed[0] if failed else "there is no candidate", "pass other --ranks or --active, or --no-ledger"
+            raise UserError("plan", got=f"{len(ways)} ways to fine-tune, none of them priced", why=why, do=do)
+        for way in known:
+            work = workload(config, settings, way, {other: prices[other] for other in known})
             found[way] = options(way, work, cluster, settings.memory, settings.survives)
             bar.advance(method=way.label, plan=found[way][0].split.plan.name)
     judged = judge(found)
@@ -71,7 +79,13 @@ def plan_cluster(
         for cell in crossovers(judged[0].work, cluster, settings.memory):
             record.add("crossover", **cell)
     _about(record, settings, cluster, judged)
+    for note in failed:
+        record.add("advice", note=note)
     return record
+
+
+def _way(way: Candidate) -> str:
+    return way.label + (", checkpointing" if way.checkpointing else "")
 
 
 def row_of(option: Option, cluster: Topology) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def show(record: Record) -> None:
     (about,) = record.table("about")
     print_table(record.table("plan"), title=title(record), units=record.units, columns=list(COLUMNS))
     notes = [f"note: {row['note']}" for row in record.table("advice")]
-    sys.stdout.write("\n".join([f"pick: {about['pick']}", *notes, f"report: {about['page']}"]) + "\n")
+    why = [str(about["why"])] if about["why"] else []
+    sys.stdout.write("\n".join([f"pick: {about['pick']}", *why, *notes, f"report: {about['page']}"]) + "\n")
 
 
 def title(record: Record) -> str:
@@ -39,25 +40,33 @@ def answer(record: Record) -> str:
     (about,) = record.table("about")
     chosen = next((row for row in record.table("plan") if row["picked"]), None)
     if chosen is None:
-        least = min(record.table("plan"), key=lambda row: float(row["peak"] or 0))
+        rows = [row for row in record.table("plan") if row["peak"] is not None]
+        if not rows:
+            return "No way to fine-tune this model could be priced; the table says why."
+        least = min(rows, key=lambda row: float(row["peak"] or 0))
         held = format_number(least["peak"], "B")
         return f"Nothing fits {about['device']}; the least is {least['way']} at **{held}**."
-    return f"**{chosen['way']}**: **{format_number(chosen['peak'], 'B')}** of {about['device']}."
+    held = format_number(chosen["peak"], "B")
+    return f"**{chosen['way']}**: **{held}** of {about['device']}; {about['why']}."
 
 
-def figure(record: Record) -> Figure:
-    """Bytes at the peak by category, without checkpointing, against the memory."""
+def figures(record: Record) -> list[Figure]:
+    """Bytes at the peak by category, without checkpointing, against the memory; nothing if nothing was priced."""
     (about,) = record.table("about")
-    rows: list[dict[str, Any]] = [row for row in record.table("plan") if not row["checkpointing"]]
+    priced = [row for row in record.table("plan") if row["peak"] is not None]
+    rows: list[dict[str, Any]] = [row for row in priced if not row["checkpointing"]]
+    if not rows:
+        return []
     stacks = [plots.Stack(row["method"], {part: row[part] for part in CATEGORIES}) for row in rows]
     fitting = sum(bool(row["fits"]) for row in rows)
     memory: Any = about["memory"]
-    return plots.stacked_bars(
+    bars = plots.stacked_bars(
         stacks, value=plots.Axis("peak of a step", unit="B"),
         title=f"{fitting} of {len(rows)} fit without checkpointing",
         mark=(memory, str(about["device"])),
         caption="Predicted from shapes; allocator rounding, kernel workspaces and the device's context come on top.",
     )  # fmt: skip
+    return [bars]
 
 
 def write_page(record: Record, path: Path) -> None:
@@ -73,7 +82,7 @@ def write_page(record: Record, path: Path) -> None:
     notes = [str(row["note"]) for row in record.table("advice")]
     page = Page(
         title="What fits", question=record.question, answer=answer(record), record=record,
-        sections=[Section("By method", figures=[figure(record)], tables=[table, parts])],
+        sections=[Section("By method", figures=figures(record), tables=[table, parts])],
         caveats=[*notes, "LISA is priced at its dearest draw: with a frozen embedding, the lowest blocks."],
     )  # fmt: skip
     page.write(path)

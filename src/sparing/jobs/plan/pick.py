@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.price import Price
+from sparing.layersample.predict import Full
 from sparing.memory import format_bytes
 
 RULE = (
-    "Of those that fit, the one that trains the most parameters at once; among equals the one with fewer operations, "
-    "then with fewer bytes."
+    "Full fine-tuning if it fits: it is what the others stand in for. If it does not, nothing measured here says which "
+    "of the others learns best, so cost decides: one that does not compute activations again, then the fewest "
+    "operations, then the fewest bytes."
 )
 """The rule, in words, for the page."""
 
@@ -42,7 +44,7 @@ def judge(prices: Mapping[Candidate, Price], memory: int) -> list[Verdict]:
     Returns:
         A verdict for each, in the given order; none is picked if none fits.
     """
-    fitting = [c for c, price in prices.items() if price.bytes.total <= memory]
+    fitting = [c for c, price in prices.items() if price.bytes is not None and price.bytes.total <= memory]
     best = max(fitting, key=lambda c: _rank(c, prices[c]), default=None)
     return [
         Verdict(
@@ -53,23 +55,44 @@ def judge(prices: Mapping[Candidate, Price], memory: int) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _rank(candidate: Candidate, price: Price) -> tuple[int, bool, float, int]:
+def _rank(candidate: Candidate, price: Price) -> tuple[bool, bool, float, int]:
     """Larger is better, lexicographically."""
-    return price.trainable, not candidate.checkpointing, price.speed or 0.0, -price.bytes.total
+    assert price.bytes is not None
+    full = isinstance(candidate.method, Full)
+    return full, not candidate.checkpointing, price.speed or 0.0, -price.bytes.total
 
 
 def _why(candidate: Candidate, best: Candidate | None, prices: Mapping[Candidate, Price], memory: int) -> str:
     price = prices[candidate]
+    if price.bytes is None:
+        return price.why
     over = price.bytes.total - memory
     if over > 0:
         return f"{format_bytes(over)} too much"
     assert best is not None
-    won = prices[best]
     if candidate is best:
-        return f"the pick; {format_bytes(-over)} to spare"
-    if price.trainable < won.trainable:
-        return f"trains {won.trainable / price.trainable:.1f}× fewer at once"
-    return "fits without, which is faster" if candidate.checkpointing else "more bytes for the same"
+        return f"the pick: {_reason(best, prices[best])}; {format_bytes(-over)} to spare"
+    if candidate.label == best.label:
+        return "fits without, which is faster"
+    return _beside(candidate, price, best, prices[best])
+
+
+def _reason(best: Candidate, price: Price) -> str:
+    """Why the pick is the pick."""
+    if isinstance(best.method, Full):
+        return "the reference, and it fits"
+    return f"fewest {'bytes' if price.speed is None else 'operations'} of those that fit, as full does not"
+
+
+def _beside(candidate: Candidate, price: Price, best: Candidate, won: Price) -> str:
+    """What another method that fits has against it."""
+    if isinstance(best.method, Full):
+        return "full fits, and is what this stands in for"
+    if candidate.checkpointing and not best.checkpointing:
+        return "computes activations again"
+    if price.speed and won.speed and price.speed < won.speed:
+        return f"{won.speed / price.speed:.2f}× the operations"
+    return "more bytes"
 
 
 def picked(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from sparing.blocks import find_blocks, named_parameters, tied
+from sparing.blocks import named_parameters, tied
+from sparing.errors import UserError
 from sparing.jobs.lm.adapters import Lora, with_adapters_
+from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.models import config_of
+from sparing.jobs.lm.optimizer import FORM, adamw
+from sparing.jobs.lm.unpriced import reason
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.ladder import shape_like
 from sparing.jobs.plan.settings import Settings
 from sparing.layersample import LayerSampling
 from sparing.layersample.activations import LoRA
 from sparing.layersample.masters import Masters
+from sparing.layersample.parts import parts_of
 from sparing.layersample.predict import Full, predict
 from sparing.layersample.shape import Shape
 from sparing.memory import Profile
@@ -28,16 +35,25 @@ from sparing.memory import predict as predict_bytes
 class Price:
     """What a candidate costs."""
 
-    bytes: Profile
-    """Composition at the peak of a step."""
-    trainable: int
+    bytes: Profile | None = None
+    """Composition at the peak of a step; None if it was refused or could not be predicted."""
+    trainable: int | None = None
     """Parameters that train at once (count)."""
-    speed: float | None
+    speed: float | None = None
     """Operations of full fine-tuning without checkpointing over these; None where only the ledger has run."""
-    coverage: float | None
+    coverage: float | None = None
     """Expected share of blocks that ever train."""
     advice: tuple[str, ...] = ()
     """What one should know before starting."""
+    why: str = ""
+    """Why there are no bytes, in a clause."""
+
+
+_OTHER: Final = "pass the directory of a causal language model; sparing.memory.predict prices a step of any model"
+
+
+Pricer = Callable[[Any, Settings, Candidate], Price]
+"""Configuration, settings and candidate -> price."""
 
 
 def read_config(settings: Settings) -> Any:
@@ -54,7 +70,29 @@ def read_config(settings: Settings) -> Any:
     """
     if settings.place is None:
         return shape_like(settings.params or 0)
-    return config_of(settings.place).get_text_config()
+    config = config_of(settings.place)
+    if getattr(config, "is_encoder_decoder", False):
+        why = "it has an encoder beside its decoder, and what is planned for are causal language models"
+        raise UserError("model", got=config.model_type, why=why, do=_OTHER)
+    return config.get_text_config()
+
+
+def drops(config: Any) -> bool:
+    """Whether a model drops activations while it trains, which keeps masks that no formula here counts.
+
+    Args:
+        config: The model's configuration, or its shape.
+
+    Returns:
+        True if a rate of dropout, other than a classifier's, is above zero.
+    """
+    rates = (
+        {name: value for name, value in vars(config).items() if "drop" in name} if hasattr(config, "__dict__") else {}
+    )
+    return any(
+        isinstance(rate, int | float) and rate > 0 and not name.startswith(("summary", "classifier"))
+        for name, rate in rates.items()
+    )
 
 
 def shape_of(config: Any) -> Shape:
@@ -72,6 +110,24 @@ def shape_of(config: Any) -> Shape:
     return config if isinstance(config, Shape) else Shape.from_config(config)
 
 
+def priced(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate) -> Price:
+    """Price a candidate; one that cannot be priced says why, and never stops the others.
+
+    Args:
+        pricer: ``by_formula`` or ``by_ledger``.
+        config: The model's configuration, or its shape.
+        settings: Batch, length and the rest.
+        candidate: What to price.
+
+    Returns:
+        The price, for the draw that costs most; without bytes if it failed.
+    """
+    try:
+        return pricer(config, settings, candidate)
+    except Exception as error:  # noqa: BLE001 - models and operations are anybody's
+        return Price(why=reason(error))
+
+
 def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
     """Price a candidate of a known family from its shapes; instant.
 
@@ -87,9 +143,13 @@ def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
         UserError: If the family's formulas are not known.
     """
     shape = shape_of(config)
+    if refused := _too_wide(candidate, shape.linears):
+        return Price(why=refused)
+    windowed = settings.length > (getattr(config, "sliding_window", None) or math.inf)
     asked = partial(
         predict, shape, batch=settings.batch, length=settings.length, dtype=getattr(torch, settings.dtype),
-        attention=settings.attention, device=settings.device,
+        attention=settings.attention, padded=settings.packing or windowed, device=settings.device, optimizer=FORM,
+        accumulate=settings.accumulate,
     )  # fmt: skip
     made, full = asked(candidate.method, steps=settings.steps, checkpointing=candidate.checkpointing), asked(Full())
     return Price(
@@ -110,26 +170,54 @@ def by_ledger(config: Any, settings: Settings, candidate: Candidate) -> Price:
         The price, with the lowest blocks active: the draw that costs most.
     """
     model, names = on_meta(config, settings, candidate)
-    batch = dict.fromkeys(("input_ids", "labels"), ((settings.batch, settings.length), torch.int64))
+    if refused := _too_wide(candidate, _adapted(model)):
+        return Price(why=refused)
+    # Positions that all are 0 begin a document with each token: rows of several documents, as training packs them.
+    entries = ("ids", "labels", "positions") if settings.packing else ("ids", "labels")
+    batch = dict.fromkeys(entries, ((settings.batch, settings.length), torch.int64))
     profile = predict_bytes(
         model, batch, partial(_adamw, masters=getattr(candidate.method, "masters", False)), trainable=names,
-        checkpointing=candidate.checkpointing, device=settings.device,
+        loss=lambda model, batch: loss_of(model, **batch), checkpointing=candidate.checkpointing,
+        accumulate=min(settings.accumulate, 2), device=settings.device,  # a third adds nothing
     )  # fmt: skip
     count = sum(p.numel() for name, p in named_parameters(model).items() if name in names)
-    return Price(bytes=profile, trainable=count, speed=None, coverage=None)
+    return Price(bytes=profile, trainable=count)
 
 
-def sizes(config: Any) -> tuple[int, bool]:
-    """Number of body blocks, and whether the head is tied, of any architecture.
+def _too_wide(candidate: Candidate, layers: Iterable[tuple[int, int]]) -> str:
+    """Why adapters of this rank are refused; nothing if they are not."""
+    if not isinstance(candidate.method, LoRA):
+        return ""
+    # A gate of one number has no rank to reduce, and its adapter weighs nothing.
+    least = min((ends for ends in layers if min(ends) > 1), key=min, default=None)
+    if least is None or candidate.method.rank <= min(least):
+        return ""
+    return (
+        f"refused: rank {candidate.method.rank} is above {min(least)}, the smaller side of a layer of {least[0]} × "
+        f"{least[1]}, whose adapter would be larger than the layer; pass --ranks {min(least)} or less"
+    )
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """(inputs, outputs) of every layer with an adapter."""
+    for module in model.modules():
+        if hasattr(module, "lora_A") and hasattr(module, "in_features"):
+            yield int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
+
+
+def sizes(config: Any, attention: str) -> tuple[int, bool, int]:
+    """Number of body blocks, whether the head is tied, and number of parameters, of any architecture.
 
     Args:
         config: The model's configuration.
+        attention: Which implementation to build with.
 
     Returns:
-        The count and the flag.
+        The count, the flag and the count.
     """
-    model = _bare(config, torch.float32, "sdpa")
-    return sum(block.role == "body" for block in find_blocks(model)), bool(tied(model))
+    model = _bare(config, torch.float32, attention)
+    body = sum(block.role == "body" for block in parts_of(model)[0])
+    return body, bool(tied(model)), sum(p.numel() for p in model.parameters())
 
 
 def on_meta(config: Any, settings: Settings, candidate: Candidate) -> tuple[nn.Module, set[str]]:
@@ -150,8 +238,14 @@ def on_meta(config: Any, settings: Settings, candidate: Candidate) -> tuple[nn.M
 def _bare(config: Any, dtype: torch.dtype, attention: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        made: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    try:
+        with torch.device("meta"):
+            made: nn.Module = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
+    except Exception as error:  # noqa: BLE001 - every family has errors of its own; the user needs one line
+        why = f"it cannot be built as a causal language model ({str(error).splitlines()[0][:160]})"
+        raise UserError("model", got=config.model_type, why=why, do=_OTHER) from None
     return made
 
 
@@ -171,7 +265,9 @@ def _trained(model: nn.Module, candidate: Candidate) -> set[str]:
         return set(named_parameters(model))
     if isinstance(method, LoRA):
         return {name for name, p in named_parameters(model).items() if p.requires_grad}
-    return {name for block in find_blocks(model) if _is_on(block.role, block.index, method) for name in block.params}
+    blocks, frozen = parts_of(model)
+    on = {name for block in blocks if _is_on(block.role, block.index, method) for name in block.params}
+    return on - frozen
 
 
 def _is_on(role: str, index: int, method: LayerSampling) -> bool:
@@ -179,7 +275,7 @@ def _is_on(role: str, index: int, method: LayerSampling) -> bool:
 
 
 def _adamw(parameters: list[nn.Parameter], *, masters: bool) -> torch.optim.Optimizer:
-    made = torch.optim.AdamW(parameters)
+    made = adamw(parameters)
     if masters:
         Masters(made, {p: str(index) for index, p in enumerate(parameters)})
     return made

@@ -66,8 +66,12 @@ class Settings:
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Fused attention, or one that holds all scores."""
 
+    packing: bool = True
+    """Whether rows hold several documents, as `finetune` fills them unless told otherwise: attention then needs a mask,
+    and repeats grouped keys and values."""
+
     device: Literal["cuda", "cpu"] = "cuda"
-    """Whose optimizer step: on CUDA it works on all parameters at once, with temporaries as large as they are."""
+    """Whose kernels, where candidates run on fake tensors: on CUDA a mask of dropout takes a byte per element."""
 
     ledger: bool = False
     """Run each candidate on fake tensors instead of by closed formula: any architecture, seconds to a minute each."""
@@ -97,7 +101,8 @@ class Settings:
     """Time of an empty message inside a group (s)."""
 
     accumulate: int = 1
-    """Micro-steps of an optimizer step (count); the paper's s. On a cluster only."""
+    """Micro-steps of an optimizer step (count); the paper's s. From the second on, gradients stay while activations
+    come; `finetune` takes 8 unless told otherwise."""
 
     trainable: str | None = None
     """Compare no methods: this share of every block trains, such as 1/16 or 0.003. On a cluster only."""
@@ -119,6 +124,9 @@ class Settings:
     out: Path = Path("runs/plan")
     """Folder of record and page."""
 
+    overwrite: bool = False
+    """Whether a plan that `out` already holds may be deleted (yes or no)."""
+
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be, and a model or a cluster that is given twice or not at all.
 
@@ -126,9 +134,8 @@ class Settings:
             UserError: If a setting is out of range, or settings contradict each other.
         """
         parse_bytes(self.memory)
-        at_least(
-            1, self, "batch", "length", "period", "steps", "groups", "per_group", "sharing", "accumulate", "params"
-        )
+        at_least(1, self, "batch", "length", "period", "steps", "groups", "per_group", "sharing", "accumulate")
+        at_least(1, self, "params", most=1e16)
         at_least(0, self, "latency_inter", "latency_intra", "survives")
         positive(self, "tflops")
         for name in ("active", "ranks"):
@@ -151,7 +158,7 @@ class Settings:
             speed, why = getattr(self, name), f"ranks talk over it ({count})"
             require(count == 1 or speed is not None, name, "nothing", why, f'pass its speed, such as --{name} "80Gbps"')
         if not told and self.topology is None:
-            for name, none in (("trainable", None), ("tflops", None), ("accumulate", 1), ("survives", 0)):
+            for name, none in (("trainable", None), ("tflops", None), ("survives", 0)):
                 value, do = getattr(self, name), "pass --groups, --per-group, --inter and --intra, or --topology"
                 require(value == none, name, value, "it is for a cluster, and none is given", do)
 

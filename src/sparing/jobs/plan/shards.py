@@ -8,15 +8,16 @@ from typing import Final
 
 from sparing.errors import UserError
 from sparing.jobs.plan.candidates import Candidate
+from sparing.layersample.predict import Full
 from sparing.memory import format_bytes, parse_bytes
-from sparing.report import format_number
 from sparing.sharding.choose import TIE, choose
 from sparing.sharding.choose import Verdict as Split
 from sparing.sharding.config import Topology, Workload
 
 RULE: Final = (
-    "Of those that fit, the one that trains the most parameters at once; among equals the one with the shortest step, "
-    "then the one that does not compute activations again, then the one with fewer bytes."
+    "Full fine-tuning if it fits under some plan: it is what the others stand in for. If it does not, nothing measured "
+    "here says which of the others learns best, so cost decides: the shortest step, then one that does not compute "
+    "activations again, then the fewest bytes."
 )
 """The rule, in words, for the page."""
 
@@ -111,9 +112,10 @@ def judge(found: Mapping[Candidate, Sequence[Option]]) -> list[Option]:
     return [*heads, *rest]
 
 
-def _rank(option: Option) -> tuple[float, float, bool, int]:
+def _rank(option: Option) -> tuple[bool, float, bool, int]:
     """Larger is better, lexicographically."""
-    return option.work.trainable, -option.seconds, not option.candidate.checkpointing, -option.memory
+    full = isinstance(option.candidate.method, Full)
+    return full, -option.seconds, not option.candidate.checkpointing, -option.memory
 
 
 def _leader(firsts: Iterable[Option]) -> Option:
@@ -129,10 +131,14 @@ def _leader(firsts: Iterable[Option]) -> Option:
 
 def _why(option: Option, pick: Option | None) -> str:
     assert pick is not None
+    full = isinstance(pick.candidate.method, Full)
     if option is pick:
-        return "the pick: the fastest that fits"
-    mine, other = option.work.trainable, pick.work.trainable
-    return f"trains {format_number(other / mine, '×')} fewer" if mine < other else "more bytes for the same"
+        return f"the pick: {'the reference' if full else 'the fastest that fits, as full does not'}"
+    if full:
+        return "full fits, and is what this stands in for"
+    if option.seconds > pick.seconds * (1 + TIE):
+        return f"{option.seconds / pick.seconds:.2g}× slower than {pick.candidate.label}"
+    return "computes activations again" if option.candidate.checkpointing else "more bytes for the same time"
 
 
 def _beside(option: Option, leader: Option) -> str:

@@ -63,8 +63,8 @@ def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapp
 
 def _activations(candidate: Candidate, prices: Mapping[Candidate, Price]) -> tuple[int, int]:
     """At the end of the forward pass: with checkpointing, and without."""
-    both = (price for way, price in prices.items() if way.label == candidate.label)
-    found = sorted(price.bytes.phases["forward"].activations for price in both)
+    both = (price.bytes for way, price in prices.items() if way.label == candidate.label)
+    found = sorted(held.phases["forward"].activations for held in both if held is not None)
     return found[0], found[-1]
 
 

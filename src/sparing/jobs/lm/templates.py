@@ -1,0 +1,108 @@
+"""Chat templates are programs that come with a model: they run in a fork with little time and memory.
+
+Jinja's sandbox keeps a template from files and from Python's insides, not from loops without end or texts without
+bounds. Those are ended by the kernel, whatever the template does, and a run pays one fork for all its rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Messages = Sequence[tuple[str, str]]
+"""(role, content) in order."""
+
+SECONDS = 10.0
+"""Processor time of one conversation (s)."""
+
+MEMORY = 1 << 30
+"""Memory of the fork beside what it is born with (bytes)."""
+
+LETTERS, TIMES = 1 << 17, 100
+"""The longest text is so many letters and so many times the contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a conversation was not rendered."""
+
+    why: str
+    """In words."""
+
+
+def rendered(tokenizer: Any, asked: Sequence[tuple[Messages, bool]]) -> list[str | Refusal]:
+    """Render conversations with a tokenizer's chat template.
+
+    Args:
+        tokenizer: With a chat template.
+        asked: (messages, whether to open an assistant's turn); no conversation may be empty.
+
+    Returns:
+        The texts in order; where one is refused, it is the last.
+    """
+    hears, says = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this one runs no thread's code
+        child = os.fork()
+    if not child:
+        os.close(hears)
+        _serve(says, lambda ask: _one(tokenizer, *ask), asked)
+    os.close(says)
+    with os.fdopen(hears, encoding="utf-8") as pipe:
+        lines = pipe.read().split("\n")
+    os.waitpid(child, 0)
+    found = [_answer(line) for line in lines[:-1]]
+    if len(found) < len(asked) and not (found and isinstance(found[-1], Refusal)):
+        found.append(Refusal(f"it takes more than {SECONDS:g} s or {MEMORY >> 30} GiB"))
+    return found
+
+
+def _one(tokenizer: Any, messages: Messages, opened: bool) -> str:
+    rows = [{"role": role, "content": content} for role, content in messages]
+    text: str = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=opened)
+    if len(text) > LETTERS + TIMES * sum(len(content) for _, content in messages):
+        raise ValueError(f"it makes {len(text)} letters of a short conversation")
+    return text
+
+
+def _answer(line: str) -> str | Refusal:
+    kind, text = json.loads(line)
+    return text if kind == "text" else Refusal(text)
+
+
+def _serve(says: int, render: Callable[[Any], str], asked: Sequence[Any]) -> None:
+    """What the fork does; it does not return."""
+    try:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+    except (OSError, ValueError):  # a system without this; time is bounded all the same
+        pass
+    try:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        with os.fdopen(says, "w", encoding="utf-8") as pipe:
+            for ask in asked:
+                signal.setitimer(signal.ITIMER_PROF, SECONDS)
+                kind, text = _tried(render, ask)
+                pipe.write(json.dumps((kind, text)) + "\n")
+                if kind == "refusal":
+                    break
+    finally:
+        os._exit(0)
+
+
+def _tried(render: Callable[[Any], str], ask: Any) -> tuple[str, str]:
+    try:
+        return "text", render(ask)
+    except MemoryError:
+        return "refusal", f"it takes more than {MEMORY >> 30} GiB"
+    except RecursionError:
+        return "refusal", "it calls itself without end"
+    except Exception as error:  # noqa: BLE001  a template may raise what it likes
+        return "refusal", str(error)[:80]

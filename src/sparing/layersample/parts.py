@@ -1,0 +1,48 @@
+"""A model as layer sampling divides it: what is drawn, what is always on, what stays frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from sparing.blocks import Block, find_blocks
+from sparing.blocks.roles import inside
+from sparing.blocks.towers import encoder_blocks, further_lists, other_senses
+from sparing.errors import UserError
+
+
+def parts_of(model: nn.Module, body: str | Sequence[str] | None = None) -> tuple[list[Block], frozenset[str]]:
+    """Divide a model: blocks of an encoder are drawn like those of its decoder, and towers for pictures stay frozen.
+
+    Args:
+        model: Any module.
+        body: The blocks to draw from, as ``find_blocks`` takes it; None finds them.
+
+    Returns:
+        Its blocks, and the names of parameters outside the body that stay frozen: the vision and audio towers of a
+        multimodal Hugging Face model, with their projectors.
+
+    Raises:
+        UserError: If another list of blocks would train whole, whatever is drawn.
+    """
+    blocks = find_blocks(model, body=body)
+    if body is None and (encoder := encoder_blocks(model)):
+        blocks = find_blocks(model, body=[*encoder, *(b.name for b in blocks if b.role == "body")])
+    frozen = other_senses(model, blocks)
+    outside = [(n, p) for b in blocks if b.role != "body" for n, p in b.params.items() if n not in frozen]
+    for path in further_lists(model, blocks):
+        loose = sum(p.numel() for name, p in outside if p.requires_grad and inside(name, path))
+        if loose:
+            raise UserError(
+                "model",
+                got=f"{loose:,} parameters in {path}, outside the body",
+                why="they would train whole, whatever is drawn",
+                do=f"freeze them first, or draw from them too: pass body=({_bodies(blocks)}, {path!r})",
+            )
+    return blocks, frozen
+
+
+def _bodies(blocks: Sequence[Block]) -> str:
+    """The lists that the body's blocks lie in, as Python writes them."""
+    return ", ".join(dict.fromkeys(repr(b.name.rpartition(".")[0]) for b in blocks if b.role == "body"))

@@ -1,0 +1,72 @@
+"""Chat templates are programs of others: what they may take is bounded, and what they write is what they wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparing.errors import UserError
+from sparing.jobs.lm import templates
+from sparing.jobs.lm.labels import all_tokens, render, tokens_of
+from sparing.jobs.lm.records import Chat
+from sparing.jobs.lm.templates import Refusal, rendered
+
+TALK = Chat(3, (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Ciao é\n\u2028")))
+
+HOSTILE = {
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a long range": "{% for i in range(10**9) %}a{% endfor %}",
+    "a loop in a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a long text": "{{ 'a' * 10**9 }}",
+    "a longer text": "{{ 'a' * 10**10 }}",
+    "a text that is no machine's": "{{ 'a' * 10**18 }}",
+    "many letters": "{{ 'a' * 10**7 }}",
+    "a filter that pads": "{{ 'a'|center(10**10) }}",
+    "a method that pads": "{{ 'a'.ljust(10**10) }}",
+    "a power": "{{ 10**(10**8) }}",
+    "a format": "{{ '%10000000000d' % 1 }}",
+    "a growing list": "{% set x = namespace(l=[1]) %}{% for i in range(99) %}{% set x.l = x.l + x.l %}{% endfor %}",
+    "Python's insides": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "an end of its own": "{{ raise_exception('no') }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_one_line(name: str, byte_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends what does not end; the bound is a second here, ten for users."""
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    monkeypatch.setattr(templates, "MEMORY", 1 << 28)
+    with pytest.raises(UserError, match=r"^line 3: got user, assistant.* the chat template refuses it \(") as caught:
+        tokens_of(byte_tokenizer(HOSTILE[name]), TALK)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fork_writes_what_this_process_would(chat_tokenizer) -> None:
+    asked = [(TALK.messages[:k], opened) for k in (1, 2, 4) for opened in (True, False)]
+    rows = [[{"role": role, "content": content} for role, content in messages] for messages, _ in asked]
+    told = [
+        chat_tokenizer.apply_chat_template(row, tokenize=False, add_generation_prompt=opened)
+        for row, (_, opened) in zip(rows, asked, strict=True)
+    ]
+    assert rendered(chat_tokenizer, asked) == told
+    assert render(chat_tokenizer, TALK.messages) == told[-1]
+
+
+def test_a_run_pays_one_fork(chat_tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    forks, fork = [], templates.os.fork
+    monkeypatch.setattr(templates.os, "fork", lambda: forks.append(1) or fork())
+    assert len(all_tokens(chat_tokenizer, [TALK] * 50)) == 50
+    assert len(forks) == 1
+
+
+def test_the_line_of_the_conversation_is_named(byte_tokenizer) -> None:
+    """What comes before it is rendered; nothing after it is waited for."""
+    strict = byte_tokenizer(
+        "{% for m in messages %}{{ m.content }}{{ raise_exception('odd') if m.content == 'x' }}{% endfor %}"
+    )
+    odd = Chat(8, (("user", "x"), ("assistant", "y")))
+    with pytest.raises(UserError, match=r"^line 8: got user, assistant; .* \(odd\)"):
+        all_tokens(strict, [TALK, odd, TALK])
+    first, second = rendered(strict, [(TALK.messages, False), (odd.messages, False), (TALK.messages, False)])
+    assert isinstance(first, str)
+    assert second == Refusal("odd")
