@@ -10,6 +10,8 @@ setup: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# the oracle of the scaling rules; without its requirements, since torchvision has no build for this torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps mup
 	touch $@
 
 demo: setup  ## the main job: six questions on real data, one page of answers

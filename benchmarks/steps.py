@@ -180,7 +180,8 @@ VALLEY = (
         writes=("valley_forecast.json", "valley_predictions.json"), page="valley",
     ),
     *_parts(
-        "valley", "valley", {"steering": 0.2, "text": 0.2, "merges": 0.2, "speed": 0.1}, {"speed": (LANDSCAPES,)}
+        "valley", "valley", {"steering": 0.2, "text": 0.2, "merges": 0.2, "coverage": 0.1, "speed": 0.1},
+        {"speed": (LANDSCAPES,)},
     ),
     Step(
         name="valley_mergekit", hours=0.1, writes=("valley_mergekit.json",), page="valley", needs=(MERGEKIT,),
@@ -201,6 +202,7 @@ STEPS: tuple[Step, ...] = (
     _one("hypergrad_cost", "hypergradients", 0.3, HIGHER, TORCHOPT, BETTY, kind="jsonl"),
     _one("hypergrad_cosine", "hypergradients", 0.2, kind="jsonl"),
     _one("hypergrad_ranks", "hypergradients", 0.1, kind="jsonl"),
+    _one("hypergrad_replays", "hypergradients", 0.1),
     _one("condense_table", "hypergradients", 0.9),
     _one("adapt_table", "hypergradients", 0.9),
     _one("pde_table", "hypergradients", 0.4),
@@ -210,7 +212,7 @@ STEPS: tuple[Step, ...] = (
     *NETWORK,
     *VALLEY,
     *_parts(
-        "federated", "federated", {"methods": 3.2, "faults": 0.2, "bytes": 0.1, "speed": 0.2},
+        "federated", "federated", {"methods": 4.0, "faults": 0.2, "distances": 0.1, "bytes": 0.1, "speed": 0.2},
         {"speed": (FLOWER, PFL)},
     ),
     *_parts("trust", "trust", {"kills": 1.0, "disks": 0.3, "mutations": 0.5}, {"disks": (ROOT,)}),

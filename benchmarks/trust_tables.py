@@ -69,8 +69,22 @@ def disks() -> str:
     return table(head, lines)
 
 
+def fuzz() -> str:
+    """Fuzzed runs by verb: how they ended, and what went wrong."""
+    rows, lines = rows_of("fuzz"), []
+    for verb in (*dict.fromkeys(row["verb"] for row in rows), "all"):
+        of = [row for row in rows if verb in {row["verb"], "all"}]
+        ends = [sum(row["status"].get(status, 0) for row in of) for status in ("0", "1", "2", "130")]
+        wrong = [case["wrong"] for row in of for case in row["wrong"]]
+        traces, foreign = (sum(one.startswith(word) for one in wrong) for word in ("traceback", "changed"))
+        lines.append([verb, sum(row["cases"] for row in of), *ends, traces, foreign, len(wrong) - traces - foreign])
+    ends = ["done (0)", "failed (1)", "refused (2)", "stopped (130)"]
+    return table(["", "cases", *ends, "tracebacks", "files of others changed", "any other fault"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "trust-kills": kills, "trust-mutations": mutations, "trust-damages": damages, "trust-disks": disks,
+    "trust-fuzz": fuzz,
 }  # fmt: skip
 
 

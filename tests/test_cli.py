@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from sparing.cli import SHELLS, VERBS, main
+from sparing.cli import SHELLS, UNEXPECTED, VERBS, main
 
 
 def test_without_a_verb_the_list_is_shown(capsys):
@@ -86,5 +87,125 @@ def test_json_is_one_document_on_standard_output(capsys):
 @pytest.mark.processes
 def test_module_runs_as_the_command():
     done = subprocess.run([sys.executable, "-m", "sparing", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "finetune" in done.stdout
+
+
+FAKE = "sparing.jobs.fetch"
+"""A job that these tests replace."""
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Let ``sparing fetch`` end in an error."""
+
+    def fail(error: BaseException) -> None:
+        def run(settings: object) -> None:
+            raise error
+
+        monkeypatch.setattr(importlib.import_module(FAKE), "run", run)
+
+    return fail
+
+
+def test_an_unforeseen_error_is_one_line_that_says_so(failing, capsys):
+    failing(ZeroDivisionError("nobody thought of\nthis"))
+    assert main(["fetch"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("sparing: fetch: got ZeroDivisionError: nobody thought of; ")
+    assert UNEXPECTED in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["--debug", "SPARING_DEBUG"])
+def test_debug_shows_where_it_came_from(how, failing, capsys, monkeypatch):
+    failing(ZeroDivisionError("nobody thought of this"))
+    if how != "--debug":
+        monkeypatch.setenv(how, "1")
+    assert main(["fetch", *[how] * (how == "--debug")]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert "in run" in err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 9")]
+)
+def test_memory_that_has_run_out_is_no_bug(error, failing, capsys):
+    failing(error)
+    assert main(["fetch"]) == 1
+    err = capsys.readouterr().err
+    assert UNEXPECTED not in err
+    assert "pass smaller sizes" in err
+
+
+def test_no_line_shows_the_password_of_a_url(failing, capsys):
+    failing(OSError("no route to postgresql://me:s3cret@host/db"))
+    assert main(["fetch"]) == 1
+    assert "postgresql://me:***@host/db" in capsys.readouterr().err
+    assert main(["fetch", "--storage", "postgresql://me:s3cret@host/db"]) == 2
+    assert "s3cret" not in capsys.readouterr().err
+
+
+def test_an_interrupt_that_a_library_swallowed_is_an_interrupt(failing, capsys, monkeypatch):
+    """Libraries in C make other errors of Ctrl-C; what follows it is not the run's failure."""
+
+    def run(settings: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise SystemError("error return without exception set") from None
+
+    monkeypatch.setattr(importlib.import_module(FAKE), "run", run)
+    assert main(["fetch"]) == 130
+    assert capsys.readouterr().err == "sparing: interrupted\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("moment", ["import_module", "find_spec"])
+def test_ctrl_c_while_modules_load_is_one_line(moment):
+    """Right before the job is imported, and from within an import that swallows what is raised in it."""
+    code = (
+        "import signal, sys\n"
+        "class Loads:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            try: signal.raise_signal(signal.SIGINT)\n"
+        "            except BaseException: raise ImportError('torch is broken') from None\n"
+        "if sys.argv[1] == 'find_spec': sys.meta_path.insert(0, Loads())\n"
+        "import sparing.cli as cli\n"
+        "whole = cli.importlib.import_module\n"
+        "def loads(name):\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    return whole(name)\n"
+        "if sys.argv[1] == 'import_module': cli.importlib.import_module = loads\n"
+        "sys.exit(cli.main(['plan', '--params', '7e9']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, moment], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sparing: interrupted\n")
+
+
+@pytest.mark.parametrize("size", ["9" * 30, "1e30", "9" * 5000])
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [("plan", "batch"), ("plan", "length"), ("scan", "workers"), ("federate", "workers"), ("finetune", "batch"),
+     ("finetune", "length"), ("pretrain", "batch"), ("plan", "params"), ("transfer", "batch"), ("condense", "batch")],
+)  # fmt: skip
+def test_absurd_numbers_are_refused(verb, name, size, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reads = {"scan": ["m"], "finetune": ["m", "d"], "plan": ["--params", "7e9"] if name != "params" else []}
+    assert main([verb, *reads.get(verb, []), f"--{name}", size]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert name in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+def test_the_command_line_speaks_before_torch_is_loaded():
+    code = (
+        "import sys, sparing.cli as cli; cli.main(['--help']); cli.main(['nonsense']); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "finetune" in done.stdout

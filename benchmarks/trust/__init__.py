@@ -14,6 +14,6 @@ JOBS = ("finetune", "pretrain", "condense", "federate")
 
 PARTS: dict[str, Callable[[Sequence[str], int, int], None]] = {
     name: lambda jobs, share, of, name=name: import_module(f"benchmarks.trust.{name}").run(jobs, share, of)
-    for name in ("kills", "disks", "mutations")
+    for name in ("kills", "disks", "mutations", "fuzz")
 }
 """Part -> what measures it, given the jobs and which share of how many."""

@@ -1,7 +1,7 @@
 """The command line: settings dataclasses in, one job run, an exit status out.
 
 Tables go to standard output, progress and logs to standard error. Exit status 0: done; 1: the run failed; 2: the
-user's mistake, said in one line; 130: interrupted after saving.
+user's mistake, said in one line; 130: interrupted, after saving where there was something to save.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import io
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from sparing.errors import RunError, UserError
+from sparing.errors import RunError, UserError, shown
 
 if TYPE_CHECKING:
     from sparing.report import Record
@@ -56,6 +60,13 @@ SHELLS = ("bash", "zsh")
 """Shells that completion is written for."""
 
 
+DEBUG, DEBUG_VARIABLE = "--debug", "SPARING_DEBUG"
+"""What shows the traceback of an error: a word beside the settings of any verb, or a variable of the environment."""
+
+UNEXPECTED = "this is a bug of sparing"
+"""What the line of an error says that nobody has foreseen; tests look for it."""
+
+
 class MisuseError(ValueError):
     """Arguments that do not fit a verb's settings; the message is one line."""
 
@@ -72,7 +83,8 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "sparing VERB --help shows every setting with its unit and default; --json prints one JSON document.",
+            "sparing VERB --help shows every setting with its unit and default; --json prints one JSON document,",
+            "--debug shows where an error came from.",
             "sparing --print-completion bash prints what completes all this in your shell.",
         ]
     )
@@ -120,6 +132,22 @@ def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
         raise MisuseError(f"{_one_line(complaint.getvalue())}; see `sparing {name} --help`") from None
 
 
+def _loaded(module: str) -> Any:
+    """Import a job; Ctrl-C meanwhile ends the process at once, for modules of others swallow it or print of it."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"sparing: interrupted\n")
+        os._exit(130)
+
+    if threading.current_thread() is not threading.main_thread():
+        return importlib.import_module(module)
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        return importlib.import_module(module)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _document(record: Record) -> str:
     """A record as one JSON document: the header, and the rows by table.
 
@@ -146,7 +174,7 @@ def _print_completion(shell: str) -> None:
         raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
     import tyro
 
-    jobs = {name: importlib.import_module(verb.module).Settings for name, verb in VERBS.items()}
+    jobs = {name: _loaded(verb.module).Settings for name, verb in VERBS.items()}
     asked = ["--tyro-print-completion", shell]
     with contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(jobs, prog="sparing", args=asked)
@@ -177,8 +205,8 @@ def _run(arguments: list[str]) -> int:
     if name not in VERBS:
         raise UserError("sparing", got=name, why=f"the verbs are {', '.join(VERBS)}", do="see `sparing --help`")
     as_json = "--json" in rest
-    job = importlib.import_module(VERBS[name].module)
-    record = job.run(_parse(name, job.Settings, [argument for argument in rest if argument != "--json"]))
+    job = _loaded(VERBS[name].module)
+    record = job.run(_parse(name, job.Settings, [word for word in rest if word not in {"--json", DEBUG}]))
     if int(os.environ.get("RANK", "0")):  # of several processes under torchrun the first one speaks
         return 0
     if as_json:
@@ -197,19 +225,89 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status (see the module).
     """
-    try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
-    except (UserError, MisuseError) as mistake:
-        sys.stderr.write(f"sparing: {mistake}\n")
-        return 2
-    except BrokenPipeError:  # the reader had enough; nothing more may be flushed into it at exit
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with _interrupts() as patience:
+        try:
+            patience.running = True
+            return _run(given)
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: nothing is shown as a traceback
+            patience.running = False
+            return _told(error, given, interrupted=patience.pressed)
+
+
+def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
+    """Say in one line why a run ended.
+
+    Args:
+        error: What it ended with.
+        given: The command line; with ``--debug`` the traceback is shown before the line.
+        interrupted: Whether Ctrl-C was pressed: whatever was under way then may fail as it likes.
+
+    Returns:
+        The exit status.
+    """
+    if isinstance(error, BrokenPipeError):  # the reader had enough; nothing more may be flushed into it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (RunError, OSError) as failure:
-        sys.stderr.write(f"sparing: {failure}\n")
-        return 1
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except KeyboardInterrupt as stop:
-        sys.stderr.write(f"sparing: {stop or 'interrupted'}\n")
-        return 130
+    if DEBUG in given or DEBUG_VARIABLE in os.environ:
+        traceback.print_exception(error)
+    if isinstance(error, UserError | MisuseError):
+        return _say(str(error), 2)
+    if isinstance(error, KeyboardInterrupt) or interrupted:
+        return _say(str(error) if str(error) and isinstance(error, KeyboardInterrupt) else "interrupted", 130)
+    if isinstance(error, RunError | OSError):
+        return _say(str(error), 1)
+    said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    if _is_memory(error):
+        return _say(f"memory: got {said}; this machine has no more for it; pass smaller sizes", 1)
+    return _say(f"{given[0]}: got {said}; {UNEXPECTED}; run it again with {DEBUG} and tell us", 1)
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Whether memory has run out; torch tells it of a processor in words only."""
+    words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Unable to allocate")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _say(line: str, status: int) -> int:
+    """Write the line; returns the status."""
+    sys.stderr.write(f"sparing: {shown(line)}\n")
+    return status
+
+
+@dataclass(slots=True)
+class _Patience:
+    """What is known of Ctrl-C while a verb runs."""
+
+    pressed: bool = False
+    """Whether it was: modules that are loading, and libraries in C, make other errors of it than Python's."""
+
+    running: bool = False
+    """Whether it stops anything; while a run's end is told it is only noted."""
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        self.pressed = True
+        if self.running:
+            signal.default_int_handler(number, frame)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[_Patience]:
+    """Note Ctrl-C before it is raised.
+
+    Yields:
+        What is known of it.
+    """
+    patience = _Patience()
+    ours = threading.current_thread() is threading.main_thread()
+    usual = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, patience.note)
+    try:
+        yield patience
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from urllib.parse import unquote
+
+_PASSWORDS = re.compile(r"(\b[\w+.-]+://[^\s:/?#]*:)(\S*)@")
+_PARAMETERS = re.compile(r"(?i)([?&;](?:password|passwd|pwd|pass|token|secret|sslpassword)=)([^\s&;#'\"]*)")
 
 
 class UserError(ValueError):
@@ -26,11 +31,41 @@ class UserError(ValueError):
             do: The change or command that mends it.
         """
         self.what, self.got, self.why, self.do = what, got, why, do
-        super().__init__(_shown(f"{what}: got {got}; {why}; {do}".replace("\n", " ")))
+        super().__init__(shown(f"{what}: got {got}; {why}; {do}"))
 
 
-def _shown(line: str) -> str:
-    """A line without letters that move a terminal's cursor: names in a file may be anybody's."""
+def without_password(text: str, *, of: str = "") -> str:
+    """Take the passwords out of the URLs of a text: of users, and of parameters that are called so.
+
+    Args:
+        text: Any text.
+        of: A URL whose password is taken out wherever the text has it, also in pieces, as drivers quote hosts.
+
+    Returns:
+        The text with ``***`` for each.
+
+    Example:
+        >>> without_password("sqlite:///a.db, mysql://me:s3cret@host/db?password=s3cret")
+        'sqlite:///a.db, mysql://me:***@host/db?password=***'
+    """
+    text = _PARAMETERS.sub(r"\1***", _PASSWORDS.sub(r"\1***@", text))
+    for match in (*_PASSWORDS.finditer(of), *_PARAMETERS.finditer(of)):
+        for piece in re.split(r"[@/:?#]", match[2]):
+            for word in (piece, unquote(piece)):
+                text = text.replace(word, "***") if len(word) > 2 else text
+    return text
+
+
+def shown(line: str) -> str:
+    """A line as a terminal may see it: names in a file may be anybody's.
+
+    Args:
+        line: Any text.
+
+    Returns:
+        The text in one line, without passwords of URLs and letters that move the cursor.
+    """
+    line = without_password(line.replace("\n", " "))
     moving = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     return "".join(ascii(letter)[1:-1] if unicodedata.category(letter) in moving else letter for letter in line)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import sparing.data.sources as module
+from patience import PATIENCE
 from sparing.data import assets, available, fetch
 from sparing.errors import UserError
 
@@ -169,7 +170,7 @@ def test_of_many_askers_one_fetches(shop, cache: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert got == [cache / "tiny" / "text.txt"] * 4
     assert len(shop.calls) == 1
 
@@ -216,7 +217,7 @@ fetch("tiny", progress=False)
 def test_a_killed_fetch_leaves_nothing_that_is_used_and_the_next_one_cleans_up(shop, cache: Path) -> None:
     program = KILLED.format(tests=str(Path(__file__).parent), folder=str(shop.folder))
     with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
-        for _ in range(600):
+        for _ in range(12000):
             if shop.calls:
                 break
             time.sleep(0.1)

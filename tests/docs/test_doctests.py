@@ -5,21 +5,23 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
-import pkgutil
+from pathlib import Path
 
 import pytest
 
 import sparing
 
 FLOWER = importlib.util.find_spec("flwr") is not None  # modules of that extra cannot be imported without it
+SOURCES = Path(sparing.__file__).parent
 MODULES = [
-    info.name
-    for info in pkgutil.walk_packages(sparing.__path__, "sparing.")
-    if not info.name.endswith("__main__") and (FLOWER or "federated.flower_" not in info.name)
+    ".".join(path.relative_to(SOURCES.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(SOURCES.rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8") and (FLOWER or not path.name.startswith("flower_"))
 ]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted
     assert result.failed == 0

@@ -23,7 +23,6 @@ def probed(folder: str) -> list[dict]:
 
 @pytest.mark.processes
 @pytest.mark.slow  # four processes that import torch
-@pytest.mark.timeout(240)
 def test_four_processes_write_a_topology_that_a_plan_reads(tmp_path, capsys):
     found = answers(4, probed, str(tmp_path))
     assert all(rows == found[0] for rows in found)  # every rank knows the same
@@ -44,6 +43,19 @@ def test_one_process_is_refused_in_one_line(tmp_path, capsys, monkeypatch):
     assert err.count("\n") == 1
     assert "torchrun" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_topology_of_another_probe_is_left_alone(tmp_path, capsys, monkeypatch):
+    """Before anything is measured; a topology somebody copied there is no run's, and is never deleted."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "topology.json").write_text("mine")
+    for more, said in (
+        ([], "it holds another run (topology.json)"),
+        (["--overwrite"], "no run wrote its topology.json"),
+    ):
+        assert main(["probe", "--out", str(tmp_path), *more]) == 2
+        assert said in capsys.readouterr().err
+    assert (tmp_path / "topology.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize("bad", [{"groups": 0}, {"per_group": -1}, {"seconds": 0.0}])

@@ -138,7 +138,6 @@ def choices() -> list[Found]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_all_ranks_choose_by_the_slowest_of_them() -> None:
     """A rank without room for the whole model and a micro-step times none, and then the wires alone count."""
     work = workload_of(stack(), accumulate=2)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparing.errors import without_password
 from sparing.report.environment import command, commit, environment, without_folders
 
 module = sys.modules["sparing.report.environment"]
@@ -83,24 +84,85 @@ def test_only_a_whole_absolute_path_is_reduced(text: str, kept: str) -> None:
     assert without_folders(text) == kept
 
 
+WHO = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout that holds the sources, as far as this module can tell."""
+    root = tmp_path / "checkout"
+    (root / "src" / "sparing").mkdir(parents=True)
+    (root / "src" / "sparing" / "file").write_text("1")
+    for words in (["init", "-q", "-b", "trunk"], ["add", "."], [*WHO, "commit", "-q", "-m", "first"]):
+        git(root, *words)
+    monkeypatch.setattr(module, "__file__", str(root / "src" / "sparing" / "report" / "environment.py"))
+    return root
+
+
 @pytest.mark.processes
-def test_the_commit_is_that_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit() is None
-    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    (tmp_path / "file").write_text("1")
-    for words in (["init", "-q"], ["add", "file"], [*who, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", *words], check=True)
-    full = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+def test_the_commit_is_that_of_the_sources_however_git_keeps_it(checkout: Path, tmp_path: Path, monkeypatch) -> None:
+    """A branch, packed branches, a detached head, a worktree and a branch of its own: as git itself says."""
+    full = git(checkout, "rev-parse", "HEAD")
     assert commit() == full[:12]
-    (tmp_path / "file").write_text("2")
-    assert commit() == f"{full[:12]}-dirty"
+    git(checkout, "pack-refs", "--all")
+    assert not (checkout / ".git" / "refs" / "heads" / "trunk").exists()
+    assert commit() == full[:12]
+    git(checkout, "worktree", "add", "-q", "-b", "side/way", str(tmp_path / "side"))
+    git(tmp_path / "side", *WHO, "commit", "-q", "--allow-empty", "-m", "second")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "side/src/sparing/report/environment.py"))
+    second = git(tmp_path / "side", "rev-parse", "HEAD")
+    assert commit() == second[:12] != full[:12]
+    git(tmp_path / "side", "checkout", "-q", "--detach", full)
+    assert commit() == full[:12]
 
 
-def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+@pytest.mark.processes
+def test_nothing_runs_and_nothing_is_told_from_the_folder_one_stands_in(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repository may name a program that ``git status`` and ``git describe`` run."""
+    hostile, proof = tmp_path / "hostile", tmp_path / "proof"
+    hostile.mkdir()
+    git(hostile, "init", "-q")
+    (hostile / "hook").write_text(f"#!/bin/sh\ntouch '{proof}'\n")
+    (hostile / "hook").chmod(0o755)
+    for words in (["add", "."], [*WHO, "commit", "-q", "-m", "bait"]):
+        git(hostile, *words)
+    git(hostile, "config", "core.fsmonitor", str(hostile / "hook"))
+    (checkout / ".git" / "config").write_text(f"[core]\n\tfsmonitor = {hostile / 'hook'}\n")
+    monkeypatch.chdir(hostile)
+    assert environment()["commit"] not in {None, git(hostile, "rev-parse", "HEAD")[:12]}
+    assert not proof.exists()
+    git(hostile, "describe", "--always", "--dirty")
+    assert proof.exists()  # git itself would have run it
+
+
+@pytest.mark.parametrize(
+    "broken", [{"HEAD": ""}, {"HEAD": "ref: refs/heads/none"}, {"HEAD": "x" * 40}, {"HEAD": "ref: ../../../etc/passwd"}]
+)
+def test_a_broken_checkout_has_no_commit(broken: dict[str, str], checkout: Path) -> None:
+    for name, content in broken.items():
+        (checkout / ".git" / name).write_text(content)
     assert commit() is None
+
+
+def test_installed_sources_have_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout around the folder they are installed in, such as that of a user's own project, is not theirs."""
+    there = checkout / "lib/python3/site-packages/sparing/report/environment.py"
+    monkeypatch.setattr(module, "__file__", str(there))
+    assert commit() is None
+
+
+def test_passwords_of_urls_are_left_out() -> None:
+    url = "postgresql://me:s3cret@host/db?password=s3cret"
+    assert "s3cret" not in command(["sparing", "transfer", "--storage", url, f"--storage={url}"])
+    assert "s3cret" not in without_password(f"cannot reach {url}")
+    assert without_password("no host word1@host", of="mysql://me:pass@word1@host/d") == "no host ***@host"
 
 
 def test_a_cuda_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

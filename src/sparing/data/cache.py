@@ -67,7 +67,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     try:
         return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

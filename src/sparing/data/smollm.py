@@ -27,7 +27,9 @@ def build_smollm2(members: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     with quiet_bars():
-        loaded = AutoModelForCausalLM.from_pretrained(members, gguf_file=GGUF, dtype=torch.float32)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            members, gguf_file=GGUF, dtype=torch.float32, trust_remote_code=False
+        )
         settings = loaded.config.to_dict()
         for key in ("quantization_config", "_name_or_path"):
             settings.pop(key, None)
@@ -36,4 +38,4 @@ def build_smollm2(members: Path, out: Path) -> None:
         model.load_state_dict(loaded.state_dict())
         model.generation_config = loaded.generation_config
         model.save_pretrained(out)
-        AutoTokenizer.from_pretrained(members, gguf_file=GGUF).save_pretrained(out)
+        AutoTokenizer.from_pretrained(members, gguf_file=GGUF, trust_remote_code=False).save_pretrained(out)

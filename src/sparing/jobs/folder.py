@@ -25,6 +25,7 @@ from typing import Any
 
 from sparing.errors import UserError, require
 from sparing.jobs import checkpoint
+from sparing.jobs.alone import hold_, release_
 from sparing.jobs.disk import digest, refusing_to_write
 from sparing.report import Record
 from sparing.report.atomic import write_whole
@@ -103,6 +104,10 @@ class Folder:
     """What a run of this job writes beside run.json, record.jsonl, report.html and checkpoints."""
     reads: tuple[Path, ...] = ()
     """Files and directories that the run reads: never deleted."""
+    resumes: bool = True
+    """Whether a run of this job can go on where another stopped."""
+    shared: bool = False
+    """Whether several runs may work in the directory at once, once it is claimed."""
 
     def at(self, name: str) -> Path:
         """Place of a thing in the directory."""
@@ -127,7 +132,8 @@ class Folder:
             require(there, "resume", out, "no run was started there", "leave --resume away, or pass its --out")
             return
         held = self.held()
-        do = "pass another --out, --resume to go on with it, or --overwrite to delete it"
+        go_on = ", --resume to go on with it," if self.resumes else ""
+        do = f"pass another --out{go_on} or --overwrite to delete it"
         require(self.overwrite or not held, "out", out, f"it holds another run ({', '.join(held)})", do)
         foreign = bool(held) and RUN not in held
         require(not foreign, "overwrite", out, f"no run wrote its {', '.join(held)}", "pass another --out")
@@ -188,10 +194,12 @@ class Folder:
             files: Names in it under which hashes of files stand.
 
         Raises:
-            UserError: If the run was another one, or its mark is damaged.
+            UserError: If the run was another one, its mark is damaged, or another process works on it.
         """
         if not self.resume:
             return
+        with refusing_to_write("out", self.path):
+            hold_(self.path, shared=self.shared)
         try:
             before = json.loads(self.at(RUN).read_text(encoding="utf-8"))
             changed = differences(before, now, files=files)
@@ -210,16 +218,21 @@ class Folder:
             now: Identity of the run.
 
         Raises:
-            UserError: If the directory cannot be written.
+            UserError: If the directory cannot be written, or another run has taken it meanwhile.
         """
         if self.resume:
             self._sweep_()
             return
         with refusing_to_write("out", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            hold_(self.path)
+            self.check()  # once more: a run may have come and gone since
             for name in reversed(self.held()):  # the mark last, so that a deletion that was cut short can be repeated
                 path = self.at(name)
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_whole(self.at(RUN), json.dumps(dict(now), indent=2) + "\n")
+            if self.shared:
+                hold_(self.path, shared=True)
 
     def save(self, step: int, tree: Mapping[str, Any]) -> Path:
         """Write a checkpoint.
@@ -247,6 +260,7 @@ class Folder:
         with refusing_to_write("saving", self.path):
             record.write(self.at(RECORD))
             write_page(record, self.at(PAGE))
+        release_(self.path)
         record.settings["out"] = str(self.path)
 
 

@@ -6,9 +6,14 @@ import math
 
 from sparing.errors import require
 
+MOST = 2**31 - 1
+"""What any count is at most: sizes and loops of the libraries below end there."""
 
-def at_least(least: int, settings: object, *names: str, why: str = "it is a count", within: str = "") -> None:
-    """Refuse settings that are too small, infinite or not a number.
+
+def at_least(
+    least: int, settings: object, *names: str, why: str = "it is a count", within: str = "", most: float = MOST
+) -> None:
+    """Refuse settings that are too small, infinite or not a number, and whole numbers that are absurdly large.
 
     Args:
         least: Smallest value that works.
@@ -16,6 +21,7 @@ def at_least(least: int, settings: object, *names: str, why: str = "it is a coun
         names: Which of them.
         why: Why a smaller one cannot work.
         within: What the command line writes before the names, such as ``pinn.``.
+        most: Largest whole number that works; of fractions, as far as another one is given.
 
     Raises:
         UserError: If one is out of range.
@@ -29,6 +35,8 @@ def at_least(least: int, settings: object, *names: str, why: str = "it is a coun
     for name in names:
         value = getattr(settings, name)
         require(value is None or least <= value < math.inf, within + name, value, why, f"pass {least} or more")
+        fine = value is None or (isinstance(value, float) and most == MOST) or value <= most
+        require(fine, within + name, value, f"it is more than {most:g}", f"pass {least} to {most:g}")
 
 
 def positive(

@@ -12,6 +12,8 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from sparing.errors import UserError
+from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.folder import Folder, identity
 from sparing.jobs.limits import at_least, positive
 from sparing.report import Page, Record, Section, Table, format_number, plots, print_table
 from sparing.report.atomic import write_whole
@@ -20,6 +22,7 @@ from sparing.sharding.config import Link, Topology
 from sparing.sharding.probe import measure
 
 UNITS: Final = {"rate": "Gbit/s", "latency": "s", "sharing": "×", "work": "s"}
+TOPOLOGY: Final = "topology.json"
 COLUMNS: Final = ("link", "ranks", "rate", "latency", "sharing", "work")
 
 
@@ -44,6 +47,9 @@ class Settings:
     out: Path = Path("runs/probe")
     """Folder of topology.json, record and page."""
 
+    overwrite: bool = False
+    """Whether a probe that `out` already holds may be deleted (yes or no)."""
+
     def __post_init__(self) -> None:
         """Refuse counts and times that are none.
 
@@ -64,7 +70,7 @@ def run(settings: Settings) -> Record:
         Tables "links" (a row per kind of link) and "about".
 
     Raises:
-        UserError: If there is one process only, or the groups do not fit.
+        UserError: If there is one process only, the groups do not fit, or `out` holds another run.
     """
     ours = not dist.is_initialized()
     if ours and int(os.environ.get("WORLD_SIZE", "1")) < 2:
@@ -72,14 +78,16 @@ def run(settings: Settings) -> Record:
             "probe", got="one process", why="there is no network in it",
             do="start several: torchrun --nproc-per-node 2 -m sparing probe",
         )  # fmt: skip
+    place = Folder(settings.out, overwrite=settings.overwrite, names=(TOPOLOGY,), resumes=False)
+    place.check()
     try:
         topology = _measured(settings)
-        record, first = _record(settings, topology), dist.get_rank() == 0
-        if first:
-            settings.out.mkdir(parents=True, exist_ok=True)
-            write_whole(settings.out / "topology.json", topology.to_json() + "\n")
-            record.write(settings.out / "record.jsonl")
-            write_page(record, settings.out / "report.html")
+        record = _record(settings, topology)
+        if dist.get_rank() == 0:
+            place.claim_(identity(settings))
+            with refusing_to_write("saving", settings.out):
+                write_whole(settings.out / TOPOLOGY, topology.to_json() + "\n")
+            place.finish_(record, write_page)
     finally:
         if ours and dist.is_initialized():
             dist.destroy_process_group()
@@ -97,7 +105,7 @@ def _record(settings: Settings, topology: Topology) -> Record:
     record = Record(question="How fast are the links of this cluster?", settings=settings, seed=0, units=dict(UNITS))
     for axis in topology.axes:
         record.add("links", **link_row(axis))
-    file = settings.out / "topology.json"
+    file = settings.out / TOPOLOGY
     record.add(
         "about", cluster=cluster_title(topology), ranks=topology.world, topology=str(file),
         crowding=topology.crowding, backend=str(dist.get_backend()), page=str(settings.out / "report.html"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
+
+from sparing.errors import without_password
 
 _PACKAGES = ("sparing", "torch", "numpy", "transformers", "peft", "datasets", "safetensors")
 _FOLDERS = re.compile(r"""(?:(?<=^)|(?<=[\s=,:;"'(\[{@]))(?:~|[A-Za-z]:\\|/)[^=,;"')\]}]*""")
@@ -24,8 +26,8 @@ def environment() -> dict[str, Any]:
     Returns:
         Plain JSON: ``python``, ``platform``, ``cpu``, ``cores`` (count this process may use), ``memory`` (bytes, None
         where unknown), ``threads`` (of torch), ``cuda`` (device name, None without), one entry per installed package,
-        ``commit`` (of the current folder, None outside a checkout), ``command`` and ``time`` (UTC). No user name, host
-        name or absolute path.
+        ``commit`` (of the sources that run, None where they are no checkout), ``command`` and ``time`` (UTC). No user
+        name, host name, absolute path or password of a URL.
     """
     return {
         "python": platform.python_version(),
@@ -82,7 +84,7 @@ def command(arguments: Sequence[str]) -> str:
         start = ["python", "-m", path.parent.name]
     else:
         start = ["python", path.name] if path.suffix == ".py" else [path.name]
-    return shlex.join([*start, *(_FOLDERS.sub(_last_name, word) for word in rest)])
+    return shlex.join([*start, *(_FOLDERS.sub(_last_name, without_password(word)) for word in rest)])
 
 
 def _last_name(match: re.Match[str]) -> str:
@@ -91,13 +93,42 @@ def _last_name(match: re.Match[str]) -> str:
 
 
 def commit() -> str | None:
-    """Name the commit of the current folder, "-dirty" where files differ from it; None outside a checkout."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(describe, capture_output=True, text=True, timeout=2, check=True)
-    except (OSError, subprocess.SubprocessError):
+    """Name the commit of the checkout that holds the running sources, from the files of ``.git``.
+
+    Git is not started: a repository may name programs that git would run. Whether files differ from the commit is
+    therefore not told.
+
+    Returns:
+        Twelve digits, or None where the sources were installed from a package.
+    """
+    root = Path(__file__).resolve().parent.parent.parent.parent
+    if not (root / "src" / "sparing").is_dir():
         return None
-    return done.stdout.strip() or None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        git = _git_folder(root / ".git")
+        head = _said(git / "HEAD")
+        name = _pointed(git, head.removeprefix("ref:").strip()) if head.startswith("ref:") else head
+        return name[:12] if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else None
+    return None
+
+
+def _git_folder(git: Path) -> Path:
+    """The folder of a checkout's HEAD; in a worktree ``.git`` is a file that says where it is."""
+    return git if git.is_dir() else git.parent / _said(git).removeprefix("gitdir:").strip()
+
+
+def _pointed(git: Path, name: str) -> str:
+    """The commit that a branch points to; a worktree shares the branches of the checkout it belongs to."""
+    shared = git / _said(git / "commondir") if (git / "commondir").is_file() else git
+    for path in (git / name, shared / name):
+        if path.is_file():
+            return _said(path)
+    packed = (line.partition(" ") for line in _said(shared / "packed-refs").splitlines())
+    return next((commit for commit, _, branch in packed if branch == name), "")
+
+
+def _said(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip()
 
 
 def _versions() -> dict[str, str]:

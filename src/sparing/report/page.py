@@ -53,10 +53,10 @@ class Table:
         """Its columns as text."""
         return to_columns(self.rows, units=self.units, names=self.columns)
 
-    @property
-    def named(self) -> int | None:
-        """Position of the first text column."""
-        return next((at for at, column in enumerate(self.shown) if not column.numeric), None)
+    @staticmethod
+    def named(shown: Sequence[Column]) -> int | None:
+        """Position of the first text column among those shown."""
+        return next((at for at, column in enumerate(shown) if not column.numeric), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any
 
-from sparing.errors import UserError
+from sparing.errors import UserError, without_password
 from sparing.report.atomic import write_whole
 from sparing.report.cells import Cell
 from sparing.report.environment import environment, without_folders
@@ -242,7 +242,8 @@ def plain(value: Any, *, top: bool = False) -> Any:
     """Turn settings into plain JSON.
 
     Dataclasses become mappings (inside another they carry their class name as ``kind``; one without fields becomes its
-    class name), enumerations their values, absolute paths their last name, functions their qualified name.
+    class name), enumerations their values, absolute paths their last name, functions their qualified name; passwords of
+    URLs are left out.
 
     Args:
         value: Settings or any part of them.
@@ -294,7 +295,7 @@ _RULES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (enum.Enum, lambda value: plain(value.value)),
     (int, int),
     (float, _plain_float),
-    (str, lambda value: _utf8(without_folders(value))),
+    (str, lambda value: _utf8(without_password(without_folders(value)))),
     (PurePath, lambda value: _utf8(without_folders(str(value)))),
     (Mapping, lambda value: {str(key): plain(entry) for key, entry in value.items()}),
     ((set, frozenset), _plain_set),

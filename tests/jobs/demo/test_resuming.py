@@ -53,9 +53,11 @@ def test_going_on_with_other_settings_is_refused_and_said(quick, tmp_path):
     assert (tmp_path / "record.jsonl").read_bytes() == before
 
 
-def test_without_resume_it_starts_over(quick, tmp_path):
+def test_without_resume_it_starts_over_when_asked(quick, tmp_path):
     first = demo.run(Settings(out=tmp_path, scale="tiny", chapters=("shard",)))
-    over = demo.run(Settings(out=tmp_path, scale="tiny", seed=1, chapters=("shard",)))
+    with pytest.raises(UserError, match=r"it holds another run .*--overwrite to delete it"):
+        demo.run(Settings(out=tmp_path, scale="tiny", seed=1, chapters=("shard",)))
+    over = demo.run(Settings(out=tmp_path, scale="tiny", seed=1, chapters=("shard",), overwrite=True))
     assert len(over.table("shards")) == len(first.table("shards"))
     assert Record.read(tmp_path / "record.jsonl").seed == 1
 
@@ -68,7 +70,7 @@ def test_a_demo_of_nothing_is_an_error(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="none of them could be run"):
         demo.run(Settings(out=tmp_path, chapters=("memory",)))
     with pytest.raises(UserError, match="no npm"):  # a model that was asked for by name
-        demo.run(Settings(out=tmp_path, chapters=("memory",), source="stories"))
+        demo.run(Settings(out=tmp_path, chapters=("memory",), source="stories", overwrite=True))
 
 
 @pytest.mark.parametrize("chapters", [(), ("valley", "valley")])

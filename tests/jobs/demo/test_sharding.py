@@ -51,7 +51,6 @@ def test_the_paper_s_statements_hold(planned):
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_rank_that_fails_ends_the_others_and_is_told(small):
     with pytest.raises(RunError, match="status 1"):
         room.run_ranks(dataclasses.replace(small.shard, plans=("INN",)))  # a plan that breaks the rule

@@ -17,7 +17,7 @@ from sparing.jobs.checkpoint import saved
 from sparing.jobs.pretrain import Pretrain
 
 # slow: five processes import transformers
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 CASES: dict[str, dict[str, Any]] = {
     "masked": {"plan": "IIG"},
@@ -69,7 +69,7 @@ def together(base: Pretrain) -> list[dict[str, Any]]:
     cases["diverged"] = [case(base, "masked", "diverged", lr=1e300, clip=0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
-        return processes.answers(4, pretrain_ranks.runs, cases, seconds=250)
+        return processes.answers(4, pretrain_ranks.runs, cases)
 
 
 def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

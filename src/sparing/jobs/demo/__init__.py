@@ -16,6 +16,8 @@ from sparing.jobs.demo.overview import write_overview
 from sparing.jobs.demo.page import finished, show, write_page
 from sparing.jobs.demo.resuming import opened
 from sparing.jobs.demo.settings import NAMES, Name, Settings
+from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.folder import PAGE, RECORD, Folder
 from sparing.report import Record
 
 LOG = logging.getLogger("sparing.demo")
@@ -25,6 +27,9 @@ UNITS = {
     "seconds_per_step": "s", "params": "B", "grads": "B", "optimizer": "B", "activations": "B", "transient": "B",
     "peak": "B", "peak_predicted": "B", "peak_measured": "B",
 }  # fmt: skip
+
+FILES = ("overview.png", "overview.json", "tiny-model", "federated")
+"""What a demo writes beside the files of every run."""
 
 QUESTION = "What do six methods for training with little save, and what does it cost?"
 
@@ -88,11 +93,12 @@ def run(settings: Settings) -> Record:
     Raises:
         UserError: If a setting is at fault, the demo to go on with had others, or no chapter could be run.
     """
-    path, page = settings.out / "record.jsonl", settings.out / "report.html"
-    settings.out.mkdir(parents=True, exist_ok=True)
+    place = Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=FILES)
+    path, page = place.at(RECORD), place.at(PAGE)
+    place.check()
     kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
     fresh = Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS))
-    record = opened(fresh, path, resume=settings.resume)
+    record = opened(fresh, place)
     for name in NAMES:
         if name in settings.chapters:
             run_one(name, record, settings, path)
@@ -100,10 +106,10 @@ def run(settings: Settings) -> Record:
         why, do = "none of them could be run", "see the warnings above; `sparing fetch` tells what can be had"
         raise UserError("chapters", got=" ".join(settings.chapters), why=why, do=do)
     record.add("run", page=str(page))
-    record.write(path)
-    write_page(record, page)
-    if len(finished(record)) == len(NAMES) and record.table("shard_runs"):
-        write_overview(record, settings.out)
+    with refusing_to_write("saving", settings.out):
+        if len(finished(record)) == len(NAMES) and record.table("shard_runs"):
+            write_overview(record, settings.out)
+    place.finish_(record, write_page)
     return record
 
 

@@ -83,7 +83,7 @@ def _done(record: Record) -> set[str]:
 def _run(record: Record, path: Path, run: str, settings: Settings) -> None:
     """Federate, and take over the tables."""
     found = job.run(settings)
-    for name in ("data", "partition", "rounds", "price", "methods"):
+    for name in ("data", "partition", "rounds", "price", "methods", "pairs"):
         for row in found.table(name):
             record.add(f"federated_{name}", run=run, **row)
     record.write(path)
@@ -111,7 +111,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK, res
 
     Args:
         record: Filled in place: tables "federated_data", "federated_partition", "federated_rounds",
-            "federated_price", "federated_methods", and "federated_flower" where Flower is installed.
+            "federated_price", "federated_methods", "federated_pairs", and "federated_flower" where Flower is installed.
         seed: Of split, weights and draws.
         path: File of the record; the runs lie beside it.
         work: Size of the work.

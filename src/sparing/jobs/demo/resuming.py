@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from sparing.errors import require
+from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.folder import RECORD, Folder
 from sparing.report import Record
 
 
-def opened(fresh: Record, path: Path, *, resume: bool) -> Record:
+def opened(fresh: Record, place: Folder) -> Record:
     """The record that a demo adds to.
 
     Args:
         fresh: An empty one with the settings of this call.
-        path: Where the record lies.
-        resume: Whether to go on with the one that is there.
+        place: Where the demo writes; it is claimed.
 
     Returns:
-        That one, or the fresh one, which is then on the disk.
+        The one that is there, where the demo goes on, or the fresh one, which is then on the disk.
 
     Raises:
-        UserError: If the one that is there was made with other settings.
+        UserError: If the one that is there was made with other settings, or the directory cannot be written.
     """
-    if resume and path.exists():
+    path = place.at(RECORD)
+    if not path.exists():
+        place.check_same(fresh.settings)
+    elif place.resume:
         there = Record.read(path)
         told = {name: there.settings.get(name) for name in fresh.settings}
-        do = "pass the settings it began with, another --out, or leave --resume away to start over"
+        do = "pass the settings it began with, another --out, or --overwrite in place of --resume to start over"
         why = f"the demo in {path.parent.name} began with {_listed(told)}"
         require(told == fresh.settings, "resume", _listed(fresh.settings), why, do)
+        place.check_same(fresh.settings)
         return there
-    fresh.write(path)
+    place.claim_(fresh.settings)
+    with refusing_to_write("out", place.path):
+        fresh.write(path)
     return fresh
 
 
@@ -52,5 +58,5 @@ def unchanged(record: Record, table: str, found: str, *, column: str = "name") -
     """
     for row in record.table(table)[:1]:
         why = f"the chapter began on {row[column]}, which is not to be had now"
-        do = "make it available again, or leave --resume away to start over"
+        do = "make it available again, or pass --overwrite in place of --resume to start over"
         require(row[column] == found, "resume", found, why, do)

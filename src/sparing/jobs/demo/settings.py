@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from sparing.errors import require
+from sparing.jobs.folder import check_intent
 
 Source = Literal["auto", "stories", "smollm", "bundled"]
 Scale = Literal["tiny", "small"]
@@ -45,7 +46,10 @@ class Settings:
     """Seed of everything that is drawn: rows, layers, images, weights, masks, noise, clients."""
 
     resume: bool = False
-    """Go on where a demo in `out` stopped, method by method, or add chapters to it, instead of starting over."""
+    """Go on where a demo in `out` stopped, method by method, or add chapters to it (yes or no)."""
+
+    overwrite: bool = False
+    """Whether a demo that `out` already holds may be deleted, to start over (yes or no)."""
 
     def __post_init__(self) -> None:
         """Refuse what no demo can be.
@@ -57,3 +61,4 @@ class Settings:
         named = " ".join(self.chapters) or "none"
         fine = 0 < len(self.chapters) == len(set(self.chapters))
         require(fine, "chapters", named, "a demo is made of different chapters", do)
+        check_intent(resume=self.resume, overwrite=self.overwrite)

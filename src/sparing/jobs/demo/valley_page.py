@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sparing.jobs.demo.chapter import Chapter, Claim, once
-from sparing.jobs.scan.figures import hundredths, index_of, pair_figure
+from sparing.jobs.scan.figures import pair_figure
+from sparing.jobs.scan.reading import hundredths, index_of
 from sparing.report import Figure, Record, Section, Table, plots
 from sparing.report.page import Number
 

@@ -109,7 +109,7 @@ def fresh(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.M
 
     try:
         with seeded(seed, "init", device=torch.device("cpu")):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         why = f"no causal language model comes of it ({str(error).strip().splitlines()[0][:100]})"
         raise UserError("config", got=getattr(config, "model_type", "?"), why=why, do="pass another --config") from None

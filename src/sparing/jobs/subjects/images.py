@@ -59,7 +59,7 @@ def look_of(folder: Path, config: Any) -> Look:
         if not plain.get("do_normalize", True):
             return Look(side, channels, known=True)
         return Look(side, channels, tuple(plain["image_mean"]), tuple(plain["image_std"]), known=True)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why, do = f"it has no usable image_mean and image_std ({error})", "save the image processor again"
         raise UserError("checkpoint", got=path, why=why, do=do) from None
 

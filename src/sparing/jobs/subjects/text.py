@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparing.data import ASSETS, bundled_text, load_text
 from sparing.errors import UserError, require
-from sparing.jobs.lm.labels import tokens_of
+from sparing.jobs.lm.labels import all_tokens
 from sparing.jobs.lm.records import read_examples
 
 
@@ -64,7 +64,7 @@ def token_rows(name: str, tokenizer: Any, *, rows: int, length: int) -> Tensor:
         jsonl = Path(name).suffix in {".jsonl", ".json"}
         do = "pass a .txt or .jsonl file, or a text that `sparing fetch` lists"
         require(jsonl, "data", name, "it is no text", do)
-        ids = [token for example in read_examples(Path(name)) for token in tokens_of(tokenizer, example).ids]
+        ids = [token for tokens in all_tokens(tokenizer, read_examples(Path(name))) for token in tokens.ids]
     count = len(ids) // length
     require(count >= 1, "data", f"{len(ids)} tokens", f"a row has {length}", "pass more text, or a smaller --length")
     whole = torch.tensor(ids[: count * length]).view(count, length)

@@ -1,0 +1,152 @@
+"""The folder that a fuzzed run stands in: tiny inputs of every verb, files of others, and a repository that bites."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.trust.cases import SMALL, prepare
+
+LEAST: dict[str, list[str]] = {
+    "finetune": ["model", "data.jsonl", "--batch", "2"],
+    "pretrain": ["--data", "story.txt"],
+    "transfer": [
+        "--rates", "-8", "-6", "--widths", "16", "--densities", "1", "--rules", "sp", "--seeds", "0", "--base-width",
+        "16", "--layers", "1", "--steps", "10", "--batch", "8", "--least-live", "1", "--no-coordinates",
+    ],
+    "condense": [],
+    "adapt": [
+        "--model", "model", "--books", "book.txt", "--elsewhere", "story.txt", "--documents", "2", "--stream", "2",
+        "--held", "2", "--length", "64", "--context", "16", "--tune", "0", "--rates", "0.01", "--width", "4",
+        "--directions", "1", "--steps", "1", "--seconds", "1", "--looks", "1", "--methods", "uniform", "fg-phi",
+    ],
+    "scan": [
+        "model", "--data", "story.txt", "--parts", "noises", "--noises", "gaussian", "--points", "3", "--draws", "1",
+        "--rows", "2", "--length", "16",
+    ],
+    "merge": ["model", "other", "--data", "story.txt", "--points", "3", "--rows", "2", "--length", "16"],
+    "federate": ["--data", "rows.safetensors"],
+    "invert": ["--grid", "16", "--steps", "1", "--seeds", "0", "--patience", "1"],
+    "plan": ["model", "--memory", "1GB", "--length", "32", "--active", "1", "--ranks", "2", "--no-maps"],
+    "fetch": [],
+    "probe": ["--seconds", "0.05"],
+    "demo": ["--chapters", "transfer", "--scale", "tiny"],
+}  # fmt: skip
+"""Words of each verb's smallest run."""
+
+FEW: dict[str, dict[str, Any]] = {
+    "finetune": {"steps": 2, "accumulate": 1, "max-new-tokens": 2, "evaluate-every": 1},
+    "pretrain": {"steps": 2, "warmup": 1, "every": 1, "eval-every": 1},
+    "condense": {"steps": 1, "unroll": 2, "batch": 8, "eval-steps": 2, "looks": 1, "held-out": 8},
+    "federate": {
+        "rows": 40, "test-rows": 20, "clients": 4, "participation": 0.5, "rounds": 2, "members": "no", "workers": 1,
+    },
+}  # fmt: skip
+"""What ``cases.SMALL`` has more of."""
+
+READS = {
+    "finetune": ("model", "data.jsonl", "chats.jsonl", "topology.json"),
+    "pretrain": ("story.txt", "config.json", "model", "topology.json"),
+    "adapt": ("model", "book.txt", "story.txt"),
+    "scan": ("model", "story.txt", "data.jsonl"),
+    "merge": ("model", "other", "story.txt"),
+    "federate": ("rows.safetensors",),
+    "plan": ("model", "config.json", "topology.json"),
+    "fetch": ("story.txt",),
+}
+"""Inputs of each verb that may be damaged."""
+
+KIND = {
+    "model": ["model"], "data": ["story.txt", "data.jsonl", "chats.jsonl", "rows.safetensors"],
+    "topology": ["topology.json"], "config": ["config.json", "model"], "held_out_data": ["data.jsonl"],
+    "base": ["model"], "initial": ["other", "model"], "books": ["book.txt"], "elsewhere": ["story.txt"],
+    "tokenizer": ["model", "char", "bpe"], "checkpoint": ["other"], "models": ["model"], "path": ["story.txt"],
+    "directory": ["model", "config.json"], "text": ["alice"], "storage": ["sqlite:///shared.db"],
+}  # fmt: skip
+"""Values of settings that are files, beside strange ones."""
+
+
+def least(verb: str) -> list[str]:
+    """The words of a verb's smallest run, without the verb and its folder."""
+    more = [
+        f"--{name}" if value == "yes" else f"--no-{name}" if value == "no" else f"--{name}={value}"
+        for name, value in (SMALL.get(verb, {}) | FEW.get(verb, {})).items()
+    ]
+    return [*LEAST[verb], *more]
+
+
+def build(folder: Path) -> None:
+    """Write the world."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    from sparing.sharding.config import Topology
+
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel.from_pretrained(folder / "model")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "other")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    for name in ("model", "other"):
+        tokenizer.save_pretrained(folder / name)
+    (folder / "config.json").write_text((folder / "model" / "config.json").read_text())
+    rows = [{"role": role, "content": f"{role} speaks"} for role in ("user", "assistant")]
+    (folder / "chats.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 6)
+    (folder / "book.txt").write_text(_book())
+    machine = Topology(groups=2, per_group=2, inter="8Gbps", intra="80Gbps")
+    (folder / "topology.json").write_text(machine.to_json() + "\n")
+    images, targets = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
+    parts = {"inputs": images[:40], "targets": targets[:40], "test_inputs": images[40:], "test_targets": targets[40:]}
+    save_file({name: part.contiguous() for name, part in parts.items()}, folder / "rows.safetensors")
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    for name in ("record.jsonl", "report.html", "topology.json", "notes.txt"):
+        (theirs / name).write_text("somebody's")
+    _bite(folder)
+
+
+def _book() -> str:
+    towns = ("Madrid", "Toledo", "Sicily", "Palermo", "Lisbon", "Vienna")
+    sentences = [f'One day {who} of {town} met Margery. "Where do you go?" said the cat to Pedro. They came to {town}.'
+                 for town in towns for who in ("Robert", "Guido", "Rosalba", "Pedro")]  # fmt: skip
+    return "THE FIRST CHAPTER\n\n" + "\n\n".join(sentences) + "\n"
+
+
+def _bite(folder: Path) -> None:
+    """Make the folder a repository whose configuration names a program: git would run it on ``describe``."""
+    hook = folder / "hook"
+    hook.write_text("#!/bin/sh\ntouch bitten\n")
+    hook.chmod(0o755)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q", "--template="], ["add", "book.txt"], [*who, "commit", "-q", "-m", "bait"],
+                  ["config", "core.fsmonitor", "./hook"]):  # fmt: skip
+        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+
+
+def shrink() -> None:
+    """Make what comes from elsewhere tiny: images of two kinds, and a chapter of the demo."""
+    import torch
+
+    from sparing.jobs.condense import job
+    from sparing.jobs.condense.material import Material
+    from sparing.jobs.demo import transfer
+
+    def pair(count: int) -> tuple[Any, Any]:
+        stream = torch.Generator().manual_seed(0)
+        return torch.randint(0, 256, (count, 1, 16, 16), dtype=torch.uint8, generator=stream), torch.arange(count) % 2
+
+    small = Material(name="mnist", train=pair(40), held_out=pair(8), test=pair(20), classes=("up", "down"))
+    job.gather = lambda name, held_out: small  # type: ignore[assignment]
+    transfer.WORKS["tiny"] = dataclasses.replace(
+        transfer.WORK, widths=(64,), base_width=32, layers=1, densities=(1.0, 0.5), rates=(-8, -6), steps=10, batch=8,
+        least_live=4,
+    )  # fmt: skip

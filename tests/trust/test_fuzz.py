@@ -1,0 +1,75 @@
+"""A seeded slice of the fuzzer, in an interpreter of its own; and that it sees what it looks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparing.cli import VERBS
+
+ROOT = Path(__file__).parents[2]
+
+SLICE = {"plan": (0, 30), "merge": (0, 20), "fetch": (0, 10)}
+"""Cases of verbs whose runs cost least."""
+
+CODE = """
+import json, torch
+torch.set_num_threads(1)
+from benchmarks.trust import fuzz
+import sparing.jobs.fetch as fetch
+with fuzz.Fuzzer(tuple(%(slice)r), pages=False) as fuzzer:
+    rows = {verb: fuzzer.block(verb, range(*some)) for verb, some in %(slice)r.items()}
+    case = fuzz.Case("fetch", 0, ["fetch"])
+    whole, seen = fetch.run, {}
+    def fail(settings): raise KeyError("unforeseen")
+    def spoil(settings):
+        open("book.txt", "a").write("x")
+        return whole(settings)
+    def hang(settings):
+        import signal
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True: pass
+    for name, run in (("traceback", fail), ("changed ['book.txt']", spoil), ("status -9", hang)):
+        fetch.run, fuzz.PATIENCE = run, 0.05
+        seen[name] = fuzzer.tried(case).wrong
+print(json.dumps([rows, seen]))
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    code = CODE % {"slice": SLICE}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.processes
+@pytest.mark.slow  # an interpreter that imports what three verbs need
+@pytest.mark.parametrize("verb", SLICE)
+def test_no_case_ends_in_a_traceback_or_changes_what_is_not_its_own(verb: str, told: Any) -> None:
+    row = told[0][verb]
+    assert row["wrong"] == []
+    assert row["cases"] == sum(row["status"].values()) == SLICE[verb][1]
+    assert set(row["status"]) <= {"0", "1", "2", "130"}
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_fuzzer_sees_what_it_looks_for(told: Any) -> None:
+    """An unforeseen error behind the guard, a file of others that is changed, a run that does not stop."""
+    assert told[1] == {name: name for name in told[1]}
+
+
+def test_ten_thousand_cases_of_every_verb() -> None:
+    from benchmarks.trust.fuzz import CASES
+
+    assert set(CASES) == set(VERBS)
+    assert sum(CASES.values()) == 10_000
