@@ -215,7 +215,9 @@ STEPS: tuple[Step, ...] = (
         "federated", "federated", {"methods": 4.0, "faults": 0.2, "distances": 0.1, "bytes": 0.1, "speed": 0.2},
         {"speed": (FLOWER, PFL)},
     ),
-    *_parts("trust", "trust", {"kills": 1.0, "disks": 0.3, "mutations": 0.5}, {"disks": (ROOT,)}),
+    *_parts(
+        "trust", "trust", {"kills": 1.0, "disks": 0.3, "mutations": 0.5, "idioms": 0.2, "fuzz": 2.0}, {"disks": (ROOT,)}
+    ),
     Step(
         name="composition_lisa_sharding", hours=0.5, writes=("composition_lisa_sharding.jsonl",), page="composition",
         needs=(ROOT,), commands=("python -m benchmarks.composition --only lisa_sharding",),

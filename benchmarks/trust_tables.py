@@ -82,9 +82,18 @@ def fuzz() -> str:
     return table(["", "cases", *ends, "tracebacks", "files of others changed", "any other fault"], lines)
 
 
+def idioms() -> str:
+    """Idiom suites by room: cells, and how many end in which outcome."""
+    rows = sorted(rows_of("idioms"), key=lambda row: row["room"])
+    keys = ("idioms", "cells", "equal", "refused")
+    lines = [[row["room"], *(row[key] for key in keys)] for row in rows]
+    lines.append(["all", *(sum(row[key] for row in rows) for key in keys)])
+    return table(["", "idioms", "cells", "equal to an independent answer", "refused in a line"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "trust-kills": kills, "trust-mutations": mutations, "trust-damages": damages, "trust-disks": disks,
-    "trust-fuzz": fuzz,
+    "trust-fuzz": fuzz, "trust-idioms": idioms,
 }  # fmt: skip
 
 

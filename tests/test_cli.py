@@ -8,8 +8,10 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from sparing.cli import SHELLS, UNEXPECTED, VERBS, main
 
@@ -209,3 +211,55 @@ def test_the_command_line_speaks_before_torch_is_loaded():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "finetune" in done.stdout
+
+
+def test_an_interrupt_that_nothing_could_catch_is_raised_again(failing, capfd, monkeypatch):
+    """A finaliser cannot pass Ctrl-C on; Python prints a traceback of it and goes on."""
+
+    class Dies:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def run(settings: object) -> None:
+        Dies()
+        time.sleep(60)
+
+    monkeypatch.setattr(importlib.import_module(FAKE), "run", run)
+    assert main(["fetch"]) == 130
+    assert capfd.readouterr().err == "sparing: interrupted\n"
+
+
+def test_an_interrupt_below_torch_waits_until_torch_has_returned(failing, capsys, monkeypatch):
+    """Where C++ asks a dispatch mode for what may not fail, an exception would end the process with a core dump."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            signal.raise_signal(signal.SIGINT)
+            seen.append("returned")
+            return func(*args, **(kwargs or {}))
+
+    def run(settings: object) -> None:
+        with Mode():
+            torch.ones(2)
+        time.sleep(60)
+
+    monkeypatch.setattr(importlib.import_module(FAKE), "run", run)
+    assert main(["fetch"]) == 130
+    assert seen == ["returned"]
+    assert capsys.readouterr().err == "sparing: interrupted\n"
+
+
+@pytest.mark.processes
+def test_a_second_ctrl_c_while_the_process_ends_is_no_traceback():
+    code = (
+        "import atexit, signal, sys\n"
+        "import sparing.cli as cli\n"
+        "atexit.register(signal.raise_signal, signal.SIGINT)\n"
+        "cli._run = lambda words: signal.raise_signal(signal.SIGINT)\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sparing: interrupted\n")

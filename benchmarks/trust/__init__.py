@@ -1,4 +1,4 @@
-"""What holds when a machine fails: runs killed, checkpoints damaged, disks full, folders that cannot be written.
+"""What holds when a machine fails, when users bring what no test did, and when a command line is nonsense.
 
 Run ``python -m benchmarks.trust`` for everything, or one part of it with ``--only``. A finished row is not measured
 again. ``--part 0/2`` does every second piece, for two processes on two cores; ``--job`` names the jobs.
@@ -14,6 +14,6 @@ JOBS = ("finetune", "pretrain", "condense", "federate")
 
 PARTS: dict[str, Callable[[Sequence[str], int, int], None]] = {
     name: lambda jobs, share, of, name=name: import_module(f"benchmarks.trust.{name}").run(jobs, share, of)
-    for name in ("kills", "disks", "mutations", "fuzz")
+    for name in ("kills", "disks", "mutations", "idioms", "fuzz")
 }
 """Part -> what measures it, given the jobs and which share of how many."""

@@ -230,8 +230,7 @@ def _live(case: Case, at: Path, rank: int, port: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.argv = ["sparing", *case.words]
         begin, cli._run = cli._run, lambda words: (Path(".ready").touch(), begin(words))[1]
-        status = main(case.words)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends here; an interpreter would too
+        status = main()
         if case.number < 0 and not rank:
             Path(".modules").write_text("\n".join(sys.modules))
     except BaseException as error:  # noqa: BLE001  # of ``main``: what it must not let out

@@ -17,12 +17,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sparing.errors import RunError, UserError, shown
+from sparing.jobs.interrupts import heard
 
 if TYPE_CHECKING:
     from sparing.report import Record
@@ -226,15 +227,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status (see the module).
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with _interrupts() as patience:
-        try:
-            patience.running = True
-            return _run(given)
-        except SystemExit as stop:
-            return int(stop.code or 0)
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: nothing is shown as a traceback
-            patience.running = False
-            return _told(error, given, interrupted=patience.pressed)
+    try:
+        with heard(for_good=arguments is None) as keys:
+            try:
+                return _run(given)
+            except SystemExit as stop:
+                return int(stop.code or 0)
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: no traceback is shown
+                keys.during = "the line"
+                return _told(error, given, interrupted=keys.pressed)
+    except KeyboardInterrupt:  # between two of these lines
+        return _say("interrupted", 130)
 
 
 def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
@@ -275,39 +278,3 @@ def _say(line: str, status: int) -> int:
     """Write the line; returns the status."""
     sys.stderr.write(f"sparing: {shown(line)}\n")
     return status
-
-
-@dataclass(slots=True)
-class _Patience:
-    """What is known of Ctrl-C while a verb runs."""
-
-    pressed: bool = False
-    """Whether it was: modules that are loading, and libraries in C, make other errors of it than Python's."""
-
-    running: bool = False
-    """Whether it stops anything; while a run's end is told it is only noted."""
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal."""
-        self.pressed = True
-        if self.running:
-            signal.default_int_handler(number, frame)
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[_Patience]:
-    """Note Ctrl-C before it is raised.
-
-    Yields:
-        What is known of it.
-    """
-    patience = _Patience()
-    ours = threading.current_thread() is threading.main_thread()
-    usual = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if usual:
-        signal.signal(signal.SIGINT, patience.note)
-    try:
-        yield patience
-    finally:
-        if usual:
-            signal.signal(signal.SIGINT, signal.default_int_handler)

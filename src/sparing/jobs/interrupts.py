@@ -1,4 +1,4 @@
-"""Ctrl-C with patience: a signal is noted, the step is finished and saved, then the run stops and says how to go on.
+"""Ctrl-C. With patience: a signal is noted, the step is finished and saved, then the run stops and says how to go on.
 
 with patient() as signals:
 while step < steps:
@@ -8,13 +8,18 @@ save_when_due(save, signals, step=step, every=100, done=f"step {step} of {steps}
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 
 class StoppedError(KeyboardInterrupt):
@@ -67,3 +72,74 @@ def save_when_due(save: Callable[[], Path], signals: Sequence[int], *, step: int
     path = save()
     if signals:
         raise StoppedError(f"interrupted; {done} is saved in {path}; run the same command with --resume to go on")
+
+
+AGAIN = 0.01
+"""Seconds until an interrupt that could not be raised, or was lost, is tried again."""
+
+
+@dataclass(slots=True)
+class CtrlC:
+    """What Ctrl-C does to a command line: it is raised where Python can pass it on, and no traceback is shown."""
+
+    pressed: bool = False
+    """Whether it was: libraries in C make other errors of it than Python's."""
+
+    during: Literal["the run", "the line", "nothing"] = "the run"
+    """What it stops: the run; nothing while the line is written that says why the run ended; then the process."""
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        self.pressed = True
+        if self.during == "nothing":
+            os._exit(130)
+        if self.during == "the run":
+            if _below_torch(frame):
+                _thread.start_new_thread(_press_again, ())
+            else:
+                signal.default_int_handler(number, frame)
+
+    def lost(self, found: sys.UnraisableHookArgs) -> None:
+        """Take an error that nothing can catch, from a finaliser say: an interrupt is raised again elsewhere."""
+        if issubclass(found.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(_press_again, ())
+        else:
+            sys.__unraisablehook__(found)
+
+
+def _below_torch(frame: FrameType | None) -> bool:
+    """Whether torch's C++ waits for a dispatch mode: some of what asks there may not fail, and ends the process."""
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _press_again() -> None:
+    time.sleep(AGAIN)
+    os.kill(os.getpid(), signal.SIGINT)  # it also wakes a sleeping main thread
+
+
+@contextlib.contextmanager
+def heard(*, for_good: bool = False) -> Iterator[CtrlC]:
+    """Note Ctrl-C before it is raised.
+
+    Args:
+        for_good: Whether the process ends with the block: Ctrl-C during its end then makes no traceback either.
+
+    Yields:
+        What is known of it. Outside the main thread, and where somebody handles the signal, nothing changes.
+    """
+    keys = CtrlC()
+    main = threading.current_thread() is threading.main_thread()
+    usual = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    hook = sys.unraisablehook
+    if usual:
+        signal.signal(signal.SIGINT, keys.note)
+        sys.unraisablehook = keys.lost
+    try:
+        yield keys
+    finally:
+        keys.during = "nothing"
+        if usual and not for_good:
+            sys.unraisablehook = hook
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -125,7 +125,9 @@ def _check_runs(path: Path, model: nn.Module) -> None:
         with torch.no_grad():
             model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=next(model.parameters()).device))
     except Exception as error:  # noqa: BLE001 - as above
-        _refuse(path, f"it cannot be run ({_words(error)})")
+        number = str(next(model.parameters()).dtype).removeprefix("torch.")
+        do = "load it in another number format, or save it again with save_pretrained"
+        _refuse(path, f"it cannot be run in {number} ({_words(error)})", do)
 
 
 def load_model(
