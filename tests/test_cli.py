@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -250,6 +252,11 @@ def test_an_interrupt_below_torch_waits_until_torch_has_returned(failing, capsys
     assert main(["fetch"]) == 130
     assert seen == ["returned"]
     assert capsys.readouterr().err == "sparing: interrupted\n"
+    monkeypatch.setattr(os, "_exit", left := Mock(side_effect=SystemExit))
+    monkeypatch.setattr(sys, "argv", ["sparing", "fetch"])
+    main()  # a process of its own leaves at once
+    left.assert_called_once_with(130)
+    assert seen == ["returned"]
 
 
 @pytest.mark.processes

@@ -82,6 +82,9 @@ AGAIN = 0.01
 class CtrlC:
     """What Ctrl-C does to a command line: it is raised where Python can pass it on, and no traceback is shown."""
 
+    for_good: bool = False
+    """Whether the process ends with the command."""
+
     pressed: bool = False
     """Whether it was: libraries in C make other errors of it than Python's."""
 
@@ -94,10 +97,12 @@ class CtrlC:
         if self.during == "nothing":
             os._exit(130)
         if self.during == "the run":
-            if _below_torch(frame):
-                _thread.start_new_thread(_press_again, ())
-            else:
+            if not _below_torch(frame):
                 signal.default_int_handler(number, frame)
+            if self.for_good:  # a mode traces what is never trained, so that nothing is lost
+                os.write(2, b"sparing: interrupted\n")
+                os._exit(130)
+            _thread.start_new_thread(_press_again, ())
 
     def lost(self, found: sys.UnraisableHookArgs) -> None:
         """Take an error that nothing can catch, from a finaliser say: an interrupt is raised again elsewhere."""
@@ -108,10 +113,11 @@ class CtrlC:
 
 
 def _below_torch(frame: FrameType | None) -> bool:
-    """Whether torch's C++ waits for a dispatch mode: some of what asks there may not fail, and ends the process."""
-    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+    """Whether a dispatch mode is on: torch's C++ then asks Python for what may not fail, or the process is aborted."""
+    modes = getattr(getattr(sys.modules.get("torch"), "_C", None), "_len_torch_dispatch_stack", int)
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":  # which runs with its mode taken off
         frame = frame.f_back
-    return frame is not None
+    return frame is not None or modes() > 0
 
 
 def _press_again() -> None:
@@ -129,7 +135,7 @@ def heard(*, for_good: bool = False) -> Iterator[CtrlC]:
     Yields:
         What is known of it. Outside the main thread, and where somebody handles the signal, nothing changes.
     """
-    keys = CtrlC()
+    keys = CtrlC(for_good)
     main = threading.current_thread() is threading.main_thread()
     usual = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     hook = sys.unraisablehook
