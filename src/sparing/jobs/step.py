@@ -1,4 +1,4 @@
-"""What an optimizer step of any job needs: gradients cut to a norm, and a name for steps that went wrong."""
+"""What an optimizer step of any job needs: gradients cut to a norm, and names for steps that went wrong."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from sparing.errors import RunError
 
 class DivergedError(RunError):
     """The loss or a gradient is not finite; the step was not applied."""
+
+
+class SpoiltError(DivergedError):
+    """The last step that was applied left weights that predict nothing; no state of this run is known to be good."""
 
 
 def clip_(parameters: list[nn.Parameter], limit: float) -> float:

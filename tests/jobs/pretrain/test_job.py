@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import saved
 from sparing.jobs.pretrain import DivergedError, Pretrain, StoppedError, job, prices, run, show, step
+from sparing.jobs.step import SpoiltError
 from sparing.report import Record
 
 
@@ -151,6 +152,17 @@ def test_a_loss_that_is_no_number_leaves_the_state_before_it(settings: Pretrain,
     with pytest.raises(DivergedError, match=r"step 3: loss nan.*step-00000002; start anew with --lr 0\.002"):
         run(settings)
     assert [path.name for path in saved(settings.out / "checkpoints")] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.usefixtures("brisk")
+def test_weights_that_a_step_has_spoilt_are_not_saved(settings: Pretrain, steps: int):
+    """In the last step, which no loss follows, and before, where the next loss is no number."""
+    settings = replace(settings, steps=steps, lr=1e38, warmup=0, clip=0.0, eval_every=0)
+    with pytest.raises(SpoiltError, match=r"step 1 spoilt the weights: .* is nan .*; no model is saved; start anew"):
+        run(settings)
+    assert sorted(path.name for path in settings.out.iterdir()) == ["record.jsonl", "run.json"]
+    assert len(Record.read(settings.out / "record.jsonl").table("train")) == 1
 
 
 @pytest.mark.usefixtures("brisk")

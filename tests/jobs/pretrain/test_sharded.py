@@ -66,7 +66,10 @@ def together(base: Pretrain) -> list[dict[str, Any]]:
     back_to(grown.out, 3)
     cases = {name: [case(base, name, "ranks", checkpoint_every=3)] for name in CASES}
     cases["grown"] = [replace(grown, plan="GGG", groups=2, resume=True)]
-    cases["diverged"] = [case(base, "masked", "diverged", lr=1e300, clip=0)]
+    cases["diverged"] = [
+        case(base, "masked", "diverged", family="llama", lr=1e30, clip=0)
+    ]  # its norms keep the loss finite
+    cases["spoilt"] = [case(base, "masked", "spoilt", lr=1e300, clip=0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "PRELOAD", [*processes.PRELOAD, *pretrain_ranks.PRELOAD])
         return processes.answers(4, pretrain_ranks.runs, cases)
@@ -116,6 +119,13 @@ def test_a_run_of_one_process_goes_on_on_four_ranks(base: Pretrain, together: li
     assert isinstance(rows, list), rows
     assert apart(weights(base.out / "grown" / "masked"), weights(base.out / "alone" / "masked")) < 1e-9
     assert [(row["plan"], row["ranks"]) for row in table(rows, "sharding")] == [("NNN", 1), ("GGG", 4)]
+
+
+def test_weights_that_a_step_has_spoilt_stop_all_ranks(base: Pretrain, together: list[dict[str, Any]]) -> None:
+    told = [answer["spoilt"] for answer in together]
+    assert told == [told[0]] * 4
+    assert told[0].startswith("SpoiltError: step 1 spoilt the weights: ")
+    assert sorted(path.name for path in case(base, "masked", "spoilt").out.iterdir()) == ["record.jsonl", "run.json"]
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks(base: Pretrain, together: list[dict[str, Any]]) -> None:

@@ -21,7 +21,6 @@ from sparing.jobs.finetune.outputs import ADAPTER, FILES, MODEL, folder_of, iden
 from sparing.jobs.finetune.page import write_page
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.finetune.sharded import Crew
-from sparing.jobs.finetune.step import SpoiltError
 from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.lm.adapters import Lora
@@ -29,7 +28,7 @@ from sparing.jobs.lm.models import load_model, save_pretrained
 from sparing.jobs.lm.stored import Stored
 from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import ALONE, heard, newest, part_, ranks, refuse_cut
-from sparing.jobs.step import DivergedError
+from sparing.jobs.step import DivergedError, SpoiltError
 from sparing.report import Record, print_table
 from sparing.sharding.agree import agree
 from sparing.sharding.jointly import jointly, on_first

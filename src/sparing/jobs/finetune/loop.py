@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +14,8 @@ from sparing.jobs.finetune.batches import window
 from sparing.jobs.finetune.course import Course, begun
 from sparing.jobs.finetune.prices import note_predicted, watched_step_
 from sparing.jobs.finetune.settings import Training
-from sparing.jobs.finetune.step import SpoiltError, take_step_
-from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity
+from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity, refuse_spoilt
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
@@ -50,7 +49,7 @@ def measure_(course: Course, record: Record, held_out: Packed | None, loss_of: M
     loss, tokens = loss_of(course.model, held_out, batch=course.training.batch)
     row = {"step": course.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
     record.add("held_out", **row, seconds=course.seconds)
-    _refuse_spoilt(course, loss, "held-out rows")
+    refuse_spoilt(course.step, loss, "held-out rows")
 
 
 def check_weights(course: Course, data: Packed, loss_of: Measure = held_out_loss) -> None:
@@ -72,12 +71,7 @@ def check_weights(course: Course, data: Packed, loss_of: Measure = held_out_loss
         return
     rows = window(course.step - 1, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
     loss, _ = loss_of(course.model, data.taken(rows.flatten()), batch=pace.batch)
-    _refuse_spoilt(course, loss, "rows it learnt from")
-
-
-def _refuse_spoilt(course: Course, loss: float, rows: str) -> None:
-    if course.step and not math.isfinite(perplexity(loss)):
-        raise SpoiltError(f"step {course.step} spoilt the weights: the loss of the {rows} is {loss:g} after it")
+    refuse_spoilt(course.step, loss, "rows it learnt from")
 
 
 def ended(course: Course) -> bool:

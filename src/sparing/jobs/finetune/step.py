@@ -16,10 +16,6 @@ from sparing.jobs.schedule import rate
 from sparing.jobs.step import DivergedError, clip_
 
 
-class SpoiltError(DivergedError):
-    """The last step that was applied left weights that predict nothing; no state of this run is known to be good."""
-
-
 def gradients_(course: Course, data: Packed) -> dict[str, Any]:
     """Add up the gradient of the mean loss over one window: exactly that of one batch of all its rows.
 

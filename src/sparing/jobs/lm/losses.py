@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sparing.jobs.live import device_of, measuring
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
+from sparing.jobs.step import SpoiltError
 
 
 def takes_positions(model: nn.Module) -> bool:
@@ -124,3 +125,20 @@ def perplexity(loss: float) -> float:
         e to the loss; infinity beyond what a float holds; NaN, which is no size at all, stays NaN.
     """
     return math.inf if loss >= 709 else math.exp(loss)
+
+
+def refuse_spoilt(step: int, loss: float, rows: str) -> None:
+    """Refuse weights that a step has spoilt.
+
+    A step is applied when loss and gradient *before* it are finite; what it did shows in the next loss only.
+
+    Args:
+        step: Steps applied so far (count).
+        loss: Of the weights as they are, in nats.
+        rows: What it was measured on, for the message.
+
+    Raises:
+        SpoiltError: If that loss has no finite perplexity.
+    """
+    if step and not math.isfinite(perplexity(loss)):
+        raise SpoiltError(f"step {step} spoilt the weights: the loss of the {rows} is {loss:g} after it")

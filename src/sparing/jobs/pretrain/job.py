@@ -29,7 +29,7 @@ from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.pretrain.sharded import Crew
 from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import heard, newest, part_, ranks, refuse_cut
-from sparing.jobs.step import DivergedError
+from sparing.jobs.step import DivergedError, SpoiltError
 from sparing.report import Record, print_table
 from sparing.sharding.agree import agree
 from sparing.sharding.jointly import jointly, on_first
@@ -41,9 +41,15 @@ def _save(course: Course, record: Record) -> Path:
     check_(course)
     folder = folder_of(course.settings)
     path = folder.save(course.step, {**state_of(course), "rows": record.rows})
+    _write(course, record)
+    return path
+
+
+def _write(course: Course, record: Record) -> None:
+    """Write the record alone."""
+    folder = folder_of(course.settings)
     with refusing_to_write("saving", folder.path):
         record.write(folder.at(RECORD))
-    return path
 
 
 def _set_up(settings: Pretrain, material: Material, model: nn.Module, tree: Any, record: Record) -> Course:
@@ -70,6 +76,9 @@ class Way:
     save: Callable[[Course, Record], Path] = _save
     """Writes a checkpoint."""
 
+    tell: Callable[[Course, Record], None] = _write
+    """Writes the record alone."""
+
     hear: Callable[[list[int]], list[int]] = list
     """Signals on account of which to stop, from those noted."""
 
@@ -93,6 +102,9 @@ def _train(course: Course, material: Material, record: Record, way: Way) -> None
 
         try:
             way.walk(course, record, material.validation, after=after)
+        except SpoiltError as error:
+            way.tell(course, record)
+            raise SpoiltError(f"{error}; no model is saved; start anew with --lr {settings.lr / 4:g}") from None
         except DivergedError as error:
             path = way.save(course, record)
             why = f"the step was not applied and the state before it is in {path}"
@@ -117,7 +129,10 @@ def _train_shared(settings: Pretrain, material: Material, model: nn.Module, mesh
         course.plan.check_optimizer(course.optimizer)
         return crew.save(folder, course, record)
 
-    _train(course, material, record, Way(save, partial(heard, mesh), crew.walk, always=mesh.world > 1))
+    def tell(course: Course, record: Record) -> None:
+        on_first(mesh, lambda: _write(course, record))
+
+    _train(course, material, record, Way(save, tell, partial(heard, mesh), crew.walk, always=mesh.world > 1))
     part_(crew.engine)
     return course
 
@@ -170,6 +185,7 @@ def run(settings: Pretrain) -> Record:
         UserError: If a setting or file is at fault, a checkpoint does not fit, or the disk is full.
         StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
         DivergedError: If loss or gradient are not finite; the state before that step is saved.
+        SpoiltError: If a step was applied that spoilt the weights; no model is saved.
         RunError: If a rank is lost; the newest checkpoint is whole.
     """
     with ranks(settings) as mesh:

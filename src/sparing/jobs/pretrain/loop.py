@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from sparing.jobs.lm.losses import Measure, held_out_loss
+from sparing.jobs.lm.losses import Measure, held_out_loss, refuse_spoilt
 from sparing.jobs.pretrain.course import Course
 from sparing.jobs.pretrain.evaluate import measured
 from sparing.jobs.pretrain.material import Part
 from sparing.jobs.pretrain.step import take_step_
+from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
 
 UNITS = {
@@ -32,9 +33,13 @@ def measure_(course: Course, record: Record, part: Part, loss_of: Measure = held
         record: Receives a row of the table "held_out".
         part: Validation text.
         loss_of: Measures.
+
+    Raises:
+        SpoiltError: If a step left weights whose loss has no finite perplexity.
     """
     row = measured(course.model, part, batch=course.settings.batch, loss_of=loss_of)
     record.add("held_out", step=course.step, **row, seconds=course.seconds)
+    refuse_spoilt(course.step, row["loss"], "validation text")
 
 
 def note_masks_(course: Course, record: Record) -> None:
@@ -87,7 +92,8 @@ def advance_(
         loss_of: Measures the held-out loss.
 
     Raises:
-        DivergedError: If loss or gradient are not finite.
+        DivergedError: If loss or gradient are not finite; the state before that step is as good as ever.
+        SpoiltError: If a step was applied that spoilt the weights.
     """
     settings = course.settings
     if course.step == 0:
@@ -95,7 +101,13 @@ def advance_(
         note_masks_(course, record)
     with _bar(course, label) as bar:
         while course.step < settings.steps:
-            row = take(course)
+            try:
+                row = take(course)
+            except DivergedError:
+                refuse_spoilt(
+                    course.step, loss_of(course.model, validation.rows, batch=settings.batch)[0], "validation text"
+                )
+                raise
             record.add("train", **row)
             if course.step % settings.every == 0 or course.step == settings.steps:
                 note_masks_(course, record)
