@@ -227,9 +227,13 @@ def _valley(axes: Axes, canvas: Canvas, rows: Rows) -> None:
 
 
 def _federate(axes: Axes, canvas: Canvas, rows: Rows) -> None:
-    last = {str(row["method"]): float(row["accuracy"]) for row in rows}
-    best = max(last, key=last.__getitem__)
-    _head(axes, canvas, "Data that stay put", f"{best} leads with {100 * last[best]:.0f} % accuracy")
+    last = {str(row["method"]): 100 * float(row["accuracy"]) for row in rows}
+    _head(
+        axes,
+        canvas,
+        "Data that stay put",
+        f"{min(last.values()):.0f} to {max(last.values()):.0f} % by method, one seed",
+    )
     _lines(axes, canvas, _grouped(rows, "method", federated_page.roles()), "round", "accuracy", by=100.0)
     axes.set_xlabel("round", fontsize=_SMALL)
     axes.set_ylabel("accuracy, %", fontsize=_SMALL)
