@@ -5,7 +5,6 @@ A cell is one idiom on one subject. Its test holds that it is equal to an indepe
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,12 +29,9 @@ def run(jobs: Sequence[str], share: int, of: int) -> None:
 
 def suite(room: str, counts: dict[str, int]) -> dict[str, Any]:
     """Run the tests of a suite in an interpreter of their own; a row."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"tests/idioms/{room}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{room}: {done.stdout[-2000:]}{done.stderr[-500:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     said = done.stdout.strip().splitlines()[-1].partition(" in ")[0].strip("= ")
-    return {"room": room, **counts, "tests": said, "cpu_seconds": spent, "commit": commit()}
+    return {"room": room, **counts, "tests": said, "commit": commit()}
