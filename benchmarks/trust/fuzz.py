@@ -165,7 +165,8 @@ def _wrong(case: Case, status: int, said: str, at: Path, before: dict[str, str])
         return "traceback"
     if status not in GOOD:
         return f"status {status}"
-    changed = sorted({name for name, _ in set(before.items()) ^ set(_files(at))})
+    base = tuple(word.partition("sqlite:///")[2] or " " for word in case.words)  # a data base that the run is to fill
+    changed = sorted({name for name, _ in set(before.items()) ^ set(_files(at)) if not name.startswith(base)})
     if changed:
         return f"changed {changed[:3]}"
     line = said.strip().splitlines()[-1:] or [""]

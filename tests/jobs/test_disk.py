@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from sparing.errors import UserError
 from sparing.jobs import disk
-from sparing.jobs.disk import digest, refusing_to_write, save_tensors, tight, write_folder
+from sparing.jobs.disk import digest, load_tensors, refusing_to_write, save_tensors, tight, write_folder
 
 
 def test_a_digest_is_that_of_the_content(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_tensors_that_fail_half_way_leave_those_before(tmp_path: Path, monkeypat
     path = tmp_path / "x.safetensors"
     save_tensors(path, {"a": torch.ones(2)})
 
-    def torn(tensors: object, path: Path) -> None:
+    def torn(tensors: object, path: Path, **more: object) -> None:
         path.write_bytes(b"half")
         raise SafetensorError("I/O error: No space (os error 28)")
 
@@ -105,3 +105,28 @@ def test_tensors_that_fail_half_way_leave_those_before(tmp_path: Path, monkeypat
         save_tensors(path, {"a": torch.zeros(2)})
     assert torch.equal(load_file(path)["a"], torch.ones(2))
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_come_back_as_they_were_written(tmp_path, dtype):
+    tensors = {"a": torch.arange(6).reshape(2, 3).to(dtype), "b": torch.tensor(1).to(dtype), "empty": torch.ones(0)}
+    save_tensors(tmp_path / "x.safetensors", tensors)
+    found = load_tensors(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in tensors.items())
+
+
+@pytest.mark.parametrize("damage", ["a byte of data", "half of it", "nothing there", "another's file"])
+def test_tensors_that_changed_since_are_refused(tmp_path, damage):
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, {"a": torch.ones(4)})
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    if damage == "nothing there":
+        path.unlink()
+    elif damage == "another's file":
+        save_file({"a": torch.ones(4)}, path)
+    else:
+        path.write_bytes(content if damage == "a byte of data" else content[:50])
+    with pytest.raises(UserError, match=r"^resume: got .*x\.safetensors; .*or start over with --overwrite"):
+        load_tensors(path)

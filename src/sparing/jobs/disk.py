@@ -13,11 +13,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sparing.errors import UserError
+from sparing.errors import UserError, require
 
 
 def digest(path: Path) -> str:
@@ -125,7 +126,9 @@ def tight(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, whole or not at all; ``safetensors.torch.load_file`` reads them.
+    """Write tensors as safetensors, whole or not at all, with a hash of themselves in their header.
+
+    ``load_tensors`` holds them to it; any other reader of safetensors takes them too.
 
     Args:
         path: Target; missing folders are made.
@@ -137,9 +140,44 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         try:
             draft.touch()
             mode = draft.stat().st_mode
-            save_file(tight(tensors), draft)
+            alone = tight(tensors)
+            save_file(alone, draft, metadata={"sha256": _sealed(alone)})
             draft.chmod(mode)  # safetensors makes files that only their owner reads; a result is to be shared
             _flush(draft)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read what ``save_tensors`` wrote.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Tensors by name.
+
+    Raises:
+        UserError: If it is gone or not as it was written.
+    """
+    do = "bring it back as it was, or start over with --overwrite"
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            seal = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError) as error:
+        said = str(error).partition("\n")[0]
+        raise UserError("resume", got=path, why=f"it cannot be read ({said})", do=do) from None
+    require(seal == _sealed(tensors), "resume", path, "it changed since it was written", do)
+    return tensors
+
+
+def _sealed(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

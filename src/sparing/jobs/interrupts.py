@@ -112,6 +112,23 @@ class CtrlC:
             sys.__unraisablehook__(found)
 
 
+_LISTENING: list[CtrlC] = []
+"""That of the command that runs, if one does."""
+
+
+def stop_if_pressed(error: Exception) -> None:
+    """Stop where a run would go on after an error, if Ctrl-C was pressed: the error may be what became of it.
+
+    Args:
+        error: What was caught.
+
+    Raises:
+        KeyboardInterrupt: If it was.
+    """
+    if any(keys.pressed for keys in _LISTENING):
+        raise KeyboardInterrupt from error
+
+
 def _below_torch(frame: FrameType | None) -> bool:
     """Whether a dispatch mode is on: torch's C++ then asks Python for what may not fail, or the process is aborted."""
     modes = getattr(getattr(sys.modules.get("torch"), "_C", None), "_len_torch_dispatch_stack", int)
@@ -140,6 +157,7 @@ def heard(*, for_good: bool = False) -> Iterator[CtrlC]:
     usual = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     hook = sys.unraisablehook
     if usual:
+        _LISTENING.append(keys)
         signal.signal(signal.SIGINT, keys.note)
         sys.unraisablehook = keys.lost
     try:
@@ -147,5 +165,6 @@ def heard(*, for_good: bool = False) -> Iterator[CtrlC]:
     finally:
         keys.during = "nothing"
         if usual and not for_good:
+            _LISTENING.remove(keys)
             sys.unraisablehook = hook
             signal.signal(signal.SIGINT, signal.default_int_handler)

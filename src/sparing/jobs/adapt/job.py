@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.answering import judged, passage_rows, sample_rows, token_rows, unit
 from sparing.jobs.adapt.arms import LABELS, arm
@@ -17,7 +15,7 @@ from sparing.jobs.adapt.page import write_page
 from sparing.jobs.adapt.prepare import Bench, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.adapt.weights import Phi
-from sparing.jobs.disk import save_tensors
+from sparing.jobs.disk import load_tensors, save_tensors
 from sparing.jobs.folder import tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.report import Progress, Record, print_table
@@ -139,7 +137,7 @@ def _close(bench: Bench, settings: Adapt, record: Record) -> None:
     record.rows[:] = [row for row in record.rows if row["table"] not in {"said", "passage", "samples"}]
     for row in sample_rows(bench.test, given):
         record.add("samples", **row)
-    learnt: dict[str, Phi] = {name: load_file(weights_of(settings, name)) for name in names[1:]}
+    learnt: dict[str, Phi] = {name: load_tensors(weights_of(settings, name)) for name in names[1:]}
     for row in passage_rows(bench.lm, bench.test, {name: unit(phi, bench.test) for name, phi in learnt.items()}):
         record.add("passage", **row)
 

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sparing.blocks import named_parameters
-from sparing.jobs.lm.models import load_model, load_tokenizer
+from sparing.errors import require
+from sparing.jobs.lm.models import load_model, load_tokenizer, vocabulary
+
+_OWN = "use the tokenizer that belongs to the model"
 
 Theta = Mapping[str, Tensor]
 """Weights by name, tied ones once."""
@@ -46,6 +49,9 @@ class Language:
 
     start: int
     """Id that every text begins with."""
+
+    known: int
+    """Ids that the model has (count)."""
 
     def logits(self, theta: Theta, ids: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """Scores of the token that follows each chosen position.
@@ -88,8 +94,14 @@ class Language:
 
         Returns:
             Its ids.
+
+        Raises:
+            UserError: If the model does not know one of them.
         """
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        highest = max(ids, default=0)
+        why = f"the model knows {self.known} tokens, the tokenizer gives token {highest}"
+        require(highest < self.known, "model", type(self.tokenizer).__name__, why, _OWN)
         return ids
 
 
@@ -103,14 +115,20 @@ def language(model: nn.Module, tokenizer: Any) -> Language:
 
     Returns:
         The functions; the weights are detached, not copied.
+
+    Raises:
+        UserError: If the tokenizer names no first token that the model knows.
     """
     model.eval()
     model.set_attn_implementation("eager")  # type: ignore[operator]
     theta = {name: value.detach() for name, value in named_parameters(model).items()}
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    return Language(_Scored(model), theta, tokenizer, int(start))
+    start, known = tokenizer.bos_token_id, vocabulary(model)
+    start = tokenizer.eos_token_id if start is None else start
+    why = f"the model knows {known} tokens, and texts would begin with token {start}"
+    require(start is not None and start < known, "model", type(tokenizer).__name__, why, _OWN)
+    return Language(_Scored(model), theta, tokenizer, int(start), known)
 
 
 def open_language(path: Path) -> Language:

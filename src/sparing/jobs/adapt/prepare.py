@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from sparing.data import ASSETS, fetch, load_text
 from sparing.errors import UserError
@@ -15,7 +14,7 @@ from sparing.jobs.adapt.materials import BOOKS, ELSEWHERE, Materials, materials,
 from sparing.jobs.adapt.problem import Window, window_of
 from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.tune import tuned_
-from sparing.jobs.disk import save_tensors
+from sparing.jobs.disk import load_tensors, save_tensors
 
 OTHER = 4
 """Passages of other text that locality is measured on."""
@@ -53,7 +52,7 @@ def _text(path: Path) -> str:
 def _tuned(lm: Language, data: Materials, settings: Adapt, base: Path) -> Language:
     """θ₀, from ``base`` where it was made before."""
     if base.is_file():
-        for name, value in load_file(base).items():
+        for name, value in load_tensors(base).items():
             lm.theta[name].copy_(value)
         return lm
     texts = [torch.tensor([lm.start, *lm.encode(document.text)]) for document in data.plain]

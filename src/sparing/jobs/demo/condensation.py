@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sparing.errors import UserError
@@ -21,6 +20,7 @@ from sparing.jobs.condense.settings import Condense, Method
 from sparing.jobs.demo.resuming import unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.typeset import typeset_digits
+from sparing.jobs.disk import load_tensors
 from sparing.report import Record
 
 LOG = logging.getLogger("sparing.demo")
@@ -128,6 +128,6 @@ def images_of(folder: Path, record: Record) -> dict[str, Tensor]:
         Name of the method -> images, in the order of ``METHODS``; the grey that all began with comes first.
     """
     done = [method for method in METHODS if TITLES[method] in {row["method"] for row in record.table("condensed")}]
-    saved = {TITLES[method]: load_file(images_at(folder, method)) for method in done}
+    saved = {TITLES[method]: load_tensors(images_at(folder, method)) for method in done}
     first = next(iter(saved.values()))
     return {"the start": first["step-00000000"], **{name: tensors["images"] for name, tensors in saved.items()}}

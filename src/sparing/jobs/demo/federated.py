@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from safetensors.torch import load_file
-
 from sparing.errors import UserError
 from sparing.jobs.demo.settings import Scale
+from sparing.jobs.disk import load_tensors
 from sparing.jobs.federate import job
 from sparing.jobs.federate.settings import Settings
 from sparing.jobs.folder import CHECKPOINTS
@@ -99,7 +98,7 @@ def _flower(record: Record, path: Path, work: Work, seed: int) -> None:
         settings = settings_of(run, work, seed, path.parent)
         if run not in _done(record):
             _run(record, path, run, settings)
-        models.append(load_file(settings.out / job.MODELS / "fedavg.safetensors"))
+        models.append(load_tensors(settings.out / job.MODELS / "fedavg.safetensors"))
     one, other = models
     apart = max(float((one[name] - other[name]).abs().max()) for name in one)
     record.add("federated_flower", rounds=work.flower_rounds, apart=apart)

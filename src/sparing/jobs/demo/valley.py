@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.jobs.demo.resuming import unchanged
 from sparing.jobs.demo.settings import Scale
-from sparing.jobs.disk import save_tensors
+from sparing.jobs.disk import load_tensors, save_tensors
 from sparing.jobs.scan.asks import Ask
 from sparing.jobs.scan.checkpoints import Subject
 from sparing.jobs.scan.measure import describe_, measure_
@@ -187,7 +186,7 @@ def train_all(on: Stage, record: Record, path: Path) -> Callable[[str], Vgg]:
 
     def load(name: str) -> Vgg:
         net = _net(on)
-        net.load_state_dict(load_file(path_of(path.parent, name)))
+        net.load_state_dict(load_tensors(path_of(path.parent, name)))
         return net.eval()
 
     made = recipes(on, load)

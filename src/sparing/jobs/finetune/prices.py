@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sparing.blocks import named_parameters
 from sparing.jobs.finetune.course import Course
 from sparing.jobs.finetune.step import take_step_
+from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.live import device_of
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.optimizer import adamw
@@ -113,6 +114,7 @@ def activations(course: Course, data: Packed, record: Record) -> int:
     try:
         return predicted(course, data).activations
     except Exception as error:  # noqa: BLE001 - as below
+        stop_if_pressed(error)
         what = "activations, which are not counted in the choice of the plan"
         record.add("unpredicted", quantity=what, why=reason(error))
         return 0
@@ -134,6 +136,7 @@ def note_predicted(course: Course, data: Packed, record: Record) -> None:
     try:
         price = predicted(course, data)
     except Exception as error:  # noqa: BLE001 - models and operations are anybody's, and a price is no reason to stop
+        stop_if_pressed(error)
         record.add("unpredicted", quantity="memory of a step", why=reason(error))
     for name in (*CATEGORIES, "total"):
         record.add("memory", category=name, predicted=getattr(price, name, None), measured=None)

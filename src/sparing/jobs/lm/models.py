@@ -55,8 +55,10 @@ def _quiet() -> Iterator[None]:
             _transformers().utils.logging.enable_progress_bar()
 
 
-def _refuse(path: Path, why: str, do: str = "save the model again with save_pretrained") -> NoReturn:
-    raise UserError("model", got=path, why=why, do=do) from None
+def _refuse(
+    path: Path, why: str, do: str = "save the model again with save_pretrained", *, what: str = "model"
+) -> NoReturn:
+    raise UserError(what, got=path, why=why, do=do) from None
 
 
 def _refuse_foreign(path: Path, error: Exception) -> None:
@@ -96,7 +98,7 @@ def config_of(path: Path) -> Any:
     except Exception as error:  # noqa: BLE001 - as below: a field of a wrong type has errors of its own
         _refuse_foreign(path, error)
         _refuse(path, f"its config.json is broken ({_words(error)})")
-    _check_fields(path, config)
+    check_fields(path, config)
     if quantised:
         _refuse(path, "its parameters are quantised and cannot be trained", "pass the unquantised model")
     return config
@@ -107,16 +109,25 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 """Fields that are counts above zero, where a configuration has them."""
 
 
-def _check_fields(path: Path, config: Any) -> None:
-    """Refuse what transformers takes and nothing can be built from."""
+def check_fields(path: Path, config: Any, *, what: str = "model") -> None:
+    """Refuse what transformers takes and nothing can be built from.
+
+    Args:
+        path: Where the configuration lies.
+        config: As transformers read it.
+        what: Name of the setting.
+
+    Raises:
+        UserError: If a field cannot be what its name says.
+    """
     named = getattr(config, "architectures", None) or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        _refuse(path, "its config.json is broken (architectures is no list of names)")
+        _refuse(path, "its config.json is broken (architectures is no list of names)", what=what)
     text = config.get_text_config()
     for name in SIZES:
         value = getattr(text, name, None)
         if not (value is None or (isinstance(value, int) and 0 < value < 2**31) or isinstance(value, list)):
-            _refuse(path, f"its config.json is broken ({name} is {str(value)[:40]})")
+            _refuse(path, f"its config.json is broken ({name} is {str(value)[:40]})", what=what)
 
 
 def _check_runs(path: Path, model: nn.Module) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
+from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.models import config_of
@@ -125,6 +126,7 @@ def priced(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate
     try:
         return pricer(config, settings, candidate)
     except Exception as error:  # noqa: BLE001 - models and operations are anybody's
+        stop_if_pressed(error)
         return Price(why=reason(error))
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from sparing.errors import UserError, require
 from sparing.jobs.live import seeded
+from sparing.jobs.lm.models import check_fields
 from sparing.jobs.pretrain.settings import Pretrain
 
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
@@ -64,6 +65,7 @@ def _given(path: Path, vocabulary: int, end: int | None) -> Any:
         words = str(error).strip().partition("\n")[0][:100]
         why = f"it is no transformers configuration ({type(error).__name__}: {words})"
         raise UserError("config", got=path, why=why, do=do) from None
+    check_fields(path, config, what="config")
     config.vocab_size = vocabulary
     config.bos_token_id = config.eos_token_id = config.pad_token_id = end
     for name in DROPOUTS:
