@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparing.jobs.interrupts import StoppedError, patient, save_when_due
+from sparing.jobs.interrupts import StoppedError, heard, patient, save_when_due, stop_if_pressed
 
 PLACE = Path("out/checkpoints/step-00000005")
 
@@ -93,3 +93,18 @@ def test_a_stop_is_a_keyboard_interrupt() -> None:
     """So that nothing which catches errors takes it for one."""
     assert issubclass(StoppedError, KeyboardInterrupt)
     assert not issubclass(StoppedError, Exception)
+
+
+@pytest.mark.usefixtures("usual")
+def test_an_error_that_ctrl_c_became_stops_what_would_go_on() -> None:
+    """A library in C makes a RuntimeError of it; elsewhere an error is an error."""
+    error = RuntimeError("error return without exception set")
+    stop_if_pressed(error)
+    with heard() as keys:
+        stop_if_pressed(error)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert keys.pressed
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_pressed(error)
+    stop_if_pressed(error)

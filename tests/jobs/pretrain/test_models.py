@@ -60,6 +60,9 @@ def test_what_is_no_configuration_is_refused(settings: Pretrain, tmp_path: Path)
         with pytest.raises(UserError, match=r"config: got .*; it is no transformers configuration") as caught:
             config_for(replace(settings, config=path), 50, 0)
         assert "\n" not in str(caught.value)
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 10**30}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"config: got .*; its config.json is broken \(num_hidden_layers is 10{30}\)"):
+        config_for(replace(settings, config=path), 50, 0)
 
 
 def test_a_configuration_of_another_kind_of_model_is_refused(settings: Pretrain, tmp_path: Path):
