@@ -151,6 +151,20 @@ def test_no_line_shows_the_password_of_a_url(failing, capsys):
     assert "s3cret" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "line"), [(None, 0, ""), (3, 3, ""), ("no model", 1, "sparing: no model\n")]
+)
+def test_a_library_that_ends_the_process(failing, capsys, monkeypatch, code, status, line):
+    """As ``sys.exit`` does: with a status, or with words and status 1."""
+
+    def run(settings: object) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(importlib.import_module(FAKE), "run", run)
+    assert main(["fetch"]) == status
+    assert capsys.readouterr().err == line
+
+
 def test_an_interrupt_that_a_library_swallowed_is_an_interrupt(failing, capsys, monkeypatch):
     """Libraries in C make other errors of Ctrl-C; what follows it is not the run's failure."""
 

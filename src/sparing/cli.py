@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 return _run(given)
             except SystemExit as stop:
-                return int(stop.code or 0)
+                return _say(stop.code, 1) if isinstance(stop.code, str) else int(stop.code or 0)
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: no traceback is shown
                 keys.during = "the line"
                 return _told(error, given, interrupted=keys.pressed)
