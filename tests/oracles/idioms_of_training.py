@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from oracles import idioms_of_exits as exits
 from oracles import idioms_of_passes as passes
 from oracles import idioms_of_steps as steps
 from oracles import idioms_of_weights as weights
 from oracles.idiom_ranks import CORNERS, Idiom, averaged
 
 CUT = {"I": "weights: got a use of", "G": "weights: got a use of"}
+EARLY = dict.fromkeys("IG", "a tensor left the block beside what it returned")
 
 
 def training() -> Mapping[str, Idiom]:
@@ -76,5 +78,15 @@ def training() -> Mapping[str, Idiom]:
             weights.penalised_before, {"N": "after those of its block", **CUT}, under=CORNERS
         ),
         "model.to after shard_": Idiom(weights.cast, {"N": "other memory", **CUT}, under=CORNERS),
+        "early exits": Idiom(exits.exits, reference=averaged),
+        "one early exit alone": Idiom(exits.exits_alone, reference=averaged, under=CORNERS),
+        "early exits of frozen blocks": Idiom(exits.exits_frozen, reference=averaged, under=CORNERS),
+        "early exits of checkpointed blocks": Idiom(exits.exits_checkpointed, reference=averaged, under=CORNERS),
+        "early exits without a module": Idiom(exits.exits_without_module, EARLY, averaged, CORNERS),
+        "early exits without a module, frozen": Idiom(exits.exits_without_module_frozen, EARLY, averaged, CORNERS),
+        "blocks that return a dataclass": Idiom(exits.dataclasses, reference=averaged, under=CORNERS),
+        "a loss on a hooked activation alone": Idiom(exits.caught, reference=averaged, under=CORNERS),
+        "gradients taken inside a block": Idiom(exits.steepest, reference=averaged, under=CORNERS),
+        "sparse gradients of an embedding": Idiom(exits.sparse, reference=averaged, under=CORNERS),
         "torch.compile": Idiom(weights.compiled, reference=averaged, under=("IIG",)),
     }

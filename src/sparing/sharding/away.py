@@ -1,11 +1,13 @@
 """What a parameter is while it cannot be read: its class says so, as torch's own ``UninitializedParameter`` does.
 
-Only the class changes, and only between uses: inside a forward pass parameters are what they always were.
+Only the class changes, and only between uses: inside a forward pass parameters are what they always were. What autograd
+has saved of a parameter knows no class, but the version at which it was saved: while away, it is at another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +33,48 @@ _LOOKS = {
     torch.autograd.grad,
 }  # fmt: skip
 """What may be asked of a parameter without its values."""
+
+VERSION = 2**31
+"""Of parameters that are away; nobody writes that often into one that is here."""
+_set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
+
+
+def at_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
+    """Set the versions that autograd compares with those at which it saved something.
+
+    Args:
+        parameters: Whose.
+        versions: One for each.
+
+    Returns:
+        Those that were.
+    """
+    were = [parameter._version for parameter in parameters]
+    _set_versions(tuple(parameters), tuple(versions))
+    return were
+
+
+@contextmanager
+def early_uses() -> Iterator[None]:
+    """Say what it means that autograd has met a version of parameters that are away.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UserError: If it has.
+        RuntimeError: Whatever else torch has to say.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if f"is at version {VERSION};" not in str(error):
+            raise
+        raise UserError(
+            "loss", got="a gradient inside a block before that of what the block returned, whose weights are away",
+            why="a tensor left the block beside what it returned, made of its weights without a module",
+            do="return that tensor too, or compute it in a module of its own inside the block",
+        ) from error  # fmt: skip
 
 
 class Owed(nn.Parameter):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparing.sharding.away import Owed, away
+from sparing.sharding.away import VERSION, Owed, at_versions_, away
 from sparing.sharding.lanes import Handle
 from sparing.sharding.layout import Layout
 from sparing.sharding.mesh import Mesh
@@ -114,6 +114,8 @@ class Bucket:
         self._holes = [_hole(slot.shape, self.full) for slot in self.slots]
         self._views = [self.full.narrow(0, slot.offset, slot.numel).view(slot.shape) for slot in self.slots]
         self._bytes = self.full.untyped_storage().nbytes()
+        self._versioned = tuple(p for p in self.params if not p.is_inference())  # autograd saves none of the others
+        self._versions = [parameter._version for parameter in self._versioned]
         self.store = self.full
         self.point_()
         self.cut_()
@@ -154,6 +156,7 @@ class Bucket:
         self._dress_()
         for parameter, view in zip(self.params, self._views, strict=True):
             parameter.data = view
+        at_versions_(self._versioned, self._versions)
 
     @property
     def moved(self) -> bool:
@@ -240,6 +243,7 @@ class Bucket:
         self.undress_()
         for parameter, hole in zip(self.params, self._holes, strict=True):
             parameter.data = hole
+        self._versions = at_versions_(self._versioned, [VERSION] * len(self._versioned))
         self.full.untyped_storage().resize_(0)
         self._dress_()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError, require
 from sparing.sharding import moves, weights
+from sparing.sharding.away import early_uses
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.flow import Flow
 from sparing.sharding.gradients import Gradients
@@ -122,14 +123,14 @@ class Engine:
             loss: Scalar; the mean over this rank's rows, unless ``step`` is given a divisor.
 
         Raises:
-            UserError: If all micro-steps of this step are done, or nothing trains.
+            UserError: If all micro-steps of this step are done, nothing trains, or weights are asked for while away.
         """
         self._require_open()
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
         self.owe_(False)
-        with self.flow.pass_(last=self.micro_step == self.settings.accumulate - 1):
+        with self.flow.pass_(last=self.micro_step == self.settings.accumulate - 1), early_uses():
             scaled.backward()  # type: ignore[no-untyped-call]
         self.owe_(True)
         self.micro_step += 1

@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from sparing.errors import RunError, UserError, require
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.gradients import Gradients
-from sparing.sharding.hooks import Before, Collect, Enter, Leave, look, recomputing, under_way
+from sparing.sharding.hooks import Before, Collect, Enter, Inside, Leave, learning, look, parts, recomputing, under_way
 from sparing.sharding.lanes import Handle
 
 
@@ -54,6 +53,9 @@ class Stage:
 
     backward: bool = False
     """Whether backward is inside it."""
+
+    running: bool = False
+    """Whether a forward pass is inside it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +121,8 @@ class Flow:
         for stage in self.stages:
             keep(stage.module.register_forward_pre_hook(Enter(self, stage), prepend=True))
             keep(stage.module.register_forward_hook(Leave(self, stage), with_kwargs=True))
+            for part in parts(stage):
+                keep(part.register_forward_hook(Inside(self, stage)))
             self.watch_(stage.buckets)
         self.watch_(self.roots)
 
@@ -167,7 +171,7 @@ class Flow:
         self._outer = None
         if not self._awaited:
             _free_(self.roots)
-        for tensor in _learning(output):  # this graph may be passed after another one has freed them
+        for tensor in learning(output):  # this graph may be passed after another one has freed them
             tensor.register_hook(self._whole_roots_)  # type: ignore[no-untyped-call]
 
     def _whole_roots_(self, grad: Tensor | None = None) -> None:
@@ -222,8 +226,8 @@ class Flow:
         """
         if stage.backward:
             return
-        given = {id(tensor): tensor for tensor in _learning(inputs)}
-        awaited = [tensor for tensor in _learning(output) if id(tensor) not in given]
+        given = {id(tensor): tensor for tensor in learning(inputs)}
+        awaited = [tensor for tensor in learning(output) if id(tensor) not in given]
         replayed = self._recording and not torch.is_grad_enabled() and bool(given)  # by a reentrant checkpoint
         for tensor in awaited:
             tensor.register_hook(Before(self, stage))  # type: ignore[no-untyped-call]
@@ -319,7 +323,7 @@ class Flow:
         if self._reducing is not None:
             self._reducing.wait()  # or a third buffer would be alive
         for stage in self.stages:
-            stage.backward = False  # a pass for somebody else may have raised
+            stage.backward = stage.running = False  # another pass may have raised
         for bucket in self._buckets():
             for parameter in bucket.params:
                 hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}
@@ -386,10 +390,6 @@ def _around(model: nn.Module, stages: Sequence[Stage]) -> list[nn.Module]:
     inside = {id(stage.module) for stage in stages}
     holders = [m for m in model.modules() if id(m) not in inside and inside <= {id(part) for part in m.modules()}]
     return holders if inside else [model]
-
-
-def _learning(nested: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def _free_(buckets: Sequence[Bucket]) -> None:

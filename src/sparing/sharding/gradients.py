@@ -87,7 +87,8 @@ class Gradients:
                 do="compute penalties on weights after the forward pass",
             )  # fmt: skip
         place, slot = self._target(), self.bucket.slots[index]
-        part, values = place.narrow(0, slot.offset, slot.numel), grad.reshape(-1)
+        dense = grad if grad.layout == torch.strided else grad.to_dense()  # of an embedding, say
+        part, values = place.narrow(0, slot.offset, slot.numel), dense.reshape(-1)
         if (self.whole and self._rounds) or index in self._fired:  # reentrant checkpoints: once for every use
             part.add_(values)
         else:

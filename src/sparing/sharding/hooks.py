@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sparing.errors import UserError
 
@@ -29,6 +30,32 @@ def recomputing() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def learning(nested: Any) -> list[Tensor]:
+    """Tensors that autograd follows.
+
+    Args:
+        nested: Containers that torch knows, or one tensor.
+
+    Returns:
+        Those in it.
+    """
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def parts(stage: Stage) -> list[nn.Module]:
+    """Modules in a stage that hold weights of it.
+
+    Args:
+        stage: A body block.
+
+    Returns:
+        They, without the block itself.
+    """
+    own = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
+    every = [part for part in stage.module.modules() if part is not stage.module]
+    return [part for part in every if any(id(p) in own for p in part.parameters(recurse=False))]
+
+
 @dataclass(slots=True)
 class Enter:
     """A forward pass of a stage begins."""
@@ -39,6 +66,7 @@ class Enter:
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Gather the stage."""
         del module, inputs
+        self.stage.running = not recomputing()  # which may stop early, without a word
         self.flow.enter_(self.stage)
 
 
@@ -52,7 +80,26 @@ class Leave:
     def __call__(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         """Free the stage, or keep it for its backward pass."""
         del module
+        self.stage.running = False
         self.flow.leave_(self.stage, (inputs, named), output)
+
+
+@dataclass(slots=True)
+class Inside:
+    """A module in a stage has run: what it returns may reach the loss beside what the stage returns."""
+
+    flow: Flow
+    stage: Stage
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Watch for the gradient of what it returned, so that its weights are here then."""
+        del module, inputs
+        # weights that are whole need no watch; a compiled block is one node, and a hook in it would split it
+        if torch.compiler.is_compiling() or recomputing() or all(bucket.whole for bucket in self.stage.buckets):
+            return
+        for tensor in learning(output):
+            self.stage.differentiated = True
+            tensor.register_hook(Before(self.flow, self.stage))  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -65,6 +112,8 @@ class Before:
     def __call__(self, grad: Tensor) -> None:
         """Gather the stage again; a second derivative of what is cut is refused."""
         del grad
+        if self.stage.running:  # a gradient that the block takes on its way
+            return
         if torch.is_grad_enabled() and not all(bucket.whole for bucket in self.stage.buckets):
             raise UserError(
                 "create_graph", got=f"a gradient of {self.stage.name} that shall be differentiated again",
