@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import HashStore
 
 from oracles.problems import example_weights
 from oracles.quadratic import Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
-from sparing.errors import UserError
+from sparing.errors import RunError, UserError
 from sparing.hypergrad.guided import frame_of, guided
+from sparing.hypergrad.spread import Spread
 
 SIZE, COUNT, DRAWS = 12, 5, 400
 G = random(SIZE, seed=1)
@@ -132,3 +136,57 @@ def test_the_meter_reads_the_bias_of_truncation() -> None:
 def test_guides_and_a_control_variate_exclude_each_other() -> None:
     with pytest.raises(UserError, match="control: got guides too"):
         hg.ForwardGradient(guides=(hg.HessianFree(),), control=G)
+
+
+def chaotic() -> tuple[hg.Bilevel, Tensor]:
+    """Float32 and a rate at which rounding grows to per mille within 60 steps, other in each mode of torch."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x, y = torch.randn(64, 10), torch.randint(0, 3, (64,))
+        net = nn.Sequential(nn.Linear(10, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 3))
+    theta, call = hg.stateless(net)
+    problem = hg.Bilevel(
+        inner=lambda theta, phi, b: (phi[b] * F.cross_entropy(call(theta, x[b]), y[b], reduction="none")).mean(),
+        outer=lambda theta, phi: F.cross_entropy(call(theta, x), y),
+        init=theta, optimizer=hg.Adam(lr=0.1), steps=60,
+        batches=lambda step, generator: torch.randint(0, 64, (16,), generator=generator),
+    )  # fmt: skip
+    return problem, torch.ones(64)
+
+
+@pytest.mark.filterwarnings("ignore:.*the run is chaotic:RuntimeWarning")
+@pytest.mark.parametrize(
+    "settings",
+    [{"guides": (hg.HessianFree(),)}, {"guides": (hg.FiniteDifference(), hg.Truncated(steps=30))}, {"tail": 5},
+     {"chunk": 2}],
+    ids=["a guide", "guides of two kinds", "tail", "chunk"],
+)  # fmt: skip
+def test_a_chaotic_run_that_is_the_same_each_time_is_not_refused(settings: dict) -> None:
+    problem, phi = chaotic()
+    found = hg.hypergradient(problem, phi, hg.ForwardGradient(directions=4, **settings))
+    assert torch.isfinite(found.grad).all()
+
+
+@pytest.mark.parametrize("guide", [hg.Truncated(steps=1), hg.Reverse(), hg.HessianFree()], ids=str)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_that_is_another_each_time_is_refused_beside_one_guide(guide: object, first: int) -> None:
+    case, generator = example_weights(), torch.Generator().manual_seed(3)
+
+    def inner(theta, phi, batch):
+        plain = case.problem.inner(theta, phi, None)
+        return plain * (1 + torch.rand(1, generator=generator)[0]) if batch >= first else plain
+
+    problem = hg.Bilevel(**(vars(case.problem) | {"inner": inner, "batches": lambda step: step}))
+    with pytest.raises(UserError, match=f"inner: got another loss at step [{first}4]"):
+        hg.hypergradient(problem, case.phi, hg.ForwardGradient(directions=3, guides=(guide,)))
+
+
+@pytest.mark.filterwarnings("ignore:.*the run is chaotic:RuntimeWarning")
+def test_a_rank_without_a_direction_makes_the_same_run_as_the_others() -> None:
+    (problem, phi), store = chaotic(), HashStore()
+    for rank, wait in ((2, 0.01), (1, 0.01), (0, 5.0)):
+        shared = Spread(store=store, rank=rank, size=3, timeout=wait)
+        with suppress(*([RunError] if rank else [])):
+            found = hg.hypergradient(problem, phi, hg.ForwardGradient(directions=2, tail=5, spread=shared))
+    alone = hg.hypergradient(problem, phi, hg.ForwardGradient(directions=2, tail=5))
+    torch.testing.assert_close(found.grad, alone.grad, rtol=1e-3, atol=0)  # float32, tangents of another width

@@ -21,6 +21,7 @@ COMPLAINTS = {
     "vmap: aten::add_(self, *extra_args) is not possible because there exists a Tensor `other` in extra_args that has "
     "more elements than `self`; in-place running_mean": ("aten::add_", "GroupNorm"),
     "Trying to use forward AD with _cdist_forward that does not support it": ("_cdist_forward", "replace that"),
+    "ZeroTensors are immutable. Please use the materialized zero tensor": ("an operation", "replace that"),
     "derivative for aten::grid_sampler_2d_backward is not implemented": ("aten::grid_sampler_2d_backward", "replace"),
 }  # fmt: skip
 

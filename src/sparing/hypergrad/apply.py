@@ -126,7 +126,9 @@ def finished(
     if not (finite(found.state.theta) and torch.isfinite(found.value)):
         raise RunError(_overflow(unroll, psi, found))
     _refuse_no_direction(found)
-    through = found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through)
+    through = (
+        found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through, name="through")
+    )
     grad = rebuilt(phi, added(found.direct, through))
     if not finite(leaves(grad)):
         raise RunError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -202,9 +202,27 @@ def _known(unroll: Unroll, swept: Sweep) -> Tensor:
 
 
 def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
-    """A guess as a vector: a tree as it is, a method asked."""
+    """A guess as a vector: a tree as it is, a method asked.
+
+    Beyond its first steps a method is held to its own passes alone. Its kernels are not those of the sweep, and where
+    small changes grow the two part by more than rounding; a guess may be of any run.
+
+    Args:
+        guide: A method, or a tree like ψ.
+        unroll: The inner run.
+        psi: φ or ψ(φ).
+        phi: φ.
+
+    Returns:
+        Shape (N,).
+    """
     if hasattr(guide, "estimate"):
-        return ravel(guide.estimate(unroll, psi, phi).through)
+        sweeps, own = unroll.seen or Seen(), Seen()
+        own.early(sweeps)
+        guess = ravel(guide.estimate(replace(unroll, seen=own), psi, phi).through)
+        own.settle()
+        sweeps.early(own)
+        return guess
     return _vector("guides", guide, size(psi)).to(ravel(psi))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from sparing.errors import UserError
 
@@ -20,14 +22,21 @@ FIXES = (
     (r"\.item\(\)|data-dependent control flow", "keep the loss free of .item() and of branches on values"),
     (r"data pointer", "keep the loss in torch, without .numpy()"),
     (r"randomness", "pass dropout masks as part of the batch"),
+    (
+        r"not differentiable with respect to argument|itself has a forward gradient",
+        'give the loss no weights or targets that depend on φ: take reduction="none" and weight its elements yourself',
+    ),
 )
 """Pattern of a complaint -> what mends it; the first that matches is told."""
 
 KNOWN = re.compile(
     r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented|"
-    r"data pointer of Tensor that doesn't have storage",
+    r"data pointer of Tensor that doesn't have storage|ZeroTensors are immutable|itself has a forward gradient",
     re.IGNORECASE,
 )
+
+MISSING = re.compile(r"derivative for .* is not implemented|not differentiable with respect to argument")
+"""What torch says where reverse mode lacks a derivative."""
 
 
 def operation(complaint: str) -> str:
@@ -43,7 +52,13 @@ def operation(complaint: str) -> str:
         >>> operation("Trying to use forward AD with _cdist_forward that does not support it")
         '_cdist_forward'
     """
-    for pattern in (r"forward AD with (\S+)", r"derivative for (\S+)", r"over (aten::\S+)", r"(aten::[\w.]+)"):
+    for pattern in (
+        r"The function (\S+)",
+        r"forward AD with (\S+)",
+        r"derivative for (\S+)",
+        r"over (aten::\S+)",
+        r"(aten::[\w.]+)",
+    ):
         found = re.search(pattern, complaint)
         if found:
             return found.group(1).strip("'\",.")
@@ -62,10 +77,39 @@ def forward_mode_refusal(failure: BaseException) -> UserError | None:
     complaint = str(failure)
     if isinstance(failure, UserError) or not KNOWN.search(complaint):
         return None
+    return _refusal(
+        "inner",
+        complaint,
+        "it cannot be differentiated forward",
+        "a method that needs no forward mode, such as Checkpointed",
+    )
+
+
+@contextlib.contextmanager
+def derivatives(name: str) -> Iterator[None]:
+    """Inside, an operation that reverse mode lacks a derivative of is refused in a line.
+
+    Args:
+        name: What of the problem is differentiated.
+
+    Raises:
+        UserError: In place of torch's complaint about a derivative.
+        RuntimeError: Whatever else was raised.
+    """
+    try:
+        yield
+    except RuntimeError as failure:  # NotImplementedError is one
+        complaint = str(failure)
+        if not MISSING.search(complaint):
+            raise
+        refusal = _refusal(name, complaint, "torch has no derivative of it", "ZerothOrder")
+        raise refusal from failure
+
+
+def _refusal(name: str, complaint: str, why: str, other: str) -> UserError:
+    """An error that names operation, complaint, fix and another method."""
     fix = next((fix for pattern, fix in FIXES if re.search(pattern, complaint, re.IGNORECASE)), None)
     return UserError(
-        "inner",
-        got=operation(complaint),
-        why=f"it cannot be differentiated forward ({complaint.splitlines()[0][:160]})",
-        do=f"{fix or 'replace that operation'}, or use a method that needs no forward mode, such as Checkpointed",
-    )
+        name, got=operation(complaint), why=f"{why} ({complaint.splitlines()[0][:160]})",
+        do=f"{fix or 'replace that operation'}, or use {other}",
+    )  # fmt: skip

@@ -80,7 +80,7 @@ def pull_start(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
         return [torch.zeros_like(leaf) for leaf in given]
     with torch.enable_grad(), reproducible(unroll.seed, "init"):
         theta = leaves(unroll.problem.start(rebuilt(psi, given), unroll.seed))
-    return pulled(theta, given, cotangent.theta)
+    return pulled(theta, given, cotangent.theta, name="init")
 
 
 @dataclass(frozen=True)

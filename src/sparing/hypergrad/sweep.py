@@ -93,8 +93,9 @@ def sweep(
         sizes.append(long)
         first.append(lengths(leaves(rows)))
         del rows, state, tangents  # before the next chunk brings its own
-    if back is None:
-        back = reversed_tail(unroll, unroll.run(psi, last=head), psi, phi, head, unroll.steps)
+    if back is None:  # by the kernels of the others, whose run this one is compared with: one direction, thrown away
+        state = carried(unroll, psi, unravel(rows_of(range(1)), psi), head, None)[0]
+        back = reversed_tail(unroll, state, psi, phi, head, unroll.steps)
     wide = ravel(psi)
     found = torch.cat(weights).to(wide) if weights else wide.new_zeros(0)
     grown = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from sparing.hypergrad.losses import WRITTEN_OUT
 from sparing.hypergrad.problem import Bilevel, scalar
+from sparing.hypergrad.refusals import derivatives
 from sparing.hypergrad.trees import Tree, apart, detached, leaves, rebuilt
 from sparing.hypergrad.witness import Seen, no_recomputation, refuse_cut, sample, watching
 from sparing.seeds import number
@@ -95,7 +97,7 @@ class Unroll:
         """
         batch = self.problem.batch(step, self.seed)
         plain = no_recomputation("inner", first=step == 0, alone=alone)
-        with reproducible(self.seed, "step", step), sdpa_kernel(SDPBackend.MATH), plain:
+        with reproducible(self.seed, "step", step), sdpa_kernel(SDPBackend.MATH), plain, derivatives("inner"):
             yield batch
 
     def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
@@ -234,13 +236,19 @@ class Unroll:
         with torch.enable_grad():
             theta = [weight.detach().requires_grad_() for weight in state.theta]
             given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
-            value = self.outer(State(theta, state.slots), rebuilt(phi, given))
-        slopes = pulled(value, [*theta, *given])
+            with derivatives("outer"):
+                value = self.outer(State(theta, state.slots), rebuilt(phi, given))
+        slopes = pulled(value, [*theta, *given], name="outer")
         return value.detach(), slopes[: len(theta)], slopes[len(theta) :]
 
 
 def pulled(
-    outputs: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Any = None, *, keep: bool = False
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Any = None,
+    *,
+    keep: bool = False,
+    name: str = "inner",
 ) -> list[Tensor]:
     """Cotangents of the inputs, zero where nothing reaches them.
 
@@ -249,9 +257,13 @@ def pulled(
         inputs: Leaves of the graph.
         cotangents: As the outputs; None for one scalar.
         keep: Whether the graph is used again.
+        name: What of the problem is pulled back through, for a refusal.
 
     Returns:
         One tensor per input.
+
+    Raises:
+        UserError: If torch lacks a derivative of an operation.
     """
     listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     weights = [None] * len(listed) if cotangents is None else list(cotangents)
@@ -259,7 +271,8 @@ def pulled(
     if not kept:
         return [torch.zeros_like(leaf) for leaf in inputs]
     outs, ws = zip(*kept, strict=True)
-    found = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
+    with derivatives(name):
+        found = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
     return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, found, strict=True)]
 
 
@@ -273,7 +286,8 @@ class SameMasks(TorchFunctionMode):
     """Random masks are drawn for contiguous tensors, and what no_grad holds constant is so in forward mode too.
 
     Plain torch fills a mask in the order of memory, torch.func in that of the indices: a transposed activation would
-    get other masks in forward mode than in the run itself. Forward mode also goes on inside ``torch.no_grad()``.
+    get other masks in forward mode than in the run itself. Forward mode also goes on inside ``torch.no_grad()``, and
+    lacks a rule for some losses, which are written out.
     """
 
     hooked = False
@@ -289,6 +303,8 @@ class SameMasks(TorchFunctionMode):
             return args[0].detach()
         elif func in _DRAWS and args:
             args = (args[0].contiguous(), *args[1:])
+        elif func in WRITTEN_OUT:
+            func = WRITTEN_OUT[func]
         return func(*args, **(kwargs or {}))
 
 

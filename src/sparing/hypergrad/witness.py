@@ -18,6 +18,9 @@ from sparing.seeds import number as number_of
 
 Key = tuple[str, int]
 
+EARLY = 2
+"""First steps whose losses two passes by other kernels are compared by (count): one update on, nothing has grown."""
+
 SAMPLE = 16
 """Elements of each leaf of θ that two passes are compared by (count); the loss of every step is compared besides."""
 
@@ -86,6 +89,18 @@ class Seen:
         else:
             self._first[key] = numbers
             self._highest[kind] = max(self._highest.get(kind, 0.0), _size(numbers))
+
+    def early(self, other: Seen) -> None:
+        """Hold this pass to another one by other kernels: rounding grows along a run, so only the first losses count.
+
+        Args:
+            other: What that pass saw.
+        """
+        self._highest.setdefault("loss", 0.0)
+        for step in range(EARLY):
+            key = ("loss", step)
+            if key in other._first and key not in self._first:
+                self._first[key] = other._first[key]
 
     def settle(self) -> None:
         """Compare what waits on a device.

@@ -167,7 +167,7 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
         ends = [leaf.detach().requires_grad_() for leaf in leaves(tree)]
         given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
         value = scalar("outer", problem.outer(rebuilt(tree, ends), rebuilt(phi, given)))
-    slopes = pulled(value, [*ends, *given])
+    slopes = pulled(value, [*ends, *given], name="outer")
     direct = slopes[len(ends) :]
     through, facts, bent = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
     if method.directions >= _LOOKS / 2 or bent > _BENT:

@@ -203,6 +203,13 @@ def weights_that_require_gradients() -> hg.Bilevel:
     return bilevel(init={name: nn.Parameter(weight) for name, weight in made.init.items()})
 
 
+def mean_squares_of_torch() -> hg.Bilevel:
+    """φ on the inputs, so that forward mode meets a target without a tangent."""
+    net, loss = Net(), nn.MSELoss()
+    inner = lambda theta, phi, batch: loss(functional_call(net, theta, (X * phi["weight"][:, None],)), Y)  # noqa: E731
+    return bilevel(net, inner=inner)
+
+
 def decay_and_clipping() -> hg.Bilevel:
     return bilevel(optimizer=hg.SGD(lr=0.2, momentum=0.9, weight_decay=0.1, clip=0.3))
 
@@ -232,6 +239,7 @@ EQUAL_BY_ALGORITHM: dict[str, Callable[[], hg.Bilevel]] = {
     "a gradient penalty": gradient_penalty,
     "initial weights by expand()": expanded_weights,
     "initial weights that require gradients": weights_that_require_gradients,
+    "nn.MSELoss": mean_squares_of_torch,
     "decay and clipping": decay_and_clipping,
     "a schedule": a_rate_by_the_step,
 }
