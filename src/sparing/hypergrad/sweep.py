@@ -70,7 +70,7 @@ def sweep(
         psi: φ or ψ(φ).
         phi: φ.
         rows_of: Numbers -> directions, shape (len, N).
-        numbers: Directions to take; none still runs the primal.
+        numbers: Directions to take; none still makes the run, with the first of them, and weighs nothing.
         chunk: Directions carried through the run together (count); None for all.
         width: Directions that pass through a step together (count); None for the chunk.
         tail: Steps s reversed at the end (count).
