@@ -24,18 +24,23 @@ SHARES: Final = frozenset({"error", "accuracy"})
 _KNOWN: Final[Mapping[Better, frozenset[str]]] = {
     "lower": frozenset({
         "loss", "error", "cross_entropy", "crossentropy", "ce", "nll", "perplexity", "ppl", "bpb", "bits_per_byte",
-        "mse", "rmse", "mae", "error_rate", "wer", "cer", "brier", "ece",
+        "mse", "rmse", "mae", "error_rate", "wer", "cer", "brier", "ece", "negative_log_likelihood",
+        "mean_squared_error", "mean_absolute_error", "log_loss", "brier_score",
     }),
     "higher": frozenset({
         "accuracy", "acc", "balanced_accuracy", "top1", "top5", "f1", "precision", "recall", "auc", "auroc", "roc_auc",
         "bleu", "rouge", "rouge1", "rouge2", "rougel", "exact_match", "iou", "dice", "psnr", "ssim", "r2",
-        "log_likelihood",
+        "log_likelihood", "accuracy_score", "f1_macro", "macro_f1", "f1_micro", "micro_f1", "f1_weighted", "weighted_f1",
+        "f1_score", "roc_auc_score", "auc_roc", "pr_auc", "average_precision", "map", "miou", "mean_iou", "spearman",
+        "spearmanr", "pearson", "pearsonr", "mcc", "matthews_correlation", "r2_score",
     }),
 }  # fmt: skip
 T = TypeVar("T")
 S = TypeVar("S")
 N = TypeVar("N", float, NDArray[np.float64])
-_PART = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/ -]")
+_PART = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/]")
+_OF_TOP = re.compile(r"(?:top|acc|accuracy|precision|recall|ndcg|map)_?\d+(?:_acc|_accuracy)?")
+"""Metrics of the first k answers, which all rise: top-1, acc@5, top5_acc, recall@10."""
 
 
 class Judged(dict[str, T]):
@@ -60,7 +65,7 @@ def senses(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> 
     Args:
         metrics: Names of what was measured.
         said: What the caller says of some; it outranks the name. Others must be known by their name: in small letters,
-            without ``val_``, ``test_`` and the like before it.
+            ``-``, ``@`` and spaces as ``_``, without ``val_``, ``test_`` and the like before it.
 
     Returns:
         Metric -> "lower" or "higher"; what is neither said nor known is missing, and refused when it is asked for.
@@ -83,7 +88,9 @@ def senses(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> 
 
 
 def _by_name(name: str) -> Better | None:
-    plain = _PART.sub("", name.lower())
+    plain = _PART.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # a sign before it turns a metric round
+    if _OF_TOP.fullmatch(plain):
+        return "higher"
     return next((way for way, known in _KNOWN.items() if plain in known), None)
 
 

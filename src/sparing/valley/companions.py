@@ -16,32 +16,28 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
+from sparing.valley.settings import SILENT, Described, compared, described, flat
 
 CONFIG: Final = "config.json"
-
-_SILENT: Final = re.compile(
-    r"(^|\.)(_?name_or_path|transformers_version|(torch_)?dtype|use_cache|output_(attentions|hidden_states)|return_dict|"
-    r"use_return_dict|_?attn_implementation\w*|_commit_hash|gradient_checkpointing|label2id(\..*)?|model_max_length|"
-    r"processor_class|feature_extractor_type|image_processor_type|_processor_class)$"
-)
-"""Settings of no function: where files came from, how they are run, what the merge sets itself."""
-
-_TOLD: Final = re.compile(
-    r"(^|\.)(\w*(dropout|_pdrop|layerdrop|drop_path\w*)|initializer\w*|init_std|task_specific_params(\..*)?|problem_type|"
-    r"finetuning_task|router_aux_loss_coef|label_smoothing\w*)$"
-)
-"""Settings of training, which the function of a finished model does not ask for."""
 
 _WORDS: Final = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token")
 """Settings of a tokenizer that change the numbers of a text."""
 
 _FORMATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DROPS: Final = re.compile(r"(Dropout|DropPath|DropBlock|StochasticDepth)([123]d)?$")
+"""Classes that do something in training alone, as they are called; ones with parts or weights are compared."""
+
+_TRAINED: Final = re.compile(
+    r"(^|, )(inplace=(True|False)|\w*(dropout|layerdrop|drop_path|drop_prob|drop_rate)=[^,()]+)"
+)
+"""What modules print of training and memory."""
+
 _WHY: Final = "the same weights compute another function with it"
-_DO: Final = "merge models of one configuration, or mend the file that is wrong"
 
 
 def same_function(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
@@ -96,8 +92,14 @@ def require_one_function(models: Sequence[nn.Module | Mapping[str, Tensor]]) -> 
         _require_alike(_described(first), _described(other), labels)
         configs = [getattr(one, "config", None) for one in (first, other)]
         if all(callable(getattr(config, "to_dict", None)) for config in configs):
-            mine, theirs = (_flat(config.to_dict()) for config in configs)  # type: ignore[union-attr]
-            _compared("config", mine, theirs, labels)
+            mine, theirs = (_of_live(config, one) for config, one in zip(configs, (first, other), strict=True))
+            compared("config", mine, theirs, labels)
+
+
+def _of_live(config: Any, model: nn.Module) -> Described:
+    """Settings of a live model: what it is says its class, which a config that was never saved does not name."""
+    found = described(config)
+    return Described({**found.values, "architectures": [type(model).__name__]}, found.askers)
 
 
 def _require_alike(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> None:
@@ -113,11 +115,27 @@ def _require_alike(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: t
 def _described(model: nn.Module) -> dict[str, Any]:
     """What each module is, by path, and the buffers that no state holds."""
     found: dict[str, Any] = {
-        path: f"{type(module).__name__}({module.extra_repr()})" for path, module in model.named_modules()
-        if not isinstance(module, _DropoutNd)
+        path: f"{type(module).__name__}({_said(module)})" for path, module in model.named_modules()
+        if not _passes(module)
     }  # fmt: skip
     state = model.state_dict()
     return found | {f"{name} (buffer)": buffer for name, buffer in model.named_buffers() if name not in state}
+
+
+def _passes(module: nn.Module) -> bool:
+    """Whether a module is nothing in evaluation: an identity, or one that drops something in training."""
+    named = _DROPS.search(type(module).__name__) and not module._modules and not module.state_dict()  # noqa: SLF001
+    return isinstance(module, (nn.Identity, _DropoutNd)) or bool(named)
+
+
+def _said(module: nn.Module) -> str:
+    """What a module prints of itself, less what only training or memory asks for."""
+    said = _TRAINED.sub("", module.extra_repr())
+    if isinstance(module, _NormBase):  # statistics move by it in training alone
+        said = re.sub(r"(^|, )momentum=[^,()]+", "", said)
+    if type(module) is nn.Embedding:  # its row is looked up as any other: only gradients spare it
+        said = re.sub(r"(^|, )padding_idx=\d+", "", said)
+    return said.removeprefix(", ")
 
 
 def formats_told(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
@@ -179,59 +197,32 @@ def _read(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> Described:
     """Settings with their defaults, where transformers knows the model; else as they are written."""
     plain = _read(folder / CONFIG)
     if "model_type" not in plain:
-        return plain
+        return Described(flat(plain))
     try:
         from transformers import AutoConfig
 
-        found: dict[str, Any] = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        ).to_dict()
+        return described(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     except Exception:  # noqa: BLE001 - not installed, or not known: what is written is compared
-        return plain
-    return found
-
-
-def _flat(tree: Mapping[str, Any], start: str = "") -> dict[str, Any]:
-    """Settings by dotted name."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        path = f"{start}{name}"
-        found |= _flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
-    return found
+        return Described(flat(plain))
 
 
 def _settings(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     """Compare config.json."""
     if bare := [label for folder, label in zip((one, other), labels, strict=True) if not (folder / CONFIG).is_file()]:
         return [] if len(bare) > 1 else [f"{bare[0]} has no {CONFIG} to compare"]
-    return _compared(CONFIG, _flat(_config(one)), _flat(_config(other)), labels)
+    return compared(CONFIG, _config(one), _config(other), labels)
 
 
 def _preparations(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     """Compare what is done to images before the model sees them."""
     file = "preprocessor_config.json"
     both = (one / file).is_file() and (other / file).is_file()
-    return _compared(file, _flat(_read(one / file)), _flat(_read(other / file)), labels) if both else []
-
-
-def _compared(file: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> list[str]:
-    """Refuse the first setting that differs and changes the function; tell the others."""
-    notes = []
-    for name in dict.fromkeys([*mine, *theirs]):
-        values = mine.get(name), theirs.get(name)
-        if values[0] == values[1] or _SILENT.search(name):
-            continue
-        got = f"{values[0]!r:.60} in {labels[0]} and {values[1]!r:.60} in {labels[1]}"
-        unset = None in values and name.endswith("_token_id")
-        unnamed = name.startswith("id2label.") and any(str(value).startswith("LABEL_") for value in values)
-        if not (_TOLD.search(name) or unset or unnamed):
-            raise UserError(f"{file}, {name!r}", got=got, why=_WHY, do=_DO)
-        notes.append(f"{file}, {name!r}: {got}; the function is the same")
-    return notes
+    found = [Described(flat(_read(folder / file))) for folder in (one, other)]
+    return compared(file, found[0], found[1], labels) if both else []
 
 
 def _tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
@@ -316,9 +307,9 @@ def _manners(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     ]
     if odd:
         notes.append(f"special tokens of {labels[0]} and {labels[1]} differ: {', '.join(odd)}")
-    ways = [_flat(_read(folder / "generation_config.json")) for folder in (one, other)]
+    ways = [flat(_read(folder / "generation_config.json")) for folder in (one, other)]
     if odd := [
-        n for n in dict.fromkeys([*ways[0], *ways[1]]) if ways[0].get(n) != ways[1].get(n) and not _SILENT.search(n)
+        n for n in dict.fromkeys([*ways[0], *ways[1]]) if ways[0].get(n) != ways[1].get(n) and not SILENT.search(n)
     ]:
         notes.append(f"{labels[0]} and {labels[1]} generate differently: {', '.join(odd)}")
     return notes

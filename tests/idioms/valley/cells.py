@@ -10,6 +10,8 @@ METRICS = {
     "accuracy, rises": ("accuracy", None, "higher"),
     "val_accuracy, rises": ("val_accuracy", None, "higher"),
     "F1, rises": ("F1", None, "higher"),
+    "Top-1, rises": ("Top-1", None, "higher"),
+    "acc@1, rises": ("val/acc@1", None, "higher"),
     "margin, said to rise": ("margin", {"margin": "higher"}, "higher"),
     "margin, said to fall": ("margin", {"margin": "lower"}, "lower"),
     "accuracy, said to fall": ("accuracy", {"accuracy": "lower"}, "lower"),
@@ -53,7 +55,10 @@ LINES = {
     "batch norm without calibration": "refused", "states alone": "refused", "tied models": "equal",
     "models in training mode": "equal", "another activation": "refused", "another epsilon": "refused",
     "another buffer outside the state": "refused", "other settings of transformers": "refused",
-    "another dropout": "equal",
+    "another dropout": "equal", "another stochastic depth": "equal", "another momentum of batch norm": "equal",
+    "another dropout of an LSTM": "equal", "activation in place in one": "equal", "dropout in one, identity": "equal",
+    "another padding row of an embedding": "equal", "another end of text": "equal",
+    "another norm of a pooling": "refused",
 }  # fmt: skip
 """Pairs -> the outcome of interpolating them."""
 
@@ -64,6 +69,10 @@ FOLDERS = {
     "labels in another order": "refused", "broken config.json": "refused", "broken tokenizer.json": "refused",
     "dropout": "equal", "chat template": "equal", "one more token": "equal", "pad token set in one": "equal",
     "generation settings": "equal", "tokenizer in one alone": "equal", "version of transformers": "equal",
+    "end of a text": "equal", "padding of a rotary model": "equal", "marks of trainers": "equal",
+    "home of its code": "equal", "a setting that nobody reads": "equal", "longest text, rotary": "equal",
+    "longest text, rotary in steps of Llama 3": "equal", "longest text, dynamic rotary": "refused",
+    "longest text, YaRN": "refused", "windows that are off": "equal", "a setting that masks read": "refused",
     "F32 models, BF16 base": "equal", "BF16 model before an F32 one": "equal", "F32 beside BF16 in one file": "equal",
 }  # fmt: skip
 """How two folders differ -> the outcome of merging them; equal: the mean, in the dtype that its config.json names."""

@@ -11,7 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from idioms.valley.cells import CELLS
 from sparing.errors import UserError
@@ -93,7 +100,46 @@ def in_dtype(folder: Path, dtype, only: str = ""):
         edited(folder, "config.json", dtype=str(dtype).removeprefix("torch."))
 
 
+def rotary(rope=None, kind=LlamaConfig, **changes):
+    """Three models of one layer whose second has other settings written down."""
+
+    def change(a, b, base):
+        turned = {"rope_theta": 1e4, "rope_type": "default"} | (rope or {})
+        small = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        config = kind(
+            **small, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16, bos_token_id=0,
+            eos_token_id=0, pad_token_id=1, rope_parameters=turned,
+        )  # fmt: skip
+        for seed, folder in enumerate((a, b, base)):
+            torch.manual_seed(seed)
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        edited(b, "config.json", **changes)
+
+    return change
+
+
+def homes(a, b, base):
+    edited(a, "config.json", auto_map={"AutoModel": "modeling_x.X"})
+    edited(b, "config.json", auto_map={"AutoModel": "owner/x--modeling_x.X", "AutoConfig": "owner/x--settings_x.X"})
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
+MARKS = {
+    "unsloth_fixed": True, "unsloth_version": "2025.1", "axolotl_version": "0.9", "tokenizer_padding_side": "left",
+}  # fmt: skip
 CHANGES = {
+    "end of a text": rotary(eos_token_id=[0, 2]), "padding of a rotary model": rotary(pad_token_id=3),
+    "marks of trainers": config(**MARKS), "home of its code": homes,
+    "a setting that nobody reads": config(use_mrope=False), "longest text, rotary": rotary(max_position_embeddings=32),
+    "longest text, rotary in steps of Llama 3": rotary(LLAMA3, max_position_embeddings=32),
+    "longest text, dynamic rotary": rotary({"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=32),
+    "longest text, YaRN": rotary(YARN, max_position_embeddings=32),
+    "windows that are off": rotary(kind=Qwen2Config, max_window_layers=3),
+    "a setting that masks read": config(is_causal=False),
     "layer_norm_epsilon": config(layer_norm_epsilon=1e-3), "rope base": rope, "number of heads": config(n_head=4),
     "activation": config(activation_function="relu"), "tied in one": config(tie_word_embeddings=False),
     "tokens in another order": words(words=["<s>", "b", "a", "c", "ab", "bc"]),
@@ -112,6 +158,9 @@ CHANGES = {
 }  # fmt: skip
 
 SAID = {
+    "longest text, dynamic rotary": "'max_position_embeddings': got 16 in A .* and 32 in B",
+    "longest text, YaRN": "'max_position_embeddings': got 16 in A .* and 32 in B",
+    "a setting that masks read": "'is_causal': got None in A .* and False in B",
     "layer_norm_epsilon": "config.json, 'layer_norm_epsilon': got 1e-05 in A .* and 0.001 in B",
     "rope base": "rope_theta': got 10000.0 in A .* and 500000.0 in B", "number of heads": "'n_head': got 2 in A",
     "activation": "'activation_function'", "tied in one": "'tie_word_embeddings'",
@@ -125,6 +174,12 @@ SAID = {
 """What a refusal says."""
 
 TOLD = {
+    "end of a text": r"'eos_token_id': 0 in A .* and \[0, 2\] in B", "padding of a rotary model": "'pad_token_id': 1 in A",
+    "marks of trainers": "'unsloth_fixed'.*'axolotl_version'.*'tokenizer_padding_side'",
+    "home of its code": "'auto_map.AutoModel'.*'auto_map.AutoConfig'", "a setting that nobody reads": "'use_mrope'",
+    "longest text, rotary": "'max_position_embeddings': 16 in A .* and 32 in B",
+    "longest text, rotary in steps of Llama 3": "'max_position_embeddings': 16 in A",
+    "windows that are off": "'max_window_layers'",
     "dropout": "'resid_pdrop'", "chat template": "chat templates of A .* differ",
     "one more token": "1 tokens, such as 'd'",
     "pad token set in one": "pad_token_id", "generation settings": "generate differently: temperature",

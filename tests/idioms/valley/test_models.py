@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.swin.modeling_swin import SwinDropPath
 
 from idioms.valley.cells import CELLS
 from sparing.errors import UserError
@@ -292,8 +293,8 @@ def rotary(base):
     return model
 
 
-def configured(heads):
-    return GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=heads))
+def configured(heads=2, **more):
+    return GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=heads, **more))
 
 
 OTHERS = {
@@ -308,8 +309,59 @@ OTHERS = {
     "other settings of transformers": (
         lambda: (configured(2), configured(4)), "config, 'n_head': got 2 in model 1 and 4",
     ),
+    "another norm of a pooling": (
+        lambda: (nn.Sequential(nn.Linear(2, 2), nn.LPPool1d(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.LPPool1d(1, 2))),
+        r"models at '1': got LPPool1d\(norm_type=2",
+    ),
 }  # fmt: skip
 """Pairs of equal states that are two functions, and what the refusal says."""
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.cells = nn.LSTM(2, 2, num_layers=2, dropout=dropout)
+
+    def forward(self, rows):
+        return self.cells(rows)[0]
+
+
+class Looked(nn.Module):
+    """Adds the rows of an embedding, the one that is spared by gradients among them."""
+
+    def __init__(self, spared):
+        super().__init__()
+        self.rows = nn.Embedding(2, 2, padding_idx=spared)
+
+    def forward(self, rows):
+        return rows + self.rows(torch.arange(len(rows)) % 2)
+
+
+class Continues(nn.Module):
+    """A language model that is asked for its first row of logits."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.inner = configured(eos_token_id=end)
+
+    @property
+    def config(self):
+        return self.inner.config
+
+    def forward(self, rows):
+        return rows + self.inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits[0, :, :2]
+
+
+ENDS = {
+    "another dropout": lambda: (nn.Dropout(0.1), nn.Dropout(0.5)),
+    "another stochastic depth": lambda: (SwinDropPath(0.1), SwinDropPath(0.3)),
+    "another dropout of an LSTM": lambda: (Recurrent(0.1), Recurrent(0.2)),
+    "activation in place in one": lambda: (nn.ELU(inplace=True), nn.ELU()),
+    "dropout in one, identity": lambda: (nn.Dropout(0.1), nn.Identity()),
+    "another padding row of an embedding": lambda: (Looked(0), Looked(1)),
+    "another end of text": lambda: (Continues(1), Continues(2)),
+}
+"""Last layers of a pair that are one function in evaluation."""
 
 
 def tied_pair():
@@ -356,8 +408,9 @@ def test_line(cell):
         assert found.values["loss"] == pytest.approx(expected, abs=1e-13)  # float64 sums of nine terms
         return
     a, b = net("a"), net("b")
-    if cell.subject == "another dropout":
-        a, b = nn.Sequential(*a, nn.Dropout(0.1)), nn.Sequential(*b, nn.Dropout(0.5))
+    if cell.subject in ENDS:
+        a, b = (nn.Sequential(*net, end.double()) for net, end in zip((a, b), ENDS[cell.subject](), strict=True))
+    b[1].momentum = 0.01 if "momentum" in cell.subject else 0.1
     for model in (a, b):
         model.train()
     found = interpolate(a, b, loss_of, lambdas=[0.5], calibrate=[ROWS])
