@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from sparing.errors import UserError
-from sparing.report.pairs import McNemar, _outward, mcnemar, paired_bootstrap
+from sparing.report.pairs import McNemar, _outward, _resampled, can_bound, mcnemar, paired_bootstrap
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (3, 3), (10, 2), (40, 11), (700, 641), (51_000, 50_300)])
@@ -83,3 +83,77 @@ def test_what_is_no_pair_is_refused():
         paired_bootstrap([math.nan] * 10, [1.0] * 10)
     with pytest.raises(UserError, match="level: got 95"):
         paired_bootstrap([1.0] * 10, [1.0] * 10, level=95)
+
+
+def test_the_score_interval_ends_where_the_likeliest_law_is_rejected():
+    first, second = torch.zeros(44), torch.zeros(44)
+    first[:1] = 1
+    low, high = paired_bootstrap(first, second).interval
+    for end in (low, high):  # the share of rows that only the second has right is found on a grid, not by the formula
+        shares = torch.linspace(max(0.0, -end), 1, 200_001, dtype=torch.float64)[:-1]
+        b, c, rest = 1, 0, 43
+        logs = torch.special.xlogy(torch.tensor(b), shares + end) + torch.special.xlogy(torch.tensor(c), shares)
+        inside = (shares + end >= 0) & (1 - 2 * shares - end > 0)
+        logs = torch.where(inside, logs + rest * torch.log((1 - 2 * shares - end).clamp(min=1e-300)), -math.inf)
+        share = float(shares[logs.argmax()])
+        spread = 44 * (2 * share + end * (1 - end))
+        assert abs(b - c - 44 * end) / math.sqrt(spread) == pytest.approx(
+            stats.norm.ppf(0.975), rel=1e-3
+        )  # the grid's step
+
+
+@pytest.mark.parametrize(("n", "b", "c"), [(50, 0.02, 0.0), (100, 0.02, 0.0), (100, 0.03, 0.01), (1000, 0.005, 0.001)])
+def test_rows_of_right_and_wrong_hold_the_truth_however_few_differ(n, b, c):
+    """Exactly summed over both counts, by the trinomial law: no Monte Carlo error. A resampling held 66 % of the first."""
+    held = total = 0.0
+    most = 8 + int(4 * n * (b + c))  # beyond lies less than 1e-4
+    for i in range(most):
+        for j in range(most if c else 1):
+            share = stats.multinomial.pmf([i, j, n - i - j], n, [b, c, 1 - b - c])
+            first, second = torch.zeros(n), torch.zeros(n)
+            first[:i] = 1
+            second[i : i + j] = 1
+            low, high = paired_bootstrap(first, second).interval
+            assert low < high
+            held += share * (low <= b - c <= high)
+            total += share
+    assert total > 1 - 1e-4
+    # A score interval of counts is of 95 % on average over shares; at one share it may lie 3 points below.
+    assert 0.92 < held
+
+
+def test_nothing_and_everything_that_differs_have_ends_in_the_range():
+    same = paired_bootstrap(torch.zeros(50), torch.zeros(50)).interval
+    # b = c = 0: q = 0 on the side that is asked, and n δ² = 1.96² δ (1 − δ)
+    end = stats.norm.ppf(0.975) ** 2 / (50 + stats.norm.ppf(0.975) ** 2)
+    assert same == pytest.approx((-end, end), rel=1e-9)
+    low, high = paired_bootstrap(torch.ones(50), torch.zeros(50)).interval
+    # b = n: q = (1 − δ)/2, and n (1 − δ)² = 1.96² (1 − δ²)
+    assert (low, high) == (pytest.approx(1 - 2 * end, rel=1e-9), 1.0)
+
+
+def test_of_many_rows_students_interval_agrees_with_the_bootstraps():
+    source = torch.Generator().manual_seed(0)
+    gaps = torch.empty(12_000, dtype=torch.float64).exponential_(generator=source)
+    low, high = paired_bootstrap(gaps, torch.zeros(12_000)).interval
+    drawn = _resampled(gaps, 0.025, 1000, source)
+    # An end of 1,000 resamples has a standard deviation of 4 % of the half-width; skewness of 12,000 rows moves it by 1 %.
+    assert drawn == pytest.approx((low, high), abs=0.15 * (high - low) / 2)
+
+
+def test_a_million_rows_take_no_resampling():
+    rows = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = paired_bootstrap(rows, torch.zeros(1_000_000)).interval
+    assert high - low == pytest.approx(2 * 1.96 * float(rows.std()) / 1000, rel=1e-4)
+
+
+def test_few_rows_that_differ_have_no_interval_of_other_numbers():
+    first, second = torch.zeros(100), torch.zeros(100)
+    first[:4] = 0.5
+    assert not can_bound(first, second)
+    with pytest.raises(UserError, match="rows: got 4 of 100 that differ; .* too seldom; measure more rows"):
+        paired_bootstrap(first, second)
+    first[:10] = 0.5
+    assert can_bound(first, second)
+    assert can_bound(torch.zeros(10), torch.zeros(10))
+    assert not can_bound(torch.zeros(9), torch.zeros(9))

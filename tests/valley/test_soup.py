@@ -208,6 +208,56 @@ def test_a_soup_is_compared_with_its_best_member_on_the_same_rows(how):
     assert soup(models, how, evaluate=lambda model: evaluate(model)).beside_best == {}
 
 
+class Told:
+    """A measure whose rows come as users write them; it counts how often it was asked."""
+
+    def __init__(self, rows):
+        self.rows, self.asked = rows, 0
+
+    def __call__(self, model):
+        self.asked += 1
+        return {"error": float((model(ROWS)[:, 0] > 0).double().mean())}
+
+    def each(self, *given):
+        return self.rows(*given)
+
+
+@pytest.mark.parametrize("rows", [
+    lambda wrong: wrong, lambda wrong: wrong.tolist(), lambda wrong: wrong.numpy(), lambda wrong: wrong.int(),
+    lambda wrong: wrong.float().requires_grad_(),
+])  # fmt: skip
+def test_rows_come_as_truth_values_lists_and_arrays(rows):
+    models = [nn.Linear(4, 2).double() for _ in range(2)]
+    for seed, model in enumerate(models):
+        for parameter in model.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=stream(seed, "told")).double())
+    found = soup(models, evaluate=Told(lambda model: {"error": rows(model(ROWS)[:, 0] > 0)}))
+    best = min(models, key=lambda model: float((model(ROWS)[:, 0] > 0).double().mean()))
+    merged = copy.deepcopy(best)
+    merged.load_state_dict(dict(found.state))
+    assert found.mcnemar == mcnemar(*((model(ROWS)[:, 0] <= 0) for model in (merged, best)))
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    (lambda: None, "evaluate.each: got TypeError: .*; a soup and its best member .*; return .* another name"),
+    (lambda model: [0.0] * 32, "evaluate.each: got AttributeError"),
+    (lambda model: {"error": ["wrong"] * 32}, "evaluate.each: got "),
+    (lambda model: {"error": torch.zeros(32, 1)}, r"evaluate.each: got numbers of another shape; .* \(rows,\)"),
+])  # fmt: skip
+def test_what_is_no_rows_is_refused_before_the_rest_is_evaluated(rows, said):
+    evaluate = Told(rows)
+    with pytest.raises(UserError, match=said):
+        soup([nn.Linear(4, 2).double() for _ in range(3)], evaluate=evaluate)
+    assert evaluate.asked == 2  # the first member, twice: whether a measure can be trusted
+
+
+def test_other_rows_of_another_model_are_refused():
+    lengths = iter((32, 32, 31))
+    evaluate = Told(lambda model: {"error": torch.zeros(next(lengths))})
+    with pytest.raises(UserError, match="evaluate.each: got other rows of 'error' for another model"):
+        soup([nn.Linear(4, 2).double() for _ in range(2)], evaluate=evaluate)
+
+
 def test_sequences_are_compared_as_wholes():
     import zoo
 

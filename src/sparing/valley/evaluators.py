@@ -21,7 +21,8 @@ from sparing.valley.statistics import call
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 """Model -> numbers by name, such as {"loss": nat, "error": share}. An attribute ``rows``, if any, counts the rows; an
-attribute ``better`` says of metrics whose name does not tell whether "lower" or "higher" is better."""
+attribute ``better`` says of metrics whose name does not tell whether "lower" or "higher" is better; a method ``each``,
+model -> numbers of every row by name, shape (rows,), lets a soup be compared with its best member row by row."""
 
 
 class Classification:

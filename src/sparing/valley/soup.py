@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks.names import unwrap
-from sparing.errors import require
-from sparing.report.pairs import FEWEST, McNemar, PairedMean, mcnemar, paired_bootstrap
+from sparing.errors import UserError, require
+from sparing.report.pairs import McNemar, PairedMean, can_bound, mcnemar, paired_bootstrap
 from sparing.valley.better import Better, cost, said_of, senses
 from sparing.valley.companions import require_one_function
 from sparing.valley.compatible import Model, State, require_compatible, state_of
@@ -41,7 +41,8 @@ class Soup:
     ``evaluate``."""
 
     beside_best: Mapping[str, PairedMean]
-    """By metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each`` and 10 rows or more.
+    """By metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each``, of 10 rows or more; of
+    numbers other than 0 and 1, 10 that differ.
     The same rows chose soup and member: on other rows both will be a little worse."""
 
     mcnemar: McNemar | None
@@ -217,6 +218,8 @@ class _Kitchen:
             if self.evaluate is None:
                 return {}
             found = numbers(self.evaluate, self.host) if self.record else trusted(self.evaluate, self.host)
+            if self.paired and not self.record:
+                self._rows()  # what cannot be paired is refused before all is evaluated
         self.first = self.first or found
         require_same(found, self.first)
         self.metric = self.metric or ("error" if "error" in found else next(iter(found)))
@@ -231,18 +234,34 @@ class _Kitchen:
 
     def _pair(self, put: Any, soup_state: State, best: State) -> None:
         """Compare the soup with its best member on the same rows."""
-        rows: list[Mapping[str, Tensor]] = []
+        rows = []
         for state in (soup_state, best):
             put(state)
             with self.refresher.at_point():
-                rows.append(self.evaluate.each(self.host))  # type: ignore[union-attr]
+                rows.append(self._rows())
         for name, mine in rows[0].items():
-            theirs = rows[1][name]
-            if len(mine) < FEWEST or not bool((mine - theirs).isfinite().all()):
+            theirs = rows[1].get(name)
+            alike = theirs is not None and mine.shape == theirs.shape
+            require(alike, "evaluate.each", f"other rows of {name!r} for another model", "pairs are of the same rows",
+                    "return the same rows of each metric for every model")  # fmt: skip
+            if theirs is None or not can_bound(mine, theirs):
                 continue
             self.beside[name] = paired_bootstrap(mine, theirs)
             if name == "error" and bool(((mine == 0) | (mine == 1)).all() and ((theirs == 0) | (theirs == 1)).all()):
                 self.test = mcnemar(mine == 0, theirs == 0)
+
+    def _rows(self) -> dict[str, Tensor]:
+        """Numbers of every row by metric, in float64, of what the live model is now."""
+        try:
+            found = self.evaluate.each(self.host).items()  # type: ignore[union-attr]
+            rows = {name: torch.as_tensor(value).detach().to("cpu", torch.float64) for name, value in found}
+            flat = all(value.ndim == 1 for value in rows.values())
+        except Exception as error:
+            why = "a soup and its best member are compared by the numbers of every row that it returns"
+            do = 'return {"error": numbers of shape (rows,)}, or give a method that does something else another name'
+            raise UserError("evaluate.each", got=f"{type(error).__name__}: {error!s:.80}", why=why, do=do) from error
+        require(flat, "evaluate.each", "numbers of another shape", "there is one a row", "return shape (rows,)")
+        return rows
 
     def _worth(self, found: Mapping[str, float]) -> float:
         """What decides: the metric, turned so that lower is better."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparing.jobs.live import measuring
-from sparing.report.pairs import FEWEST, mcnemar, paired_bootstrap
+from sparing.report.pairs import can_bound, mcnemar, paired_bootstrap
 
 LOGITS: Final = 1 << 25
 """Numbers that the model may give at once (count): 128 MiB in float32."""
@@ -90,7 +90,8 @@ class Gap:
     """Metric of the merge less that of what it is held against: above 0, the merge is worse."""
 
     low: float
-    """Lower end of its 95 % interval over rows; NaN of fewer than 10 rows, or where a row is not finite."""
+    """Lower end of its 95 % interval over rows; NaN where a row is not finite or there are
+    fewer than 10 rows, or fewer than 10 that differ and are not right or wrong."""
 
     high: float
     """Upper end."""
@@ -125,9 +126,8 @@ def gaps(merged: Tensor, parents: Sequence[Tensor], *, seed: int) -> Mapping[str
 def _gap(merged: Tensor, parents: Sequence[Tensor], metric: int, seed: int) -> Gap:
     first, *others = (each[:, metric] * (len(each) / each[:, 2].sum()) for each in (merged, *parents))
     second = torch.stack(others).mean(0)
-    differences = first - second
-    value = float(differences.mean())
-    if len(first) < FEWEST or not bool(differences.isfinite().all()):
+    value = float((first - second).mean())
+    if not can_bound(first, second):
         return Gap(value, math.nan, math.nan)
     low, high = paired_bootstrap(first, second, seed=seed).interval
     single = METRICS[metric] == "error" and len(parents) == 1 and bool((merged[:, 2] == 1).all())
