@@ -45,7 +45,8 @@ PAIRS = {
     "longer, dynamic": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": DYNAMIC}, {"max_position_embeddings": 64}),
     "padding of positions": (RobertaForMaskedLM, RobertaConfig, {}, {"pad_token_id": 0}),
     "windows that are on": (
-        Qwen2ForCausalLM, Qwen2Config, {"max_window_layers": 1, "use_sliding_window": True, "sliding_window": 2} | HEADS,
+        Qwen2ForCausalLM, Qwen2Config,
+        {"max_window_layers": 1, "use_sliding_window": True, "sliding_window": 2} | HEADS,
         {"max_window_layers": 2},
     ),
 }  # fmt: skip
@@ -133,7 +134,7 @@ def test_adapters_of_other_dropouts_are_one_function():
     (nn.InstanceNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True)), (OwnDropout(2, 2), nn.Linear(2, 2)),
 ])  # fmt: skip
 def test_what_computes_something_else_in_evaluation_is_refused(one, other):
-    with pytest.raises(UserError, match="models at '0'|models at 'the top'"):
+    with pytest.raises(UserError, match=r"models at '0'|models at 'the top'"):
         require_one_function([nn.Sequential(one), nn.Sequential(other)])
 
 

@@ -254,7 +254,7 @@ def test_what_is_no_rows_is_refused_before_the_rest_is_evaluated(rows, said):
 def test_other_rows_of_another_model_are_refused():
     lengths = iter((32, 32, 31))
     evaluate = Told(lambda model: {"error": torch.zeros(next(lengths))})
-    with pytest.raises(UserError, match="evaluate.each: got other rows of 'error' for another model"):
+    with pytest.raises(UserError, match=r"evaluate.each: got other rows of 'error' for another model"):
         soup([nn.Linear(4, 2).double() for _ in range(2)], evaluate=evaluate)
 
 

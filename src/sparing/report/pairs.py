@@ -167,6 +167,9 @@ def can_bound(first: ArrayLike, second: ArrayLike) -> bool:
     Args:
         first: A number of the first model for each row, shape (rows,).
         second: The same of the second.
+
+    Returns:
+        True if it has one, False if it would refuse.
     """
     one, other = _rows(first), _rows(second)
     gaps = one - other
@@ -192,10 +195,13 @@ def _resampled(gaps: Tensor, tail: float, resamples: int, source: torch.Generato
 
 
 def _score(b: int, c: int, n: int, level: float) -> tuple[float, float]:
-    """Tango's interval: all differences δ that b and c differing rows of n do not reject.
+    """Find Tango's interval: all differences δ that b and c differing rows of n do not reject.
 
     Under δ the likeliest share q of rows that only the second has is the larger root of
     2n q² + ((2n − b + c) δ − b − c) q − c δ (1 − δ) = 0, and the score is (b − c − n δ)/√(n (2q + δ (1 − δ))).
+
+    Returns:
+        Its ends.
     """
     bar, seen = NormalDist().inv_cdf((1 + level) / 2), (b - c) / n
 

@@ -30,9 +30,9 @@ _KNOWN: Final[Mapping[Better, frozenset[str]]] = {
     "higher": frozenset({
         "accuracy", "acc", "balanced_accuracy", "top1", "top5", "f1", "precision", "recall", "auc", "auroc", "roc_auc",
         "bleu", "rouge", "rouge1", "rouge2", "rougel", "exact_match", "iou", "dice", "psnr", "ssim", "r2",
-        "log_likelihood", "accuracy_score", "f1_macro", "macro_f1", "f1_micro", "micro_f1", "f1_weighted", "weighted_f1",
-        "f1_score", "roc_auc_score", "auc_roc", "pr_auc", "average_precision", "map", "miou", "mean_iou", "spearman",
-        "spearmanr", "pearson", "pearsonr", "mcc", "matthews_correlation", "r2_score",
+        "log_likelihood", "accuracy_score", "f1_macro", "macro_f1", "f1_micro", "micro_f1", "f1_weighted",
+        "weighted_f1", "f1_score", "roc_auc_score", "auc_roc", "pr_auc", "average_precision", "map", "miou", "mean_iou",
+        "spearman", "spearmanr", "pearson", "pearsonr", "mcc", "matthews_correlation", "r2_score",
     }),
 }  # fmt: skip
 T = TypeVar("T")

@@ -124,7 +124,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
 
 def _passes(module: nn.Module) -> bool:
     """Whether a module is nothing in evaluation: an identity, or one that drops something in training."""
-    named = _DROPS.search(type(module).__name__) and not module._modules and not module.state_dict()  # noqa: SLF001
+    named = _DROPS.search(type(module).__name__) and not module._modules and not module.state_dict()
     return isinstance(module, (nn.Identity, _DropoutNd)) or bool(named)
 
 

@@ -174,7 +174,8 @@ SAID = {
 """What a refusal says."""
 
 TOLD = {
-    "end of a text": r"'eos_token_id': 0 in A .* and \[0, 2\] in B", "padding of a rotary model": "'pad_token_id': 1 in A",
+    "end of a text": r"'eos_token_id': 0 in A .* and \[0, 2\] in B",
+    "padding of a rotary model": "'pad_token_id': 1 in A",
     "marks of trainers": "'unsloth_fixed'.*'axolotl_version'.*'tokenizer_padding_side'",
     "home of its code": "'auto_map.AutoModel'.*'auto_map.AutoConfig'", "a setting that nobody reads": "'use_mrope'",
     "longest text, rotary": "'max_position_embeddings': 16 in A .* and 32 in B",
