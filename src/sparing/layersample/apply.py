@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ from sparing.layersample.truncate import Prefix
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
 """Live samplers: a new one closes those that share a parameter with it, whose frozen blocks would else look like the
 user's."""
+
+
+class _Part(Protocol):
+    """Something hooked into model or optimizer."""
+
+    def close(self) -> None:
+        """Take all hooks off."""
 
 
 class Sampler:
@@ -109,14 +116,18 @@ class Sampler:
         self._sharded = checks.sharded_modules(self.model)
         plain = partial(ranks.assert_averaged, group=self._group)
         # fully_shard averages by itself, and each process then holds another part
-        self.guard = Guard(self.model, self.optimizer, averaged=(lambda params: None) if self._sharded else plain)
+        averaged = (lambda params: None) if self._sharded else plain
+        self.guard = Guard(self.optimizer, modules, self._of_block, averaged)
         """Refuses the optimizer's step where the loop trains something else than was drawn."""
         self._store = StateStore(self.optimizer, self.settings.state)
         self._masters = Masters(self.optimizer, names) if self.settings.masters else None
-        self._rate = ScaledRate(self.optimizer, self._warmup) if self.settings.warmup else None
+        self._rate = ScaledRate(self.optimizer, _weakly(self._warmup)) if self.settings.warmup else None
         self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._of_block, modules)
         flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
-        self._restore = weakref.finalize(self, _restore_, flags, self._prefix)
+        parts = [
+            part for part in (self._masters, self._rate, self._probe, self.guard, self._prefix) if part is not None
+        ]
+        self._restore = weakref.finalize(self, _restore_, flags, parts)
         self._restore.atexit = False
         _live.add(self)
         self._activate_((), evict=False)  # a resumed optimizer's state waits for the first draw
@@ -190,7 +201,7 @@ class Sampler:
         self._prefix.set_(next((i for i in drawn if self._of_block[i]), len(self.body)))
         ranks.refresh_mixed_precision_(self._sharded)
         self.active = drawn
-        self.guard.expect(self.trainable, leaving, [p for i in drawn for p in self._of_block[i].values()])
+        self.guard.expect(self.trainable, leaving, drawn)
 
     def _warmup(self) -> float:
         return warmup_factor(self.step % self.settings.period, self.settings.warmup)
@@ -251,6 +262,7 @@ class Sampler:
             if self._probe is not None:
                 self._probe.mean.load(state["probe"])
             self._activate_(self.active)
+        self.guard.restart()
         copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}  # the optimizer writes in place
         self._load_tensors_({**state["values"], **copies})
 
@@ -270,9 +282,6 @@ class Sampler:
         if self.closed:
             return
         self.closed = True
-        for part in (self._masters, self._rate, self._probe, self.guard):
-            if part is not None:
-                part.close()
         self._restore()
         _live.discard(self)
 
@@ -290,11 +299,23 @@ def _trainable(sources: Iterable[Mapping[str, nn.Parameter]], *, flagged: bool =
     return {n: p for params in sources for n, p in params.items() if p.requires_grad or not flagged}
 
 
-def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], prefix: Prefix) -> None:
-    """Undo what a sampler did to the model; holds no reference to the sampler, so it also runs when that is lost."""
+def _weakly(method: Callable[[], float]) -> Callable[[], float]:
+    """Call a sampler's method without keeping the sampler: an optimizer's hook would hold it when it is lost."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> float:
+        found = reference()
+        return 1.0 if found is None else found()
+
+    return call
+
+
+def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], parts: Sequence[_Part]) -> None:
+    """Undo what a sampler did to model and optimizer; holds no reference to it, so it also runs when that is lost."""
+    for part in parts:
+        part.close()
     for p, flag in flags:
         p.requires_grad_(flag)
-    prefix.close()
 
 
 def _to_json(scores: Tensor | None) -> list[float | None] | None:

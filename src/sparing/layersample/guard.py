@@ -8,8 +8,32 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from sparing.errors import UserError
+
+
+class _Ran:
+    """Forward hook that notes whether a block ran; an object of its own, so that a model is copied and saved with it.
+
+    Only writes, so that compiled code need not look at what it holds.
+    """
+
+    def __init__(self) -> None:
+        self.at_all = self.with_graph = self.unseen = False
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.at_all = True
+        if torch.is_grad_enabled():
+            self.with_graph = True
+
+    @property
+    def maybe(self) -> bool:
+        """Whether the block may have run; one that takes no hook is taken to have."""
+        return self.at_all or self.with_graph or self.unseen
+
+    def forget(self) -> None:
+        self.at_all = self.with_graph = False
 
 
 class Guard:
@@ -19,39 +43,48 @@ class Guard:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, averaged: Callable[[Sequence[nn.Parameter]], None]
+        self,
+        optimizer: torch.optim.Optimizer,
+        modules: Sequence[nn.Module],
+        blocks: Sequence[Mapping[str, nn.Parameter]],
+        averaged: Callable[[Sequence[nn.Parameter]], None],
     ) -> None:
-        """Hook into the optimizer, before anything that changes gradients or weights for the step.
+        """Hook into the optimizer, before anything that changes gradients or weights for the step, and into the blocks.
 
         Args:
-            model: The model.
             optimizer: The optimizer.
+            modules: Body blocks in order of use.
+            blocks: Parameters of each that may train.
             averaged: Refuses gradients of these parameters that are not the mean over the processes.
         """
         self._averaged = averaged
         self._fresh = True
-        self._handles = [
+        self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
-        self._drops = any(getattr(module, "layerdrop", 0) for module in model.modules())
+        self._blocks, self._ran = blocks, [_Ran() for _ in modules]
+        for module, ran in zip(modules, self._ran, strict=True):
+            parts = [module, *module.children()]  # some models call a block's forward past its hooks
+            hooked = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]  # those take no hooks
+            self._handles += [part.register_forward_hook(ran) for part in hooked]
+            ran.unseen = not hooked
         self._begun: int | None = None
-        self._stepped: int | None = None
+        self._open = False
+        self._stepped = False
         self._in_pieces = False
         self._on: Mapping[str, nn.Parameter] = {}
         self._off: Mapping[str, nn.Parameter] = {}
-        self._drawn: Sequence[nn.Parameter] = ()
+        self._drawn: Sequence[int] = ()
         self._written = 0
 
-    def expect(
-        self, on: Mapping[str, nn.Parameter], off: Mapping[str, nn.Parameter], drawn: Sequence[nn.Parameter]
-    ) -> None:
+    def expect(self, on: Mapping[str, nn.Parameter], off: Mapping[str, nn.Parameter], drawn: Sequence[int]) -> None:
         """Say what trains from now on.
 
         Args:
             on: Canonical name -> parameter, of all that trains.
             off: Of all that does not.
-            drawn: Those of ``on`` that belong to drawn blocks.
+            drawn: Indices of the drawn blocks.
         """
         self._on, self._off, self._drawn, self._fresh = on, off, drawn, True
 
@@ -64,7 +97,7 @@ class Guard:
         Raises:
             UserError: If weights changed since the last one though this optimizer has never stepped.
         """
-        if self._stepped is None:  # what is loaded or averaged between later steps is nobody's concern
+        if not self._stepped:  # what is loaded or averaged between later steps is nobody's concern
             written = sum(p._version for p in self._on.values())
             if self._begun not in {None, step} and written != self._written:
                 raise UserError(
@@ -73,11 +106,20 @@ class Guard:
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
                 )
-        self._begun = step
+        for ran in self._ran:
+            ran.at_all = False  # an evaluation between two steps has no graph
+            ran.with_graph &= not self._open  # a pass before begin_step counts, that of a step nobody took does not
+        self._begun, self._open = step, True
 
     def begun(self) -> None:
         """Note the weights with which the step begins, after blocks have changed."""
-        self._written = sum(p._version for p in self._on.values()) if self._stepped is None else 0
+        self._written = sum(p._version for p in self._on.values()) if not self._stepped else 0
+
+    def restart(self) -> None:
+        """Forget the step that was begun or taken: the run goes on from a saved state."""
+        self._begun, self._open = None, False
+        for ran in self._ran:
+            ran.forget()
 
     @contextmanager
     def piecewise(self) -> Iterator[None]:
@@ -87,12 +129,12 @@ class Guard:
         self._in_pieces = True
         try:
             yield
-            self._stepped = self._begun
+            self._end_step()
         finally:
             self._in_pieces = False
 
     def close(self) -> None:
-        """Leave the optimizer."""
+        """Leave the optimizer and the blocks."""
         for handle in self._handles:
             handle.remove()
 
@@ -107,10 +149,16 @@ class Guard:
             self._fresh = False
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepped = self._begun if not self._in_pieces else self._stepped
+        if not self._in_pieces:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._open, self._stepped = False, True
+        for ran in self._ran:
+            ran.forget()
 
     def _check_order(self) -> None:
-        if self._begun is None or self._begun == self._stepped:
+        if not self._open:
             raise UserError(
                 "optimizer.step",
                 got="no begin_step yet" if self._begun is None else f"a second one after begin_step({self._begun})",
@@ -130,14 +178,16 @@ class Guard:
                 )
 
     def _check_reached(self) -> None:
-        """Drawn blocks without any gradient, where all that is always on has one, were not in the graph."""
-        drawn = {id(p) for p in self._drawn}
-        other = [p for p in self._on.values() if id(p) not in drawn]
+        """Drawn blocks that ran and have no gradient, where all that is always on has one, were not in the graph."""
+        # a block that did not run was skipped, as by LayerDrop or stochastic depth, and rightly has no gradient
+        drawn = {p for i in self._drawn for p in self._blocks[i].values()}
+        other = [p for p in self._on.values() if p not in drawn]
+        used = [p for i in self._drawn if self._ran[i].maybe for p in self._blocks[i].values()]
         reached = bool(other) and all(p.grad is not None for p in other)
-        if drawn and reached and all(p.grad is None for p in self._drawn) and not self._drops:
+        if used and reached and all(p.grad is None for p in used):
             raise UserError(
                 "gradients",
-                got="none in any drawn block",
+                got="none in any drawn block that ran",
                 why="they were not in the graph of the loss: begin_step came after the forward pass, or reentrant "
                 "checkpointing had no input that needs a gradient",
                 do="call begin_step before the forward pass, and checkpoint with use_reentrant=False",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from idioms.layersample.interrupted import INTERRUPTED
 from idioms.layersample.loops import LOOPS as LOOPS_AND_HANDS
 from idioms.layersample.optimizers import OPTIMIZERS, REFUSED
 from idioms.layersample.refusals import REFUSALS
@@ -21,7 +22,7 @@ FAMILY_CELLS = tuple(
 )
 """Each family in each loop: the drawn blocks train, others do not, and the weights are those of the loop by hand."""
 
-LOOP_CELLS = tuple(Cell(idiom, subject) for idiom, subject in LOOPS_AND_HANDS)
+LOOP_CELLS = tuple(Cell(idiom, subject) for idiom, subject in LOOPS_AND_HANDS | INTERRUPTED)
 """Each loop: the weights are those of the loop by hand."""
 
 REFUSAL_CELLS = tuple(Cell(idiom, subject, "refused") for idiom, subject in REFUSALS)

@@ -1,0 +1,93 @@
+"""What the guard takes for a drawn block that was not in the graph, and what for one that was skipped."""
+
+from __future__ import annotations
+
+import gc
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from sparing.errors import UserError
+from sparing.layersample import LayerSampling, Sampler
+
+X = torch.ones(2, 4)
+
+
+class Net(nn.Module):
+    """Blocks called as ``call`` says: "module", past their hooks by "forward", "scripted", or "no" block at all."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.first, self.last, self.call = nn.Linear(4, 4), nn.Linear(4, 1), call
+        blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)]
+        self.layers = nn.ModuleList(torch.jit.script(b) if call == "scripted" else b for b in blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers if self.call != "no" else ():
+            x = layer.forward(x) if self.call == "forward" else layer(x)
+        return self.last(x).sum()
+
+
+def made(call: str, **changes) -> tuple[Net, Sampler]:
+    model = Net(call)
+    settings = LayerSampling(**{"active": 1, "period": 1, "body": "layers"} | changes)
+    return model, Sampler(model, torch.optim.AdamW(model.parameters()), settings)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+@pytest.mark.parametrize("call", ["module", "forward", "scripted"])
+def test_a_forward_pass_before_begin_step_is_seen_however_blocks_are_called(call: str) -> None:
+    model, sampler = made(call)
+    loss = model(X)
+    sampler.begin_step(0)
+    loss.backward()
+    with pytest.raises(UserError, match="none in any drawn block that ran"):
+        sampler.optimizer.step()
+
+
+def test_blocks_that_ran_in_a_step_nobody_took_may_be_skipped_in_the_next() -> None:
+    """A gradient scaler skips the optimizer's step; the next one's blocks are looked at by themselves."""
+    model, sampler = made("module", period=9)
+    sampler.begin_step(0)
+    model(X).backward()
+    sampler.optimizer.zero_grad()
+    model.call = "no"
+    for step in (1, 2):
+        sampler.begin_step(step)
+        model(X).backward()
+        sampler.optimizer.step()
+        sampler.optimizer.zero_grad()
+
+
+def test_a_step_without_begin_step_after_loading_is_refused() -> None:
+    model, sampler = made("module")
+    sampler.begin_step(0)
+    sampler.load_state_dict(sampler.state_dict())
+    model(X).backward()
+    with pytest.raises(UserError, match="no begin_step yet"):
+        sampler.optimizer.step()
+
+
+def test_a_model_is_saved_whole_under_the_sampler_and_has_no_hook_afterwards() -> None:
+    model = zoo.llama()
+    sampler = Sampler(model, torch.optim.AdamW(model.parameters()), LayerSampling(active=1, period=1))
+    sampler.begin_step(0)
+    torch.save(model, io.BytesIO())
+    sampler.close()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("changes", [{}, {"warmup": 1}, {"masters": True}])
+def test_a_lost_sampler_leaves_no_hook(changes: dict) -> None:
+    model, sampler = made("module", **changes)
+    optimizer = sampler.optimizer
+    sampler.begin_step(0)
+    del sampler
+    gc.collect()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert not any(module._forward_hooks for module in model.modules())
