@@ -91,3 +91,29 @@ def test_a_lost_sampler_leaves_no_hook(changes: dict) -> None:
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_gradients_that_a_step_has_used_do_not_block_a_switch(masters: bool) -> None:
+    model, sampler = made("module", masters=masters)
+    model.bfloat16()
+    for step in range(3):
+        sampler.begin_step(step)
+        sampler.optimizer.zero_grad()
+        model(X.bfloat16()).backward()
+        sampler.optimizer.step()
+    assert len(sampler.history) == 3
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_gradients_that_came_after_the_step_block_a_switch(zero: bool) -> None:
+    """Added to those that the step has used, or in tensors of their own."""
+    model, sampler = made("module")
+    sampler.begin_step(0)
+    model(X).backward()
+    sampler.optimizer.step()
+    if zero:
+        sampler.optimizer.zero_grad()
+    model(X).backward()
+    with pytest.raises(UserError, match="accumulation window"):
+        sampler.begin_step(1)

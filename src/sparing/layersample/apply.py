@@ -164,7 +164,7 @@ class Sampler:
         self.guard.begun()
 
     def _switch_(self, interval: int, step: int) -> None:
-        checks.check_gradients(self._may_train.values())
+        checks.check_gradients(self._may_train.values(), self.guard.used)
         checks.check_known(self.model, self._may_train | self._never, replaced=not self._sharded)
         if self._probe is not None:
             seen = ranks.mean_over_ranks(self._probe.mean.take(), self._group)

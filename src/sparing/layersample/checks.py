@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -217,19 +217,21 @@ def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.O
         )
 
 
-def check_gradients(params: Iterable[nn.Parameter]) -> None:
+def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter], bool]) -> None:
     """Refuse to change blocks while gradients are held; gradients that are zero throughout are let go.
 
     Args:
         params: All parameters that may train.
+        used: Whether a step has used a parameter's gradient already: loops may call ``zero_grad`` after ``begin_step``.
 
     Raises:
         UserError: If a gradient holds anything.
     """
-    for p in params:
-        if p.grad is None:
-            continue
-        if is_sharded(p) or bool(p.grad.count_nonzero()):
+    held = [p for p in params if p.grad is not None and (is_sharded(p) or not used(p))]  # shards change without a trace
+    if any(not is_sharded(p) and p.grad is not None and not p.grad.isfinite().all() for p in held):
+        return  # a gradient scaler takes no step on these, so the loop has not come to zero_grad yet
+    for p in held:
+        if is_sharded(p) or (p.grad is not None and bool(p.grad.count_nonzero())):
             raise UserError(
                 "gradients",
                 got="some at the first step of an interval",

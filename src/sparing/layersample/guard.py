@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sparing.errors import UserError
@@ -77,6 +78,7 @@ class Guard:
         self._off: Mapping[str, nn.Parameter] = {}
         self._drawn: Sequence[int] = ()
         self._written = 0
+        self._used: dict[nn.Parameter, tuple[weakref.ref[Tensor], int]] = {}
 
     def expect(self, on: Mapping[str, nn.Parameter], off: Mapping[str, nn.Parameter], drawn: Sequence[int]) -> None:
         """Say what trains from now on.
@@ -106,6 +108,8 @@ class Guard:
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
                 )
+        if self._open:  # what is held now is of a step that nobody took
+            self._used.clear()
         for ran in self._ran:
             ran.at_all = False  # an evaluation between two steps has no graph
             ran.with_graph &= not self._open  # a pass before begin_step counts, that of a step nobody took does not
@@ -115,9 +119,22 @@ class Guard:
         """Note the weights with which the step begins, after blocks have changed."""
         self._written = sum(p._version for p in self._on.values()) if not self._stepped else 0
 
+    def used(self, p: nn.Parameter) -> bool:
+        """Whether an optimizer's step has used a parameter's gradient, and nothing was added since.
+
+        Args:
+            p: A parameter that has a gradient.
+
+        Returns:
+            Whether it is the same tensor, unchanged.
+        """
+        seen = self._used.get(p)
+        return seen is not None and p.grad is not None and seen[0]() is p.grad and seen[1] == p.grad._version
+
     def restart(self) -> None:
         """Forget the step that was begun or taken: the run goes on from a saved state."""
         self._begun, self._open = None, False
+        self._used.clear()
         for ran in self._ran:
             ran.forget()
 
@@ -144,6 +161,9 @@ class Guard:
         self._check_order()
         self._check_flags()
         self._check_reached()
+        grads = ((p, p.grad) for p in self._on.values())
+        # weak, so that zero_grad frees them
+        self._used = {p: (weakref.ref(grad), grad._version) for p, grad in grads if grad is not None}
         if self._fresh:  # once a draw: it costs a message
             self._averaged(list(self._on.values()))
             self._fresh = False

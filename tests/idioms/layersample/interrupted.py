@@ -117,12 +117,28 @@ def started_again() -> float:
     return apart(model, by_hand(twin, data, at=[0, 0, 1, 2, 3]))
 
 
+def zeroed_first() -> float:
+    """``zero_grad`` at the head of the step, after ``begin_step``; one step's gradients overflow, and it is skipped."""
+    model, twin = pair()
+    sampler, data = Sampler(model, adamw(model.parameters()), SETTINGS), windows(6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step, window in enumerate(data):
+        sampler.begin_step(step)
+        sampler.optimizer.zero_grad()
+        scaler.scale(loss_of(model, window[0]) * (torch.inf if step == 3 else 1.0)).backward()
+        scaler.step(sampler.optimizer)
+        scaler.update()
+    at = [0, 1, 2, 4, 5]
+    return apart(model, by_hand(twin, [data[step] for step in at], at=at))
+
+
 INTERRUPTED: dict[tuple[str, str], Callable[[], float]] = {
     ("LayerDrop", "Wav2Vec2"): lambda: skipped(speech_model, "wav2vec2.encoder.layers", speech_loss),
     ("stochastic depth by hand", "a model of one's own"): lambda: skipped(Skipping, "layers", skipping_loss),
     ("the sampler is lost", "Llama"): lost,
     ("roll back, sampler and all", "Llama"): lambda: rolled_back(sampler_too=True),
     ("roll back model and optimizer", "Llama"): lambda: rolled_back(sampler_too=False),
+    ("zero_grad before the forward pass, one step overflows", "Llama"): zeroed_first,
     ("start again after one step", "Llama"): started_again,
 }
 """(idiom, subject) -> how far its weights are from those of the loop by hand."""
