@@ -108,7 +108,7 @@ class Guard:
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
                 )
-        if self._open:  # what is held now is of a step that nobody took
+        if self._open:  # a step that raised has used nothing
             self._used.clear()
         for ran in self._ran:
             ran.at_all = False  # an evaluation between two steps has no graph
@@ -134,7 +134,6 @@ class Guard:
     def restart(self) -> None:
         """Forget the step that was begun or taken: the run goes on from a saved state."""
         self._begun, self._open = None, False
-        self._used.clear()
         for ran in self._ran:
             ran.forget()
 
