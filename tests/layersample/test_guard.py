@@ -117,3 +117,23 @@ def test_gradients_that_came_after_the_step_block_a_switch(zero: bool) -> None:
     model(X).backward()
     with pytest.raises(UserError, match="accumulation window"):
         sampler.begin_step(1)
+
+
+def test_the_same_step_again_and_again_is_refused() -> None:
+    """Once more is a run that starts again, also after a checkpoint was loaded; a third time is a step that stands."""
+    model, sampler = made("module")
+
+    def train() -> None:
+        sampler.begin_step(0)
+        sampler.optimizer.zero_grad()
+        model(X).backward()
+        sampler.optimizer.step()
+
+    train()
+    saved = sampler.state_dict()
+    train()
+    with pytest.raises(UserError, match=r"step: got 0 for the third time running; .*pass the number of the step"):
+        train()
+    for _ in range(3):
+        sampler.load_state_dict(saved)
+        train()

@@ -73,6 +73,8 @@ class Guard:
         self._begun: int | None = None
         self._open = False
         self._stepped = False
+        self._taken: int | None = None
+        self._times = 0
         self._in_pieces = False
         self._on: Mapping[str, nn.Parameter] = {}
         self._off: Mapping[str, nn.Parameter] = {}
@@ -97,7 +99,8 @@ class Guard:
             step: Its index.
 
         Raises:
-            UserError: If weights changed since the last one though this optimizer has never stepped.
+            UserError: If weights changed since the last one though this optimizer has never stepped, or a step is begun
+                again and again.
         """
         if not self._stepped:  # what is loaded or averaged between later steps is nobody's concern
             written = sum(p._version for p in self._on.values())
@@ -108,6 +111,13 @@ class Guard:
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
                 )
+        if step == self._taken and self._times == 2:  # once more is a run that starts again
+            raise UserError(
+                "step",
+                got=f"{step} for the third time running",
+                why="the draw follows from it, so the same blocks would train for ever",
+                do="pass the number of the step to begin_step",
+            )
         if self._open:  # a step that raised has used nothing
             self._used.clear()
         for ran in self._ran:
@@ -133,7 +143,7 @@ class Guard:
 
     def restart(self) -> None:
         """Forget the step that was begun or taken: the run goes on from a saved state."""
-        self._begun, self._open = None, False
+        self._begun, self._taken, self._open = None, None, False
         for ran in self._ran:
             ran.forget()
 
@@ -173,6 +183,7 @@ class Guard:
 
     def _end_step(self) -> None:
         self._open, self._stepped = False, True
+        self._taken, self._times = self._begun, self._times + 1 if self._begun == self._taken else 1
         for ran in self._ran:
             ran.forget()
 
