@@ -5,6 +5,10 @@ masked weights and their state at exactly zero, so every key of the state dict a
 model. What writes to them all the same is undone: an optimizer's step as soon as it is over, anything else (an edit, a
 moving average, a load into a part of the model) at the next forward pass or ``state_dict``. A tensor that stands in
 for the weight during a call, as under ``torch.func.functional_call``, is masked in that call.
+
+Writing to ``parameter.data`` leaves no trace that torch shows. On the CPU the sum of the weight tells; a write that
+keeps the sum to the last bit (a permutation of entries) is undone by the next optimizer step or ``state_dict`` only.
+Elsewhere, where reading a sum would hold the device up, the weight is masked at each pass.
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ class Gate:
             self.parameter.masked_fill_(off, 0)
             if self.parameter.grad is not None:
                 self.parameter.grad.masked_fill_(off, 0)
-        self._version = self.parameter._version
+        self._note()
 
     def settle_(self, *, written: bool = False) -> None:
         """Put the weight to zero off the mask if something has written to it since it was last seen to be.
@@ -99,10 +103,9 @@ class Gate:
         """
         if not self.holds or (parameter := self.parameter).is_inference():
             return
-        if written or parameter._version != self._version:
-            with torch.no_grad():
-                parameter.masked_fill_(~self.mask, 0)
-            self._version = parameter._version
+        if written or not self._same():
+            parameter.data.masked_fill_(~self.mask, 0)  # no new version: a backward pass may be waiting for the weight
+            self._note()
 
     def enter_(self) -> None:
         """Mask what the module is about to multiply by, for the time of a call if it is not its own parameter."""
@@ -150,10 +153,24 @@ class Gate:
             for hooks in (module._forward_hooks, module._forward_hooks_always_called):
                 cast("dict[int, Any]", hooks).pop(after, None)
 
+    def _note(self) -> None:
+        """Remember the weight as it is."""
+        self._version, self._sum = self.parameter._version, _sum_of(self.parameter)
+
+    def _same(self) -> bool:
+        """Tell whether the weight is as it was, also where something has written to ``data``."""
+        parameter = self.parameter
+        if parameter._version != self._version:
+            return False
+        if torch._C._len_torch_dispatch_stack():
+            return True  # tensors may be fake, without numbers; the next pass on real ones looks
+        return type(parameter) is not nn.Parameter or (parameter.is_cpu and _sum_of(parameter) == self._sum)
+
     def _hook(self, parameter: nn.Parameter) -> None:
         _watch_optimizers()
         trains = parameter.requires_grad
-        self._hooked, self._version, self._guests = parameter, parameter._version, cast("list[nn.Parameter]", [])
+        self._hooked, self._guests = parameter, cast("list[nn.Parameter]", [])
+        self._version, self._sum = parameter._version, _sum_of(parameter)
         _BY_PARAMETER[id(parameter)] = self
         tensor = cast("Any", parameter.requires_grad_(True))  # torch hooks nothing that is frozen
         self._handle = tensor.register_hook(self._masked)
@@ -214,6 +231,14 @@ def _after_forward(module: nn.Module, *_: Any) -> None:
     if not torch.compiler.is_compiling():
         for gate in module.__dict__[_GATES].values():
             gate.leave_()
+
+
+def _sum_of(parameter: Tensor) -> float | None:
+    """Return the sum of a weight on the CPU; None where reading it would wait for a device, or there are no numbers."""
+    if type(parameter) is not nn.Parameter or not parameter.is_cpu or torch._C._len_torch_dispatch_stack():
+        return None
+    with torch.no_grad():
+        return float(parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32)))
 
 
 def _zero_like(tensor: Tensor) -> Tensor:

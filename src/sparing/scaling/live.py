@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
@@ -17,6 +22,7 @@ from sparing.scaling.plan import APPLIED, Plan
 MASKS = "_sparing_scaling_masks"
 """Attribute of a scaled model that holds its masks; no part of a checkpoint, which has the buffers."""
 
+_WATCHING: WeakValueDictionary[int, Masks] = WeakValueDictionary()  # by id; those whose weights nobody has used yet
 _RELATIVE = 1e-3  # of a standard deviation: rounding to bf16 moves it less, a fresh draw of 10⁴ weights usually more
 
 
@@ -33,7 +39,7 @@ class Masks(Mapping[str, Tensor]):
         """The plan at the densities of the masks."""
         self._gates = dict(gates)
         self.watched = False
-        """Whether the next forward pass looks if the weights are still those that were scaled or loaded."""
+        """Whether the next forward pass or optimizer step looks if the weights are those that were scaled or loaded."""
         self._expected: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -44,6 +50,19 @@ class Masks(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._gates)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Masks:
+        """Copy without the watch: what becomes of a copy (an average, a target network) is its owner's business.
+
+        A model that was drawn anew before it was copied is found out in the copy too.
+        """
+        twin: Masks = object.__new__(Masks)
+        memo[id(self)] = twin
+        spoilt = self.watched and next(self._changes(), None) is not None
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        if not spoilt:
+            twin._expected, twin.watched = {}, False
+        return twin
 
     def __repr__(self) -> str:
         total = sum(mask.numel() for mask in self.values())
@@ -108,7 +127,7 @@ class Masks(Mapping[str, Tensor]):
             if not gate.holds and type(gate.parameter) is nn.Parameter:
                 gate.rehook_()
                 gate.zero_()
-            gate.settle_()
+            gate.settle_(written=True)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse optimizer state that lives off the masks: it would move masked weights, or grown ones by old moments.
@@ -162,8 +181,10 @@ class Masks(Mapping[str, Tensor]):
         self.model.__dict__[APPLIED] = self.plan
 
     def watch_(self) -> None:
-        """Note the scale of the weights as it is, for ``verify`` at the first forward pass."""
+        """Note the scale of the weights as it is, for ``verify`` at the first forward pass or optimizer step."""
         self.watched = True
+        _WATCHING[id(self)] = self
+        _watch_optimizers()
         params = named_parameters(self.model)
         self._expected = {n: spread(params[n]) for n, e in self.plan.entries.items() if e.rescale != 1.0}
         self._expected |= {n: spread(self.parameter(n)) for n in self}
@@ -178,7 +199,8 @@ class Masks(Mapping[str, Tensor]):
     def verify(self) -> None:
         """Refuse weights that were drawn anew or replaced after they were scaled.
 
-        Runs by itself at the first forward pass; costs one pass over the weights.
+        Runs by itself at the first forward pass, or before the first optimizer step, which ends the watch: from then
+        on weights change because they are trained. Costs one pass over the weights.
 
         Raises:
             UserError: Names the first weight that lives off its mask, has another scale, or is another tensor.
@@ -193,6 +215,7 @@ class Masks(Mapping[str, Tensor]):
                 do="call apply_ last, or masks.accept_() if what is there now is meant",
             )
         self._expected, self.watched = {}, False
+        _WATCHING.pop(id(self), None)
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         params = named_parameters(self.model)
@@ -208,3 +231,19 @@ class Masks(Mapping[str, Tensor]):
             now = spread(params[name])
             if abs(now - std) > _RELATIVE * std:
                 yield name, f"standard deviation {now:.4g}, where {std:.4g} was set"
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Look before every step of every optimizer, from the first scaled model of the process on."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Verify weights that are trained without a call of the model itself (``training_step``) while they are as set."""
+    if not _WATCHING:
+        return
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for masks in list(_WATCHING.values()):
+        if masks.watched and any(id(parameter) in stepped for parameter in masks.model.parameters()):
+            masks.verify()

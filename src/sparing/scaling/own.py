@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
+from sparing.scaling.arithmetic import Unread, logits_ratio
 from sparing.scaling.gates import sharers
 from sparing.scaling.roles import Facts
 from sparing.scaling.rules import Rule
@@ -159,8 +160,8 @@ def _not_understood(path: str, kind: str, what: str) -> UserError:
         f"attention {path}",
         got=f"{kind}: {what}",
         why="logits need a factor where heads are wider than the base's",
-        do="name the projection q_proj or qkv and give its module num_heads or head_dim, and scaling if it is not "
-        "1/sqrt(head_dim); or pass a rule with attention=False",
+        do="name the projection q_proj or qkv, give its module num_heads or head_dim, and attn_scale = the number that "
+        "its code multiplies logits by, in model and base; or pass a rule with attention=False",
     )
 
 
@@ -176,9 +177,14 @@ def _factor(model: nn.Module, base: nn.Module, path: str, fact: Facts, rule: Rul
     if m == 1:
         return 1.0
     own, base_own = _own(module), _own(slim)
-    unread = math.sqrt(m) if _divides(module) else 1.0
-    falls = unread if own is None or base_own is None else base_own / own
-    return rule.logits(m) * falls / math.sqrt(m)
+    if own is not None and base_own is not None:
+        does = own / base_own
+    else:
+        try:
+            does = logits_ratio(module, slim, head=m, width=fact.fan_in / fact.base_fan_in)
+        except Unread as error:
+            raise _not_understood(path, type(module).__name__, str(error)) from None
+    return rule.logits(m) / (does * math.sqrt(m))
 
 
 def _head(module: nn.Module, part: str, shape: tuple[int, ...], rows: int) -> float | None:
@@ -209,15 +215,6 @@ def _own(module: nn.Module) -> float | None:
     factor = next((numbers[name] for name in _FACTORS if name in numbers), None)
     divisor = next((numbers[name] for name in _DIVISORS if name in numbers), None)
     return factor if factor is not None else None if divisor is None else 1.0 / divisor
-
-
-def _divides(module: nn.Module) -> bool:
-    """Say whether an attention without such an attribute divides by √d_head, as torch's own function does."""
-    try:
-        source = inspect.getsource(type(module))
-    except (OSError, TypeError):
-        return True  # made by hand at a prompt; a source without function or root, as GPT-Neo's, divides by nothing
-    return any(word in source for word in ("scaled_dot_product_attention", "MultiheadAttention", "sqrt", "0.5"))
 
 
 def _gain(table: nn.Module) -> float:

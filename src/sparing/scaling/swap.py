@@ -178,7 +178,7 @@ def _to_sparse_gate_(gate: Gate) -> None:
     """Change a gate's kind; what it had summed of the dense gradient is dropped."""
     keep = gate.keep
     gate._handle.remove()
-    for name in ("keep", "dense", "_hooked", "_handle", "_version"):
+    for name in ("keep", "dense", "_hooked", "_handle", "_version", "_sum"):
         gate.__dict__.pop(name, None)
     gate.__class__ = SparseGate
     gate.keep = keep
