@@ -21,11 +21,11 @@ from sparing.scaling.swap import rebuild_
 from sparing.scaling.timing import Seconds
 
 
-def built(kind: str = "mlp", dtype=torch.float64, density: float = 0.25, rule: SuPar | None = None):
+def built(kind: str = "mlp", dtype=torch.float64, density: float = 0.25, rule: SuPar | None = None, optimizer="adam"):
     """A masked model with the masks and the plan of its groups."""
     model = {"mlp": lambda: models.mlp(32), "llama": lambda: models.llama(32), "gpt2": lambda: models.gpt2(32)}[kind]()
     model = model.to(dtype)
-    chosen = plan(model, base=None, density=density, rule=rule)
+    chosen = plan(model, base=None, density=density, rule=rule, optimizer=optimizer)
     return model, apply_(model, chosen, seed=0), chosen
 
 
@@ -85,20 +85,14 @@ def test_twenty_steps_in_single_precision():
 
 
 OPTIMIZERS = {
-    "adamw": lambda chosen, model: adamw(chosen, model, amsgrad=True),
-    "sgd": lambda chosen, model: torch.optim.SGD(
-        plan_for(model, "sgd").groups(model, lr=0.1), momentum=0.9, nesterov=True
-    ),
+    "adam": lambda chosen, model: adamw(chosen, model, amsgrad=True),
+    "sgd": lambda chosen, model: torch.optim.SGD(chosen.groups(model, lr=0.1), momentum=0.9, nesterov=True),
 }
-
-
-def plan_for(model, optimizer):
-    return plan(models.mlp(32).double(), density=0.25, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_state_moves_both_ways_to_the_bit(kind):
-    model, masks, chosen = built()
+    model, masks, chosen = built(optimizer=kind)
     optimizer = OPTIMIZERS[kind](chosen, model)
     train(model, optimizer, steps=range(3))
     loss_of(model, "mlp", torch.float64, 3).backward()

@@ -39,6 +39,10 @@ class Heads(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.__dict__.update(attributes)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        return (q @ k.mT).softmax(-1) @ v
+
 
 def body(width: int, kind=Heads, **attributes: object) -> nn.Module:
     return nn.Sequential(nn.Linear(3, width), kind(width, **attributes), nn.Linear(width, 2))

@@ -70,6 +70,8 @@ def groups(
     found = scale(found, {name: line.factors.weight_decay for name, line in entries.items()}, option="weight_decay")
     if "eps" in options:
         found = scale(found, {name: line.factors.eps for name, line in entries.items()}, option="eps")
+    if any(line.factors.lr != 1.0 for line in entries.values()):
+        found = override(found, list(entries), lr_kind=kind)
     for factor in {line.factors.lr for line in entries.values()}:
         found = override(found, [name for name, e in entries.items() if e.factors.lr == factor], lr_scale=factor)
     return bind(_ordered(found if names is None else keep(found, names), entries), model)
@@ -109,7 +111,9 @@ def _watch_rates() -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Refuse to step with broken ratios; groups without ``lr_scale`` are their owner's."""
+    """Refuse to step with broken ratios or by another kind's; groups without ``lr_scale`` are their owner's."""
+    for kind in {group["lr_kind"] for group in optimizer.param_groups if "lr_kind" in group}:
+        _require_kind(kind, optimizer, touches=True)
     # torch calls this before the hooks of the optimizer itself, so rates are those that schedulers wrote
     rates = [
         (float(group["lr"]), float(group["lr_scale"]), str(group.get("param_names", ["?"])[0]))

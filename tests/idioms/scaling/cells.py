@@ -14,6 +14,29 @@ OWN_LAW = {"GPT-Neo": 0.0, "T5 untied": 0.0, "Gemma 2": 0.0, "Gemma 3": 0.0}
 """Exponent of d_head in what the model's code divides logits by, where it is not 1/2; read in each family's source."""
 WITHOUT_HEADS = {"perceptron", "ResNet"} | REFUSED.keys()
 
+CODE = "wider heads: what attention's own code divides by"
+CODES: dict[str, float | None] = {
+    "scaled_dot_product_attention": 0.5,
+    "scale=1/d": 1.0,
+    "scale=8/self.hd": 1.0,
+    "a constant scale": 0.0,
+    "by d": 1.0,
+    "by sqrt(d)": 0.5,
+    "by a local sqrt(d)": 0.5,
+    "by nothing, sqrt in a comment": 0.0,
+    "by a buffer": 0.5,
+    "fourth roots on both sides": 0.5,
+    "an inner module": 0.5,
+    "a function of the module's file": 0.5,
+    "flash or by hand": 0.5,
+    "another file's function by a local name": None,
+    "two products": None,
+    "normalised queries": None,
+    "a scale that the caller gives": None,
+    "two ways that differ": None,
+}
+"""Exponent of d_head in what the code divides logits by; None where it is refused."""
+
 WIDTH = "the base given as a width"
 BY_WIDTH = ("GPT-2", "OPT", "Llama", "Gemma 3", "Falcon", "BLOOM", "DistilBERT", "T5 untied", "BART", "Whisper", "ViT")
 
@@ -34,6 +57,9 @@ SAVED_FAMILIES = (
     "ViT",
     "Whisper",
 )
+
+TRAINED = "called for the first time after training"
+TRAINERS = ("AveragedModel made before", "a target network", "training_step instead of a call")
 
 STEPS = "three steps of an optimizer"
 OPTIMIZERS = (
@@ -68,6 +94,9 @@ WRITERS = (
     "add_ under no_grad",
     "a part's load_state_dict",
     "AveragedModel of swa_utils",
+    "add_ to .data",
+    "vector_to_parameters",
+    "another tensor as .data",
     "exponential moving average copied back",
     "an optimizer that writes to .data",
     "another parameter in its place",
@@ -91,6 +120,9 @@ KIND_OF = {
     "Adafactor": "",
 }
 """mup: Adam-like is what divides the gradient entry by entry, SGD-like what takes it as it is; none for two."""
+
+STEPPED = "a step of an optimizer of another kind than the plan's"
+STEPPERS = ("SGD", "Lion by its name", "Adafactor")
 
 SCHEDULES = "a scheduler on the groups of a plan"
 SCHEDULERS = {
@@ -129,13 +161,16 @@ TOLD = {
 CELLS = (
     *(Cell(RATES, name, "refused" if name in REFUSED else "equal") for name in FAMILIES),
     *(Cell(HEADS, name) for name in FAMILIES if name not in WITHOUT_HEADS),
+    *(Cell(CODE, name, "refused" if power is None else "equal") for name, power in CODES.items()),
     *(Cell(WIDTH, name) for name in BY_WIDTH),
     *(Cell(SAVED, name) for name in SAVED_FAMILIES),
     Cell(GIVEN, "Llama"),
+    *(Cell(TRAINED, name) for name in TRAINERS),
     *(Cell(STEPS, name) for name in (*OPTIMIZERS, *FORMS)),
     *(Cell(WRITES, name) for name in WRITERS),
     *(Cell(KEEPS, name) for name in KEEPERS),
     *(Cell(KINDS, name, "equal" if kind else "refused") for name, kind in KIND_OF.items()),
+    *(Cell(STEPPED, name, "refused") for name in STEPPERS),
     *(Cell(SCHEDULES, name, outcome) for name, outcome in SCHEDULERS.items()),
     *(Cell(LATE, name, "refused") for name in LATER),
     *(Cell(ROLES, name, outcome) for name, outcome in TOLD.items()),

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from idioms.scaling.cells import FORMS, KEEPERS, KEEPS, OPTIMIZERS, STEPS, WRITERS, WRITES
+from idioms.scaling.cells import FORMS, KEEPERS, KEEPS, OPTIMIZERS, STEPS, TRAINED, TRAINERS, WRITERS, WRITES
 from scaling import models
+from sparing.errors import UserError
 from sparing.scaling.apply import apply_, masks_of, remove_
 from sparing.scaling.live import Masks
 from sparing.scaling.plan import plan
@@ -134,6 +135,20 @@ class Old(torch.optim.SGD):
                 p.data = p.data + 0.1
 
 
+def add_to_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data.add_(0.1)
+
+
+def vector(model: nn.Module) -> None:
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()) + 0.1, model.parameters())
+
+
+def other_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = torch.ones_like(p)
+
+
 def replace(model: nn.Module) -> None:
     model[2].weight = nn.Parameter(torch.ones_like(model[2].weight))
 
@@ -151,6 +166,9 @@ WRITTEN = {
     "AveragedModel of swa_utils": average,
     "exponential moving average copied back": copy_back,
     "an optimizer that writes to .data": lambda model: Old(model.parameters()).step(),
+    "add_ to .data": add_to_data,
+    "vector_to_parameters": vector,
+    "another tensor as .data": other_data,
     "another parameter in its place": replace,
     "noise on gradients before Muon's step": noise,
 }
@@ -221,6 +239,52 @@ def test_tensors_that_stand_in_for_weights_are_masked(how: str):
     for n, p in model.named_parameters():
         assert isinstance(p, nn.Parameter)
         assert torch.equal(p, before[n])
+
+
+@pytest.mark.parametrize("how", TRAINERS, ids=lambda how: f"{TRAINED}-{how}")
+def test_a_model_that_was_trained_before_its_first_call_is_not_taken_for_one_drawn_anew(how: str):
+    """The averages are those of weights by hand, to the bit; a call of the trained model is one of its layers."""
+    model, masks = scaled()
+    other = copy.deepcopy(model)
+    mean = torch.optim.swa_utils.AveragedModel(model) if how.startswith("Averaged") else None
+    expected = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for step in range(5):
+        optimizer.zero_grad()
+        x = inputs(step, model)
+        for layer in model:  # a call of the parts, as a training_step has it
+            x = layer(x)
+        x.square().mean().backward()
+        optimizer.step()
+        for at, (kept_, p) in enumerate(zip(other.parameters(), model.parameters(), strict=True)):
+            with torch.no_grad():
+                kept_.lerp_(p, 0.1)
+                expected[at] = (
+                    p.detach().clone() if mean and not step else expected[at].lerp(p, 1 / (step + 1) if mean else 0.1)
+                )
+        if mean:
+            mean.update_parameters(model)
+    used = mean.module if mean else other if how == "a target network" else model
+    x = inputs(9, model)
+    assert bool(used(x).isfinite().all())
+    if used is not model:
+        for got, want in zip(used.parameters(), expected, strict=True):
+            assert torch.allclose(got, want, rtol=1e-12, atol=1e-15)  # one is a lerp, the other a weighted sum
+    assert not off(used, masks).any()
+
+
+def test_weights_drawn_anew_are_refused_by_the_first_step_and_in_copies():
+    for copied in (False, True):
+        model, _ = scaled()
+        for p in model.parameters():
+            nn.init.normal_(p)
+        if copied:
+            with pytest.raises(UserError, match="drew or replaced"):
+                copy.deepcopy(model)(inputs(0, model))
+        else:
+            model[0](inputs(0, model)).sum().backward()
+            with pytest.raises(UserError, match="drew or replaced"):
+                torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 def kept(how: str, model: nn.Module) -> nn.Module:

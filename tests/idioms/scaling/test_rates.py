@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from idioms.scaling.cells import KIND_OF, KINDS, LATE, LATER, SCHEDULERS, SCHEDULES
+from idioms.scaling.cells import KIND_OF, KINDS, LATE, LATER, SCHEDULERS, SCHEDULES, STEPPED, STEPPERS
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
@@ -68,6 +68,21 @@ def test_an_optimizer_without_a_rule_is_refused(name: str):
     model, chosen = planned()
     with pytest.raises(UserError, match=rf"{name}.*use one of Adam's"):
         chosen.check_optimizer(build(name, chosen, model))
+
+
+class Lion(torch.optim.SGD):
+    """Known by its name."""
+
+
+@pytest.mark.parametrize("name", STEPPERS, ids=lambda name: f"{STEPPED}-{name}")
+def test_a_step_by_the_rates_of_another_kind_is_refused(name: str):
+    """Without a call of ``check_optimizer``."""
+    model, chosen = planned()
+    kind = {"SGD": torch.optim.SGD, "Adafactor": torch.optim.Adafactor}.get(name, Lion)
+    optimizer = kind(chosen.groups(model, lr=0.1))
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(UserError, match=rf"optimizer: got {name.split()[0]}"):
+        optimizer.step()
 
 
 MAKE = {
