@@ -344,6 +344,8 @@ class _Reader:
             return self.own(path[1:], given, scope)
         if path[0] in scope.names and len(path) > 1:
             return None  # a method of a tensor
+        if path[0] in {"math", "np", "numpy"}:  # gives a number, of which only roots are followed
+            return 1.0 if all(value == 1.0 for value in given.values()) else math.nan
         target = None if path[0] in scope.names else get(global_(path[0], scope.globals), path[1:])
         if str(getattr(target, "__module__", None) or "").partition(".")[0] in _PLAIN or _is_torch(path, scope):
             return None

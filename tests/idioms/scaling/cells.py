@@ -34,6 +34,7 @@ CODES: dict[str, float | None] = {
     "normalised queries": None,
     "a scale that the caller gives": None,
     "two ways that differ": None,
+    "by log(d)": None,
 }
 """Exponent of d_head in what the code divides logits by; None where it is refused."""
 

@@ -126,13 +126,17 @@ def two_ways(self, q, k, v):
     return scores.softmax(-1) @ v
 
 
+def by_log(self, q, k, v):
+    return (q @ k.mT / math.log(k.size(-1))).softmax(-1) @ v
+
+
 WRITTEN = dict(
     zip(
         CODES,
         (
             *(sdpa, one_over_d, eight_over_d, constant, by_d, by_root, by_local_root, by_nothing, by_buffer),
             *(fourth_roots, inner, function, flash_or_hand),
-            *(local_name, two_products, normalised, given, two_ways),
+            *(local_name, two_products, normalised, given, two_ways, by_log),
         ),
         strict=True,
     )
