@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparing.errors import RunError, UserError
-from sparing.federated.faults import Fault, Guard, Sabotage, require_enough, sift
+from sparing.federated.faults import Fault, Guard, Sabotage, require_enough, sift, tell
 from sparing.federated.loop import Visit
 from sparing.federated.methods import Update
 
@@ -88,6 +88,48 @@ def test_what_travels_beside_the_model_is_held_to_the_others():
     assert sieved(visit(3)) == ([0, 1, 2], ["client 3: wrong shape (control beside the model is only on one side)"])
     half = {"control": {"w": torch.ones(2)}}
     assert sieved(visit(3, extras=half)) == ([0, 1, 2], ["client 3: wrong shape (b is only on one side)"])
+
+
+def test_more_steps_explain_a_longer_way():
+    """Ten times the steps explain ten times the way: 199 medians are fewer than 20 · 10, and 201 are not."""
+    others = [replace(visit(at), steps=2) for at in range(3)]
+
+    def sieved(step, steps=20, momentum=0.0, mean=1.0):
+        last = visit(3, step=step, buffers={"mean": torch.full((1,), mean)})
+        kept, _ = sift([*others, replace(last, steps=steps)], G, BUFFERS, Guard(), momentum=momentum)
+        return len(kept) == 4
+
+    assert sieved(199.0) and not sieved(201.0)
+    assert sieved(1.0, mean=199.0) and not sieved(1.0, mean=201.0)
+    # Two steps with momentum 0.9 go 1 + 1.9, twenty go 10 · 20 − 90 (1 − 0.9²⁰): 120.9, 41.7 times as far.
+    assert sieved(833.0, momentum=0.9) and not sieved(835.0, momentum=0.9)
+    assert sieved(19.0, steps=1) and not sieved(21.0, steps=1)  # fewer steps take nothing away
+    assert not sieved(1e6) and not sieved(-1e6)
+
+
+def test_a_buffer_that_most_leave_alone_moves_as_far_as_a_count():
+    """Five steps count to 5, and a layer may be called several times a step; 10¹² no steps explain."""
+    still = [replace(visit(at, buffers={"mean": torch.zeros(1)}), steps=5) for at in range(3)]
+
+    def sieved(mean):
+        last = replace(visit(3, buffers={"mean": torch.full((1,), mean)}), steps=5)
+        return [str(fault) for fault in sift([*still, last], G, BUFFERS, Guard())[1]]
+
+    assert sieved(5.0) == sieved(100.0) == []
+    assert sieved(1e12) == ["client 3: huge (moved by 1e+12, unlike the median mean)"]
+
+
+def test_faults_are_told_once_for_each_client_and_kind(capsys):
+    seen = set()
+    crash, huge = Fault(3, "crash", "KeyError: a; b"), Fault(4, "huge", "30 times the median update")
+    for number, faults in enumerate(([crash, huge], [huge], [], [huge, Fault(3, "absent", "no answer")])):
+        tell({"round": number + 1, "left_out": "; ".join(map(str, faults))}, seen, "fedavg")
+    told = "is left out: {}; later rounds are not told again"
+    assert capsys.readouterr().err.splitlines() == [
+        "fedavg: round 1: client 3 " + told.format("crash (KeyError: a; b)"),
+        "fedavg: round 1: client 4 " + told.format("huge (30 times the median update)"),
+        "fedavg: round 4: client 3 " + told.format("absent (no answer)"),
+    ]
 
 
 def test_a_weight_that_the_server_knows_is_not_believed():

@@ -11,6 +11,7 @@ from torch import nn
 from sparing.errors import RunError, UserError
 from sparing.federated import flower
 from sparing.federated.embedded import simulate
+from sparing.federated.faults import Guard
 from sparing.federated.fedavg import FedAvg
 from sparing.federated.feddyn import FedDyn
 from sparing.federated.fedpan import FedPAN
@@ -302,6 +303,19 @@ def test_a_client_does_not_say_how_much_it_counts(weights, rows, says):
     one_round(grid, server, 1)
     assert server.rounds[-1].received == (0, 2, 3)
     assert says in str(server.rounds[-1].faults[0])
+
+
+def test_a_claim_of_many_steps_counts_for_ten_medians():
+    from flwr.app import MetricRecord, RecordDict
+
+    from sparing.federated.flower_rounds import steps_made
+
+    says = {0: 4, 1: 4, 2: 10**9, 5: [1, 1], 6: -3, 7: 6, 8: 4}
+    contents = {client: RecordDict({"metrics": MetricRecord({"steps": made})}) for client, made in says.items()}
+    assert steps_made(contents, None, Guard()) == {0: 4, 1: 4, 2: 40, 5: 0, 6: 0, 7: 6, 8: 4}
+    assert steps_made(contents, None, Guard(heavy=None))[2] == 40
+    assert steps_made(contents, None, Guard(heavy=2.0))[2] == 8
+    assert steps_made(contents, list(range(9)), Guard()) == {0: 0, 1: 1, 2: 2, 5: 5, 6: 6, 7: 7, 8: 8}
 
 
 @pytest.mark.parametrize(

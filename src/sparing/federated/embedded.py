@@ -24,7 +24,7 @@ from sparing.federated.batched import Batched, perceptron, refusal
 from sparing.federated.buffers import mix, recalibrate
 from sparing.federated.checkpoint import Standing, fingerprint, read, write
 from sparing.federated.engines import Answers, Engine, Loop, crash
-from sparing.federated.faults import Fault, Guard, beside_of, require_enough, require_finite, sift
+from sparing.federated.faults import Fault, Guard, beside_of, require_enough, require_finite, sift, tell
 from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, load_, seeded_model, workbench
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.metrics import Evaluate, bytes_of, judged, kinds_of, round_row
@@ -130,7 +130,7 @@ def simulate(
         checkpoint: File to write where the run stands.
         checkpoint_every: Rounds between two writes.
         resume: Whether to go on from that file, if it is there.
-        label: Name of the progress bar; without one there is none.
+        label: Name of the progress bar, and of lines on stderr that say who is left out; without one there are none.
         every: Rounds between evaluations; the last round has one.
         members: Whether clients' models are evaluated before averaging.
         proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
@@ -255,7 +255,7 @@ class _Simulation:
         weights = {visit.update.client: visit.update.weight for visit in visits}  # as the engine made them
         sound, more = sift(
             reached, sent.params, sent.buffers, self._server.guard, partial=self._bench.schedule.blocks is not None,
-            beside=self._beside, weights=weights,
+            beside=self._beside, weights=weights, momentum=self._bench.schedule.momentum,
         )  # fmt: skip
         return sound, [*faults, *more]
 
@@ -288,6 +288,8 @@ class _Bar:
 
     def __init__(self, label: str, rounds: int, done: int) -> None:
         self._bar = Progress(label, total=rounds, unit="round", resume_at=done) if label else None
+        self._label = label
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> None:
         if self._bar is not None:
@@ -298,8 +300,9 @@ class _Bar:
             self._bar.__exit__(*error)
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Count a round, with its accuracy or else its training loss."""
+        """Count a round, with its accuracy or else its training loss, and say who is left out."""
         if self._bar is not None:
+            tell(row, self._told, self._label)
             name = "accuracy" if "accuracy" in row else "train_loss"
             self._bar.advance(1, **{name: row[name]})
 

@@ -1,11 +1,11 @@
 """Clients that fail or attack: how they are found, named and left out, and how tests and studies make them.
 
 A client that raises, sends numbers that are not finite, tensors of other names or shapes, a weight that is not its own,
-or anything that lies far further from what it received than the others' does is left out of the round and of the mean,
-keeps its old state, and stands in the record. This holds for all that travels: parameters, each buffer, and what goes
-beside the model, such as SCAFFOLD's control. An attack that looks like an honest update (a flipped one of the same
-length) passes; against those there are robust means (``sparing.federated`` methods with a median, a trimmed mean or
-Krum).
+or anything that lies far further from what it received than the others' does, and than its local steps explain, is left
+out of the round and of the mean, keeps its old state, and stands in the record. This holds for all that travels:
+parameters, each buffer, and what goes beside the model, such as SCAFFOLD's control. An attack that looks like an honest
+update (a flipped one of the same length) passes; against those there are robust means (``sparing.federated`` methods
+with a median, a trimmed mean or Krum).
 
 How much a client counts is never its own to say. Where the server knows it (always 1 with uniform weights; the rows, in
 a simulation or where they were passed) a claim must equal it. Where it does not, claims are held against each other.
@@ -14,10 +14,12 @@ a simulation or where they were passed) a claim must equal it. Where it does not
 from __future__ import annotations
 
 import math
+import re
 import statistics
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +27,19 @@ from torch import Tensor
 from sparing.errors import RunError, require
 from sparing.federated.loop import Visit
 from sparing.federated.methods import Method, Sent, Update, Vector
+from sparing.federated.scaffold import effective_steps
 from sparing.seeds import stream
 from sparing.vectors import norm
 
 HUGE = 20.0
-"""Medians of the round's distances beyond which an update is left out; honest ones of skewed clients came to 13."""
+"""Medians of the round's distances, times what a client's steps explain, beyond which an update is left out; honest
+ones of skewed clients came to 13."""
+
+HEAVY = 10.0
+"""Medians of the round's claims beyond which nobody is believed who claims rows or steps that the server knows not."""
+
+FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|impossible|weight|huge|absent) \(")
+"""How the text of a fault begins: client and kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +66,16 @@ class Guard:
 
     huge: float | None = HUGE
     """Largest distance of an update from what was sent, in medians of the round's distances, > 1: of the parameters
-    together, of each buffer, and of each vector beside the model. None admits any. Three clients or more, or there is
+    together, of each buffer, and of each vector beside the model. A client with more local steps than the median one
+    may go further by as much as its steps go along a constant gradient; so an honest client with a hundred times the
+    rows stays, and who holds many rows can also do more harm. Buffers that most clients left alone, and counters, may
+    move by ``huge`` times what they held and a unit for each step. None admits any. Three clients or more, or there is
     no such thing as the others."""
 
-    heavy: float | None = 10.0
+    heavy: float | None = HEAVY
     """Largest weight that a client may claim, in medians of the round's claims, >= 1, where the server does not know
-    the weights. None admits any."""
+    the weights. None admits any. Where it does not know the rows, as on Flower without ``rows=``, it is also the most
+    that a claim of many local steps counts for, in medians (10 if None)."""
 
     least: int = 1
     """Clients that a round must be left with (count), >= 1."""
@@ -84,17 +98,19 @@ def sift(
     partial: bool = False,
     beside: Collection[str] = (),
     weights: Mapping[int, float] | None = None,
+    momentum: float = 0.0,
 ) -> tuple[list[Visit], list[Fault]]:
     """Part the updates that can be averaged from those that cannot.
 
     Args:
-        visits: Of the clients that answered.
+        visits: Of the clients that answered, with the local steps that the server knows of or believes; 0 is none.
         params: The global model that was sent.
         buffers: Its buffers.
         guard: What is huge, and what is heavy.
         partial: Whether clients may leave parameters out.
         beside: Names of the vectors that travel beside the model.
         weights: Client -> how much it counts, where the server knows; otherwise claims are held against each other.
+        momentum: Of the clients' SGD: with it, steps go further the more there are of them.
 
     Returns:
         Visits that count, and a fault for each other.
@@ -122,7 +138,9 @@ def sift(
                 if update.weight > guard.heavy * middle:
                     leave_out(update.client, "weight", f"claims {update.weight / middle:.3g} times the median")
         if guard.huge is not None:
-            for client, detail in _outlying(sound, params, buffers, guard.huge):
+            steps = {visit.update.client: visit.steps for visit in visits}
+            made = [steps[update.client] for update in sound]
+            for client, detail in _outlying(sound, params, buffers, guard.huge, made, momentum):
                 leave_out(client, "huge", detail)
     kept = [visit for visit in visits if visit.update.client not in faults]
     return kept, sorted(faults.values(), key=lambda fault: fault.client)
@@ -143,6 +161,27 @@ def require_enough(left: int, number: int, faults: Sequence[Fault], guard: Guard
     if left < guard.least:
         told = "; ".join(map(str, faults[:3])) + ("; …" if len(faults) > 3 else "")
         raise RunError(f"round {number + 1}: {left} clients left of the {guard.least} that it needs; {told}")
+
+
+def tell(row: Mapping[str, Any], seen: set[tuple[str, str]], label: str) -> None:
+    """Say on stderr who is left out of a round, each client once for each kind of fault.
+
+    A mean that lacks somebody is not the one that was asked for.
+
+    Args:
+        row: Of the round's record, with ``round`` and ``left_out``.
+        seen: Client and kind of those that were told; added to.
+        label: Before the line.
+    """
+    text = str(row["left_out"])
+    found = list(FAULT.finditer(text))
+    for at, one in enumerate(found):
+        if one.groups() not in seen:
+            seen.add((one[1], one[2]))
+            end = found[at + 1].start() if at + 1 < len(found) else len(text)
+            detail = text[one.start(2) : end].removesuffix("; ")
+            told = f"round {row['round']}: client {one[1]} is left out: {detail}; later rounds are not told again"
+            sys.stderr.write(f"{label}: {told}\n")
 
 
 def require_finite(params: Vector, number: int) -> None:
@@ -262,22 +301,47 @@ def _unlike(update: Update, weights: Mapping[int, float] | None) -> tuple[str, s
     return None if update.weight == known else ("weight", f"claims {update.weight:.3g} and counts {known:.3g}")
 
 
-def _outlying(updates: Sequence[Update], params: Vector, buffers: Vector, most: float) -> Iterator[tuple[int, str]]:
-    """Clients that lie further from what was sent than ``most`` medians, in any of the parts that travel."""
+def _outlying(
+    updates: Sequence[Update], params: Vector, buffers: Vector, most: float, steps: Sequence[int], momentum: float
+) -> Iterator[tuple[int, str]]:
+    """Clients that lie further from what was sent than ``most`` medians, in any of the parts that travel.
+
+    Along bounded gradients a distance grows at most as the way of the steps does, so that much more is granted to who
+    made more steps than the median client. Nothing is taken from who made fewer: others' updates may have come to rest.
+
+    Yields:
+        Client and detail, for each part.
+    """
+    ways = [effective_steps(made, momentum) for made in steps]
+    usual = statistics.median(ways)
+    factors = [max(way / usual, 1.0) if usual else 1.0 for way in ways]
     parts = [("update", [_length(update.params, params) for update in updates])]
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
     parts += [(key, [_length(update.extras[key], zeros) for update in updates]) for key in updates[0].extras]
-    for name, sent in buffers.items():
-        one = {name: sent}
-        parts.append((name, [_length({name: update.buffers[name]}, one) for update in updates]))
     for what, lengths in parts:
-        middle = statistics.median(lengths)
-        if not middle and what not in buffers:  # most clients sent back what they got: those that trained are judged
-            middle = statistics.median([length for length in lengths if length] or [0.0])
-        for update, length in zip(updates, lengths, strict=True):
-            if length > most * middle:
-                times = f"{length / middle:.3g} times" if middle else "moved, unlike"
-                yield update.client, f"{times} the median {what}"
+        # Where most clients sent back what they got, those that trained are judged.
+        middle = statistics.median(lengths) or statistics.median([length for length in lengths if length] or [0.0])
+        for update, length, factor in zip(updates, lengths, factors, strict=True):
+            if length > most * middle * factor:
+                yield update.client, f"{length / middle:.3g} times the median {what}"
+    for name, sent in buffers.items():
+        yield from _outlying_buffer(updates, name, sent, most, steps, factors)
+
+
+def _outlying_buffer(
+    updates: Sequence[Update], name: str, sent: Tensor, most: float, steps: Sequence[int], factors: Sequence[float]
+) -> Iterator[tuple[int, str]]:
+    """Clients whose buffer of this name lies too far from the one that was sent."""
+    lengths = [_length({name: update.buffers[name]}, {name: sent}) for update in updates]
+    middle, held = statistics.median(lengths), float(norm({name: sent.double()}))
+    # Where most left it alone there is no median to go by, and counters of clients that keep their own batch norm
+    # differ by their visits: these are held to what a count of events makes, one an element and step.
+    counts = not middle or not sent.is_floating_point()
+    for update, length, made, factor in zip(updates, lengths, steps, factors, strict=True):
+        usual = max(middle * factor, held + made * sent.numel() ** 0.5 if counts else 0.0)
+        if length > most * usual:
+            seen = f"{length / middle:.3g} times the median" if middle else f"moved by {length:.3g}, unlike the median"
+            yield update.client, f"{seen} {name}"
 
 
 def _length(params: Vector, base: Vector) -> float:

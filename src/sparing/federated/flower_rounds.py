@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from flwr.app import MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.federated.faults import Fault
+from sparing.federated.faults import HEAVY, Fault, Guard
 from sparing.federated.flower_records import ARRAYS, get_state, vector_of
 from sparing.federated.loop import norm_names
 from sparing.federated.methods import Update, Vector
@@ -63,6 +64,28 @@ def known_weights(schedule: Schedule, clients: int, rows: Sequence[int] | None) 
     if schedule.weights == "uniform":
         return dict.fromkeys(range(clients), 1.0)
     return None if rows is None else {client: float(count) for client, count in enumerate(rows)}
+
+
+def steps_made(contents: Mapping[int, RecordDict], known: Sequence[int] | None, guard: Guard) -> dict[int, int]:
+    """Return how many local steps the server believes that each client made.
+
+    Args:
+        contents: Of the replies, by client.
+        known: By client, from rows that the server was told; otherwise claims count.
+        guard: Its ``heavy``: the most that a claim counts for, in medians of the claims.
+
+    Returns:
+        By client; 0 for a claim that is no number of steps.
+    """
+    if known is not None:
+        return {client: known[client] for client in contents}
+    claims = dict.fromkeys(contents, 0)
+    for client, content in contents.items():
+        made = _record(content).get("steps")
+        if isinstance(made, int) and made > 0:
+            claims[client] = made
+    most = (guard.heavy or HEAVY) * statistics.median(claims.values() or [0])
+    return {client: int(min(made, most)) for client, made in claims.items()}
 
 
 def update_of(

@@ -33,9 +33,10 @@ from sparing.federated.flower_rounds import (
     round_of,
     row_of,
     rows_measured,
+    steps_made,
     update_of,
 )
-from sparing.federated.loop import Visit, buffers_of, load_, seeded_model
+from sparing.federated.loop import Visit, buffers_of, load_, norm_names, seeded_model, steps_of
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.settings import Schedule, drawn
 
@@ -84,6 +85,8 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.extras: State = {}
         self._beside = beside_of(method, self.params, self.buffers)
         self._weights = known_weights(schedule, clients, rows)
+        normed = bool(norm_names(self.model))
+        self._steps = None if rows is None else [steps_of(count, schedule, normed=normed) for count in rows]
         self._people = People(clients, patience, nodes)
         self._start()
         self._file = None if checkpoint is None else Path(checkpoint)
@@ -168,10 +171,11 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         """
         number = self._before + server_round
         answers, faults = self._read(replies)
-        visits = [Visit(update, {}) for update, _ in answers.values()]
+        steps = steps_made({client: content for client, (_, content) in answers.items()}, self._steps, self.guard)
+        visits = [Visit(update, {}, steps=steps[client]) for client, (update, _) in answers.items()]
         sound, found = sift(
             visits, self.params, self.buffers, self.guard, partial=self.schedule.blocks is not None,
-            beside=self._beside, weights=self._weights,
+            beside=self._beside, weights=self._weights, momentum=self.schedule.momentum,
         )  # fmt: skip
         faults += found
         told = {fault.client for fault in faults} | set(answers)
@@ -376,7 +380,8 @@ def strategy(
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
         evaluation: Share of all clients that measure each new model on held-out rows of their own; drawn apart from
             those that train.
-        rows: Rows of each client, for ``weights="size"``; a client that claims others is left out.
+        rows: Rows of each client: how far its steps may take it, and how much it counts with ``weights="size"``, where
+            a client that claims others is left out. Without them what clients claim is believed up to ``Guard.heavy``.
         nodes: Node -> client, as keys were registered (``Deployment.partitions``); others are refused.
         checkpoint: File to write after every round: model, server state, controls, who was counted.
         resume: Whether to take up that file, if it is there, where another ServerApp stopped. Clients need a

@@ -10,6 +10,7 @@ which process, changes no bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -200,6 +201,21 @@ def batches(rows: int, schedule: Schedule, source: torch.Generator, *, normed: b
             yield rows_now
             made += 1
         epoch += 1
+
+
+def steps_of(rows: int, schedule: Schedule, *, normed: bool) -> int:
+    """Return how many batches ``batches`` yields: the optimizer steps of a client in a round.
+
+    Args:
+        rows: Rows of the client (count).
+        schedule: As for ``batches``.
+        normed: As for ``batches``.
+
+    Returns:
+        A count.
+    """
+    single = normed and schedule.drop_last_single and rows > schedule.batch_size and rows % schedule.batch_size == 1
+    return max(schedule.local_epochs * math.ceil((rows - single) / schedule.batch_size), schedule.least_steps)
 
 
 def order_of(bench_seed: int, number: int, client: int) -> torch.Generator:

@@ -59,4 +59,13 @@ ODD = (
     Cell("the class of a method", "simulate", "refused"),
     Cell("the name of a method", "simulate", "refused"),
 )
-CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ALONE, *ODD)
+UNEVEN = (
+    *(Cell("one client with a hundred times the rows", name) for name in ("FedAvg", "SCAFFOLD", "FedSign")),
+    *(Cell("five clients of 8 rows and four of 200", name) for name in ("FedAvg", "SCAFFOLD")),
+    Cell("a buffer that moves for one client only", "FedAvg"),
+    Cell("clients that keep their own batch norm and are seldom drawn", "FedAvg"),
+    Cell("one node with a hundred times the rows", "Flower"),
+)
+"""Honest clients that lie far from the others: all of them count."""
+
+CELLS: tuple[Cell, ...] = (*HOSTILE, *ON_FLOWER, *ROUNDS, *STACKED, *RESUMED, *ALONE, *ODD, *UNEVEN)

@@ -135,7 +135,12 @@ def test_attacked_clients_are_left_out_and_told(tiny, capsys):
     assert row == {"method": "FedAvg", "kind": "not finite", "updates": 2 * len(hit), "rounds": 2, "clients": len(hit)}
     assert record.table("methods")[0]["answered"] == 2 * (5 - len(hit))
     show(record)
-    assert capsys.readouterr().out.endswith("report.html\n")
+    said = capsys.readouterr()
+    assert said.out.endswith("report.html\n")
+    told = [line for line in said.err.splitlines() if "is left out" in line]
+    assert [line.split("(")[0] for line in told] == [
+        f"fedavg: round 1: client {client} is left out: not finite " for client in hit
+    ]
 
 
 @pytest.mark.usefixtures("pageless")

@@ -9,11 +9,11 @@ import torch
 
 from sparing.federated import Client, simulate
 from sparing.federated.fedavg import FedAvg
-from sparing.federated.loop import batches, workbench
+from sparing.federated.loop import batches, steps_of, workbench
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import method_of
 from sparing.jobs.federate.nets import net, sparse
-from sparing.jobs.federate.price import price, steps_of
+from sparing.jobs.federate.price import price
 from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.seeds import stream
 
@@ -59,7 +59,7 @@ def test_steps_are_the_batches_of_the_loop(which, rows, least):
     schedule = Schedule(local_epochs=2, batch_size=4, least_steps=least)
     bench = workbench(net(which, (1, 8), 3)(), FedAvg(), schedule)
     made = list(batches(rows, schedule, stream(0, "x"), normed=which == "cnn-bn"))
-    assert steps_of(rows, bench) == len(made)
+    assert steps_of(rows, schedule, normed=bool(bench.norms)) == len(made)
 
 
 def test_the_bytes_of_a_perceptron_by_hand():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from sparing.federated import Client, simulate
 from sparing.federated.controls import tensor_norms
+from sparing.federated.faults import FAULT, tell
 from sparing.federated.methods import Method, Vector
 from sparing.federated.metrics import Accuracy
 from sparing.federated.settings import Schedule
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 NORM: Final = "norm of "
 """Before the name of a tensor, in the rows of the reference run that norm-matched needs."""
-
-_FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|impossible|weight|huge|absent) \(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     seen: dict[str, list[tuple[int, str]]] = {}
     for number, row in enumerate(rows):
-        for client, kind in _FAULT.findall(str(row["left_out"])):
+        for client, kind in FAULT.findall(str(row["left_out"])):
             seen.setdefault(kind, []).append((number, client))
     return [
         {
@@ -193,6 +191,9 @@ def on_flower(label: str, method: Method, ground: Ground) -> Outcome:
             evaluate=evaluate, seed=settings.seed, proxy=ground.proxy, mods=[mod],
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
+    told: set[tuple[str, str]] = set()
+    for row in rows:
+        tell(row, told, label)
     return Outcome(rows, run.params, run.buffers, "Flower, in process")
 
 

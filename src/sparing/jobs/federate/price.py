@@ -6,7 +6,6 @@ are not estimated but known; clients that fail are what can change them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from torch import nn
 
 from sparing.federated import Schedule
 from sparing.federated.controls import NormMatched
-from sparing.federated.loop import Workbench, buffers_of, seeded_model, workbench
+from sparing.federated.loop import buffers_of, seeded_model, steps_of, workbench
 from sparing.federated.methods import Method, Sent, Vector
 from sparing.federated.metrics import bytes_of
 from sparing.federated.sampling import resting
@@ -77,25 +76,9 @@ def price(
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
         up.append(sum(part * (1 + beside) + buffers for part in kept))
         up_full.append(len(ids) * (whole * (1 + beside) + buffers))
-        steps += sum(steps_of(sizes[client], bench) for client in ids)
+        steps += sum(steps_of(sizes[client], schedule, normed=bool(bench.norms)) for client in ids)
     count = sum(value.numel() for value in params.values())
     return Price(count, len(down) * schedule.participants(len(sizes)), steps, tuple(down), tuple(up), tuple(up_full))
-
-
-def steps_of(rows: int, bench: Workbench) -> int:
-    """Optimizer steps that a client makes in a round.
-
-    Args:
-        rows: Of the client (count).
-        bench: Schedule, and whether the model has batch norm.
-
-    Returns:
-        As many as ``loop.batches`` yields batches.
-    """
-    schedule = bench.schedule
-    single = schedule.drop_last_single and rows > schedule.batch_size and rows % schedule.batch_size == 1
-    used = rows - (bool(bench.norms) and single)
-    return max(schedule.local_epochs * math.ceil(used / schedule.batch_size), schedule.least_steps)
 
 
 def _beside(method: Method, params: Vector, buffers: Vector) -> int:
