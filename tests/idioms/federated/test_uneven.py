@@ -78,8 +78,8 @@ def on_flower():
 
 
 CHECKS = (
-    *(partial(hundredfold, cell.subject) for cell in UNEVEN[:3]), *(partial(lopsided, cell.subject) for cell in UNEVEN[3:5]),
-    one_mover, seldom_drawn, on_flower,
+    *(partial(hundredfold, cell.subject) for cell in UNEVEN[:3]),
+    *(partial(lopsided, cell.subject) for cell in UNEVEN[3:5]), one_mover, seldom_drawn, on_flower,
 )  # fmt: skip
 
 
