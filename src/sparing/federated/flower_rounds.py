@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparing.errors import require
 from sparing.federated.faults import HEAVY, Fault, Guard
 from sparing.federated.flower_records import ARRAYS, get_state, vector_of
-from sparing.federated.loop import norm_names
+from sparing.federated.loop import norm_names, steps_of
 from sparing.federated.methods import Update, Vector
 from sparing.federated.settings import Schedule
 
@@ -64,6 +64,12 @@ def known_weights(schedule: Schedule, clients: int, rows: Sequence[int] | None) 
     if schedule.weights == "uniform":
         return dict.fromkeys(range(clients), 1.0)
     return None if rows is None else {client: float(count) for client, count in enumerate(rows)}
+
+
+def known_steps(schedule: Schedule, model: nn.Module, rows: Sequence[int] | None) -> list[int] | None:
+    """Return how many local steps each client makes in a round, or None if only the clients know."""
+    normed = bool(norm_names(model))
+    return None if rows is None else [steps_of(count, schedule, normed=normed) for count in rows]
 
 
 def steps_made(contents: Mapping[int, RecordDict], known: Sequence[int] | None, guard: Guard) -> dict[int, int]:

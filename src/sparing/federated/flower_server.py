@@ -29,6 +29,7 @@ from sparing.federated.flower_rounds import (
     bytes_in,
     check_counts,
     check_norms,
+    known_steps,
     known_weights,
     round_of,
     row_of,
@@ -36,7 +37,7 @@ from sparing.federated.flower_rounds import (
     steps_made,
     update_of,
 )
-from sparing.federated.loop import Visit, buffers_of, load_, norm_names, seeded_model, steps_of
+from sparing.federated.loop import Visit, buffers_of, load_, seeded_model
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.settings import Schedule, drawn
 
@@ -85,8 +86,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.extras: State = {}
         self._beside = beside_of(method, self.params, self.buffers)
         self._weights = known_weights(schedule, clients, rows)
-        normed = bool(norm_names(self.model))
-        self._steps = None if rows is None else [steps_of(count, schedule, normed=normed) for count in rows]
+        self._steps = known_steps(schedule, self.model, rows)
         self._people = People(clients, patience, nodes)
         self._start()
         self._file = None if checkpoint is None else Path(checkpoint)
