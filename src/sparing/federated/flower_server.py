@@ -85,8 +85,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         self.initial, self.state = dict(self.params), method.server_state(self.params)
         self.extras: State = {}
         self._beside = beside_of(method, self.params, self.buffers)
-        self._weights = known_weights(schedule, clients, rows)
-        self._steps = known_steps(schedule, self.model, rows)
+        self._weights, self._steps = known_weights(schedule, clients, rows), known_steps(schedule, self.model, rows)
         self._people = People(clients, patience, nodes)
         self._start()
         self._file = None if checkpoint is None else Path(checkpoint)
