@@ -118,6 +118,20 @@ def test_a_buffer_that_most_leave_alone_moves_as_far_as_a_count():
     assert sieved(1e12) == ["client 3: huge (moved by 1e+12, unlike the median mean)"]
 
 
+def test_a_counter_does_not_compound():
+    """However much it holds, a round adds what steps explain: 20 · 5, not 20 · 1000 that would be 2⁶³ in fifteen."""
+    sent = {"count": torch.tensor(1000)}
+
+    def sieved(added, **more):
+        visits = [replace(visit(at, buffers={"count": torch.tensor(1005)}), steps=5) for at in range(3)]
+        visits.append(replace(visit(3, buffers={"count": torch.tensor(1000 + added)}), steps=5))
+        return [str(fault) for fault in sift(visits, G, sent, Guard(), **more)[1]]
+
+    assert sieved(100) == []
+    assert sieved(110) == ["client 3: huge (22 times the median count)"]
+    assert sieved(-900, rounds=9) == []  # its own, of nine rounds ago
+
+
 def test_faults_are_told_once_for_each_client_and_kind(capsys):
     seen = set()
     crash, huge = Fault(3, "crash", "KeyError: a; b"), Fault(4, "huge", "30 times the median update")

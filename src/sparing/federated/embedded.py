@@ -202,7 +202,7 @@ class _Simulation:
         sent = Sent(at.params, at.extras, at.buffers)
         states = {client: self._state(at, client) for client in ids}
         visits, faults = self._engine.visits(at.rounds, ids, sent, states, at.own)
-        visits, more = self._received(visits, sent)
+        visits, more = self._received(visits, sent, at.rounds + 1 if schedule.batch_norm == "local" else 1)
         faults = sorted([*faults, *more], key=lambda fault: fault.client)
         require_enough(len(visits), at.rounds, faults, self._server.guard)
         updates = [visit.update for visit in visits]
@@ -237,7 +237,7 @@ class _Simulation:
     def _state(self, at: Standing, client: int) -> State:
         return at.clients[client] if client in at.clients else self._bench.method.client_state(self._initial)
 
-    def _received(self, visits: Sequence[Visit], sent: Sent) -> Answers:
+    def _received(self, visits: Sequence[Visit], sent: Sent, rounds: int) -> Answers:
         """What reaches the server, and what of it can be averaged."""
         reached: list[Visit] = []
         faults: list[Fault] = []
@@ -255,7 +255,7 @@ class _Simulation:
         weights = {visit.update.client: visit.update.weight for visit in visits}  # as the engine made them
         sound, more = sift(
             reached, sent.params, sent.buffers, self._server.guard, partial=self._bench.schedule.blocks is not None,
-            beside=self._beside, weights=weights, momentum=self._bench.schedule.momentum,
+            beside=self._beside, weights=weights, momentum=self._bench.schedule.momentum, rounds=rounds,
         )  # fmt: skip
         return sound, [*faults, *more]
 

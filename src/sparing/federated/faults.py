@@ -69,8 +69,8 @@ class Guard:
     together, of each buffer, and of each vector beside the model. A client with more local steps than the median one
     may go further by as much as its steps go along a constant gradient; so an honest client with a hundred times the
     rows stays, and who holds many rows can also do more harm. Buffers that most clients left alone, and counters, may
-    move by ``huge`` times what they held and a unit for each step. None admits any. Three clients or more, or there is
-    no such thing as the others."""
+    move by ``huge`` units an element for each step of the busiest client. None admits any. Three clients or more, or
+    there is no such thing as the others."""
 
     heavy: float | None = HEAVY
     """Largest weight that a client may claim, in medians of the round's claims, >= 1, where the server does not know
@@ -99,6 +99,7 @@ def sift(
     beside: Collection[str] = (),
     weights: Mapping[int, float] | None = None,
     momentum: float = 0.0,
+    rounds: int = 1,
 ) -> tuple[list[Visit], list[Fault]]:
     """Part the updates that can be averaged from those that cannot.
 
@@ -111,6 +112,7 @@ def sift(
         beside: Names of the vectors that travel beside the model.
         weights: Client -> how much it counts, where the server knows; otherwise claims are held against each other.
         momentum: Of the clients' SGD: with it, steps go further the more there are of them.
+        rounds: For which a client's buffers may have gone on: all so far if it keeps its own batch norm.
 
     Returns:
         Visits that count, and a fault for each other.
@@ -133,14 +135,13 @@ def sift(
     sound = [visit.update for visit in visits if visit.update.client not in faults]
     if len(sound) > 2:
         if weights is None and guard.heavy is not None:
-            middle = statistics.median(update.weight for update in sound)
-            for update in sound:
-                if update.weight > guard.heavy * middle:
-                    leave_out(update.client, "weight", f"claims {update.weight / middle:.3g} times the median")
+            for client, detail in _heavy(sound, guard.heavy):
+                leave_out(client, "weight", detail)
         if guard.huge is not None:
             steps = {visit.update.client: visit.steps for visit in visits}
             made = [steps[update.client] for update in sound]
-            for client, detail in _outlying(sound, params, buffers, guard.huge, made, momentum):
+            factors, events = _factors(made, momentum), max(made) * rounds
+            for client, detail in _outlying(sound, params, buffers, guard.huge, factors, events):
                 leave_out(client, "huge", detail)
     kept = [visit for visit in visits if visit.update.client not in faults]
     return kept, sorted(faults.values(), key=lambda fault: fault.client)
@@ -301,20 +302,36 @@ def _unlike(update: Update, weights: Mapping[int, float] | None) -> tuple[str, s
     return None if update.weight == known else ("weight", f"claims {update.weight:.3g} and counts {known:.3g}")
 
 
+def _heavy(updates: Sequence[Update], most: float) -> Iterator[tuple[int, str]]:
+    """Clients that claim to count for more than ``most`` medians."""
+    middle = statistics.median(update.weight for update in updates)
+    for update in updates:
+        if update.weight > most * middle:
+            yield update.client, f"claims {update.weight / middle:.3g} times the median"
+
+
+def _factors(steps: Sequence[int], momentum: float) -> list[float]:
+    """How many times further than the median client each may go.
+
+    Along bounded gradients a distance grows at most as the way of the steps does. Nothing is taken from who made fewer
+    steps: others' updates may have come to rest.
+
+    Returns:
+        For each, at least 1.
+    """
+    ways = [effective_steps(made, momentum) for made in steps]
+    usual = statistics.median(ways)
+    return [max(way / usual, 1.0) if usual else 1.0 for way in ways]
+
+
 def _outlying(
-    updates: Sequence[Update], params: Vector, buffers: Vector, most: float, steps: Sequence[int], momentum: float
+    updates: Sequence[Update], params: Vector, buffers: Vector, most: float, factors: Sequence[float], events: int
 ) -> Iterator[tuple[int, str]]:
     """Clients that lie further from what was sent than ``most`` medians, in any of the parts that travel.
-
-    Along bounded gradients a distance grows at most as the way of the steps does, so that much more is granted to who
-    made more steps than the median client. Nothing is taken from who made fewer: others' updates may have come to rest.
 
     Yields:
         Client and detail, for each part.
     """
-    ways = [effective_steps(made, momentum) for made in steps]
-    usual = statistics.median(ways)
-    factors = [max(way / usual, 1.0) if usual else 1.0 for way in ways]
     parts = [("update", [_length(update.params, params) for update in updates])]
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
     parts += [(key, [_length(update.extras[key], zeros) for update in updates]) for key in updates[0].extras]
@@ -324,22 +341,22 @@ def _outlying(
         for update, length, factor in zip(updates, lengths, factors, strict=True):
             if length > most * middle * factor:
                 yield update.client, f"{length / middle:.3g} times the median {what}"
-    for name, sent in buffers.items():
-        yield from _outlying_buffer(updates, name, sent, most, steps, factors)
+    for name in buffers:
+        yield from _outlying_buffer(updates, name, buffers[name], most, factors, events)
 
 
 def _outlying_buffer(
-    updates: Sequence[Update], name: str, sent: Tensor, most: float, steps: Sequence[int], factors: Sequence[float]
+    updates: Sequence[Update], name: str, sent: Tensor, most: float, factors: Sequence[float], events: int
 ) -> Iterator[tuple[int, str]]:
     """Clients whose buffer of this name lies too far from the one that was sent."""
     lengths = [_length({name: update.buffers[name]}, {name: sent}) for update in updates]
-    middle, held = statistics.median(lengths), float(norm({name: sent.double()}))
+    middle = statistics.median(lengths)
     # Where most left it alone there is no median to go by, and counters of clients that keep their own batch norm
-    # differ by their visits: these are held to what a count of events makes, one an element and step.
+    # differ by their visits: these are held to a count of events. Not to what the buffer held: that would compound.
     counts = not middle or not sent.is_floating_point()
-    for update, length, made, factor in zip(updates, lengths, steps, factors, strict=True):
-        usual = max(middle * factor, held + made * sent.numel() ** 0.5 if counts else 0.0)
-        if length > most * usual:
+    least = events * sent.numel() ** 0.5 if counts else 0.0
+    for update, length, factor in zip(updates, lengths, factors, strict=True):
+        if length > most * max(middle * factor, least):
             seen = f"{length / middle:.3g} times the median" if middle else f"moved by {length:.3g}, unlike the median"
             yield update.client, f"{seen} {name}"
 

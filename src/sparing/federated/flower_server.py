@@ -175,6 +175,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         sound, found = sift(
             visits, self.params, self.buffers, self.guard, partial=self.schedule.blocks is not None,
             beside=self._beside, weights=self._weights, momentum=self.schedule.momentum,
+            rounds=number if self.schedule.batch_norm == "local" else 1,
         )  # fmt: skip
         faults += found
         told = {fault.client for fault in faults} | set(answers)
