@@ -103,6 +103,8 @@ class Gate:
         """
         if not self.holds or (parameter := self.parameter).is_inference():
             return
+        if getattr(parameter, "numbers_are_away", False):
+            return  # a sharded model's between uses; what is gathered for the next pass is masked then
         if written or not self._same():
             parameter.data.masked_fill_(~self.mask, 0)  # no new version: a backward pass may be waiting for the weight
             self._note()

@@ -112,6 +112,8 @@ def away(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], t
     class Away(nn.Parameter):
         """Refuses to be read."""
 
+        numbers_are_away = True  # for those who look after weights in other rooms, such as masks
+
         @classmethod
         def __torch_function__(
             cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
