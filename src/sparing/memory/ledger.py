@@ -80,6 +80,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         The end of the forward pass is the entry into backward, when the gradient of the loss itself exists; a phase
         that was not seen, such as the step of an optimizer that runs inside backward, has the bytes alive at the end.
+
+        Returns:
+            Bytes by category at the peak, and by phase of the last step.
         """
         peak, now = self.peak, self.now
         return Profile(

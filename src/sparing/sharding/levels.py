@@ -178,7 +178,14 @@ def _keeps_rule(name: str) -> bool:
 
 
 def effective(tiers: int = 2) -> tuple[Plan, ...]:
-    """Return the plans worth having: 14 at two tiers, 30 at three."""
+    """Return the plans worth having.
+
+    Args:
+        tiers: Kinds of links: 2 (inside and between groups) or 3.
+
+    Returns:
+        14 plans at two tiers, 30 at three.
+    """
     return tuple(Plan(name) for name in _by_optimizer(tiers) if _keeps_rule(name))
 
 
