@@ -1,7 +1,7 @@
 """A merge step by step: choose a way, make it on the disk, measure it and the way between the models.
 
-Every number that takes time goes through the ledger, so that an interrupted run goes on where it was. Each returns what
-a record or a page needs; nothing here draws.
+Every number that takes time goes through ``Run.once``, so that an interrupted run goes on where it was. Each returns
+what a record or a page needs; nothing here draws.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
 from sparing.jobs.merge.evidence import Evidence
 from sparing.jobs.merge.forecast import Outlook
-from sparing.jobs.merge.ledger import Ledger
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.settings import Settings, letter
 from sparing.jobs.merge.sources import Source
+from sparing.jobs.run import Run
 from sparing.valley.linear import Linear
 from sparing.valley.statistics import batch_norms
 
@@ -43,8 +43,8 @@ class Course:
     """Their ancestor."""
     evidence: Evidence | None
     """What to measure on."""
-    ledger: Ledger
-    """What is done already."""
+    run: Run
+    """Its results so far."""
 
     def units(self) -> int:
         """Pieces of work of the whole run, greedy's own left out (count)."""
@@ -102,7 +102,7 @@ class Course:
         def work() -> Tensor:
             return evidence.validation.scores(evidence.merged_(way.method, self.sources, self.base))
 
-        found: Tensor = self.ledger.once(f"validation: {way.name}", work)
+        found: Tensor = self.run.once(f"validation: {way.name}", work)
         return found
 
     def _parent(self, at: int, part: str) -> Tensor:
@@ -114,7 +114,7 @@ class Course:
             rows = evidence.validation if part == "validation" else evidence.test
             return rows.scores(evidence.put_on_(self.sources[at].items()))
 
-        found: Tensor = self.ledger.once(f"{part}: {letter(at)}", work)
+        found: Tensor = self.run.once(f"{part}: {letter(at)}", work)
         return found
 
     def tried(self) -> list[dict[str, Any]]:
@@ -123,12 +123,7 @@ class Course:
         Returns:
             A row for each model and way: ``way``, ``loss`` and ``error`` on validation rows.
         """
-        start = "validation: "
-        return [
-            {"way": name.removeprefix(start), **means(scores)}
-            for name, scores in self.ledger.done.items()
-            if name.startswith(start)
-        ]
+        return [{"way": name, **means(scores)} for name, scores in self.run.results("validation: ").items()]
 
     def statistics(self, way: Candidate) -> dict[str, Tensor]:
         """Batch-norm statistics of the merged weights.
@@ -168,7 +163,7 @@ class Course:
         ]
         if merged is None:
             return {"models": rows, "gap": [], "best": []}
-        scores = self.ledger.once("test: the merge", lambda: evidence.test.scores(evidence.put_on_(merged.items())))
+        scores = self.run.once("test: the merge", lambda: evidence.test.scores(evidence.put_on_(merged.items())))
         rows.append({"model": "the merge", "kind": "merge", **means(scores), "rows": len(scores)})
         found = gaps(scores, parents, seed=self.settings.seed)
         each = [{"metric": name, **_ends("gap", gap), "n": len(scores)} for name, gap in found.items()]
@@ -198,7 +193,7 @@ class Course:
                 body = evidence.merged_(Linear((1 - t, t)), self.sources[:2], None)
                 return evidence.test.scores(body)
 
-            rows.append({"t": t, **means(self.ledger.once(f"between: {t:.4f}", work))})
+            rows.append({"t": t, **means(self.run.once(f"between: {t:.4f}", work))})
         return rows
 
 

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.disk import digest
-from sparing.jobs.folder import Folder, identity, tell_page
-from sparing.jobs.interrupts import patient
+from sparing.jobs.folder import tell_page
 from sparing.jobs.lm.models import fingerprint
 from sparing.jobs.merge.choose import Candidate, Decision
 from sparing.jobs.merge.course import ADVICE, Course
 from sparing.jobs.merge.evidence import gather
 from sparing.jobs.merge.forecast import Outlook, look_ahead
-from sparing.jobs.merge.ledger import Ledger
 from sparing.jobs.merge.output import MODEL, WEIGHTS, place_of, write_merge
 from sparing.jobs.merge.page import columns_of, write_page
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source, differences, open_all, open_source
+from sparing.jobs.run import Run
 from sparing.report import Progress, Record, print_table
 
 UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
@@ -31,22 +30,6 @@ SHOWN: Final = {
     "best": "The merge less its best parent, on the same rows",
 }
 """Tables that the terminal shows, with their titles."""
-
-
-def folder_of(settings: Settings) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes.
-    """
-    named = (*settings.models, *([settings.base] if settings.base else []))
-    reads = tuple(path for one in named for path in (one, one / MODEL))  # a run's folder stands for the model in it
-    return Folder(
-        settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(MODEL, WEIGHTS), reads=reads
-    )
 
 
 def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
@@ -74,52 +57,41 @@ def run(settings: Settings) -> Record:
         UserError: If a setting or file is at fault, or the disk is full.
         StoppedError: After SIGINT or SIGTERM, once the piece of work is finished and saved.
     """
-    folder = folder_of(settings)
-    folder.check()
-    sources, base = open_all(settings.models, settings.labels, settings.base)
-    evidence = gather(settings, sources)
-    marks = _marks(settings, sources, base)
-    now = identity(settings) | marks
-    tree = folder.latest(now, files=marks)
-    outlook = look_ahead(sources, base) if tree is None else Outlook.of(tree["done"]["prediction"])
-    sys.stderr.write(f"prediction: {outlook.sentence}\n")
-    told = differences(sources, base)
-    sys.stderr.writelines(f"note: {sentence}\n" for sentence in told)
-    folder.claim_(now)
-    question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
-    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-    with patient() as signals:
-        ledger = Ledger(folder, tree, signals)
-        course = Course(settings, sources, base, evidence, ledger)
-        with Progress("merge", total=course.units(), resume_at=ledger.counted) as bar:
-            ledger.bar = bar
-            for sentence in told:
-                record.add("differences", what=sentence)
-            ledger.once("prediction", outlook.plain)
-            _work(course, outlook, record)
-    folder.finish_(record, write_page)
-    return record
-
-
-def _work(course: Course, outlook: Outlook, record: Record) -> None:
-    """Choose, merge, measure; everything is noted in the record."""
-    for table, rows in outlook.tables().items():
-        for row in rows:
-            record.add(table, **row)
-    decision = course.choose(outlook)
-    merged = _make(course, decision.candidate) if decision.candidate else None
-    _note(course, decision, record)
-    found = course.test(merged)
-    for row in found["models"]:
-        record.add("models", **row)
-    for row in found["gap"]:
-        record.add("gap", **row, **outlook.predicted(row["metric"]))
-    for row in found["best"]:
-        record.add("best", **row)
-    for row in course.between():
-        record.add("between", **row)
-    for file in _written(course.settings, merged):
-        record.add("written", **file)
+    named = (*settings.models, *([settings.base] if settings.base else []))
+    reads = [path for one in named for path in (one, one / MODEL)]  # a run's folder stands for the model in it
+    with Run(settings, writes=(MODEL, WEIGHTS), reads=reads) as run:
+        sources, base = open_all(settings.models, settings.labels, settings.base)
+        course = Course(settings, sources, base, gather(settings, sources), run)
+        question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
+        record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+        run.resume(record, hashes=_marks(settings, sources, base))
+        outlook = Outlook.of(run.once("prediction", lambda: look_ahead(sources, base).plain()))
+        sys.stderr.write(f"prediction: {outlook.sentence}\n")
+        told = differences(sources, base)
+        sys.stderr.writelines(f"note: {sentence}\n" for sentence in told)
+        run.claim()
+        with Progress("merge", total=course.units(), resume_at=run.finished) as run.bar:
+            decision = course.choose(outlook)
+            merged = _make(course, decision.candidate) if decision.candidate else None
+            found, between = course.test(merged), course.between()
+        # every number is a result of the run by now: the rows are made anew from them
+        for sentence in told:
+            record.add("differences", what=sentence)
+        for table, rows in outlook.tables().items():
+            for row in rows:
+                record.add(table, **row)
+        _note(course, decision, record)
+        for row in found["models"]:
+            record.add("models", **row)
+        for row in found["gap"]:
+            record.add("gap", **row, **outlook.predicted(row["metric"]))
+        for row in found["best"]:
+            record.add("best", **row)
+        for row in between:
+            record.add("between", **row)
+        for file in _written(settings, merged):
+            record.add("written", **file)
+        return run.finish(write_page)
 
 
 def _make(course: Course, way: Candidate) -> Source:
@@ -135,8 +107,8 @@ def _make(course: Course, way: Candidate) -> Source:
         return True
 
     if not place.exists():  # a checkpoint may outlive what its user deleted
-        course.ledger.forget("the merge")
-    course.ledger.once("the merge", work)
+        course.run.forget("the merge")
+    course.run.once("the merge", work)
     return open_source(place, "the merge")
 
 

@@ -1,0 +1,219 @@
+"""One run of a job: its folder, lock, identity, signals, checkpoints and record; what every verb does, written once.
+
+    with Run(settings, writes=("model",), reads=paths, ignore={"device"}) as run:  # refuses another run's folder
+        inputs = gather(settings)                     # until everything is known to work, nothing is written
+        run.resume(record, hashes={"data": digest(path)})
+        forecast = run.once("forecast", compute)      # a result that a resumed run does not compute again
+        run.claim()                                   # from here on the folder is this run's
+        run.steps(take_step, state, total=100)        # bar, checkpoints, a clean stop at a signal
+        run.finish(write_page)
+
+A checkpoint holds the rows of the record, the results of ``once`` and the state of the loop that was under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from sparing.jobs.disk import refusing_to_write
+from sparing.jobs.folder import RECORD, Folder, identity
+from sparing.jobs.interrupts import patient, save_when_due
+from sparing.report import Progress, Record
+
+LEAST_INTERVAL = 10.0
+"""Between two checkpoints that nobody asked for, so that quick results are not slowed down by the disk (seconds)."""
+
+
+class State(Protocol):
+    """What the steps of a loop change."""
+
+    @property
+    def step(self) -> int:
+        """Steps finished."""
+        ...
+
+    def tree(self) -> Mapping[str, Any]:
+        """Everything that is needed to go on to the same bits: tensors and plain values."""
+        ...
+
+
+class Run:
+    """A run under way; a context that takes the signals from ``claim`` to its end."""
+
+    def __init__(
+        self,
+        settings: Any,
+        *,
+        writes: Iterable[str] = (),
+        reads: Iterable[Path | None] = (),
+        ignore: Collection[str] = (),
+        resumes: bool = True,
+        shared: bool = False,
+    ) -> None:
+        """Describe the run; nothing is touched.
+
+        Args:
+            settings: With ``out`` and ``overwrite``, and where the job resumes, ``resume``.
+            writes: Names in the folder beside those of every run.
+            reads: What the run reads: never deleted.
+            ignore: Settings that may differ when the run is resumed.
+            resumes: Whether a run of this job can go on where another stopped.
+            shared: Whether several runs may work in the folder at once, once it is claimed.
+        """
+        self.settings, self._ignore = settings, ignore
+        self.folder = Folder(
+            settings.out, resume=resumes and settings.resume, overwrite=settings.overwrite, names=tuple(writes),
+            reads=tuple(path for path in reads if path is not None), resumes=resumes, shared=shared,
+        )  # fmt: skip
+        self.bar: Progress | None = None  # advanced by every result of ``once``
+        self.state: Mapping[str, Any] | None = None  # of the loop that a resumed run goes on with
+        self.signals: list[int] = []
+        self._record: Record | None = None
+        self._mark: dict[str, Any] = {}
+        self._done: dict[str, Any] = {}
+        self._saved, self._claimed, self._exit = -math.inf, False, contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Refuse a folder that holds another run.
+
+        Returns:
+            The run.
+        """
+        self.folder.check()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the signals back."""
+        self._exit.close()
+
+    @property
+    def record(self) -> Record:
+        """Of the run; rows of an interrupted one are in it."""
+        assert self._record is not None
+        return self._record
+
+    @property
+    def finished(self) -> int:
+        """Results of ``once`` so far (count)."""
+        return len(self._done)
+
+    def resume(
+        self, record: Record, *, hashes: Mapping[str, Any] | None = None, also: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Take up what an interrupted run of the same identity left; refuse that of another.
+
+        Args:
+            record: Of the run; receives the rows.
+            hashes: Of the files that are read, by setting; they count by their content.
+            also: What else makes two runs the same, or in place of a setting.
+
+        Returns:
+            Whether there was anything.
+        """
+        self._record = record
+        self._mark = {**identity(self.settings, harmless=self._ignore), **(hashes or {}), **(also or {})}
+        tree = self.folder.latest(self._mark, files=set(hashes or ()))
+        if tree is None:
+            return False
+        record.rows[:] = tree["rows"]
+        self._done, self.state = dict(tree["done"]), tree["state"]
+        return True
+
+    def claim(self) -> None:
+        """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
+        self.folder.claim_(self._mark)
+        self._claimed = True
+        self.signals = self._exit.enter_context(patient())
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A result of numbers, texts, lists, mappings or tensors; computed once however often a run is interrupted.
+
+        Raises:
+            StoppedError: At a signal; the result is saved by then.
+        """
+        if name not in self._done:
+            self._done[name] = compute()
+            self.state = None
+            if self.bar is not None:
+                self.bar.advance()
+            if self._claimed:
+                due = time.monotonic() - self._saved >= LEAST_INTERVAL
+                save_when_due(self.save, self.signals, step=self.finished, every=int(due), done=name)
+        return self._done[name]
+
+    def results(self, prefix: str) -> dict[str, Any]:
+        """Results so far whose names begin so, by the rest of the name."""
+        return {name.removeprefix(prefix): value for name, value in self._done.items() if name.startswith(prefix)}
+
+    def forget(self, name: str) -> None:
+        """Have a result computed again."""
+        self._done.pop(name, None)
+
+    def steps(
+        self,
+        state: State,
+        take_step: Callable[[], Mapping[str, Any]],
+        *,
+        total: int,
+        label: str,
+        every: int = 0,
+        unit: str = "step",
+        bar: Progress | None = None,
+        until: Callable[[], bool] = lambda: False,
+        first_number: int = 0,
+    ) -> None:
+        """Take steps to the end, with a checkpoint every so many and a clean stop at a signal.
+
+        Args:
+            state: What the steps change; at its first step or a restored one.
+            take_step: Takes one, and returns what the bar shows.
+            total: Steps in all.
+            label: Words before the bar.
+            every: Steps between checkpoints; 0: only at a signal.
+            unit: A step, as people call it.
+            bar: One that is there already, over more than these steps.
+            until: Whether the steps end early.
+            first_number: Number of the checkpoint before the first step: those of a run must rise.
+
+        Raises:
+            StoppedError: At a signal; everything is saved by then.
+        """
+        shown = Progress(label, total=total, unit=unit, resume_at=state.step) if bar is None else None
+        with shown or contextlib.nullcontext(bar) as bar_:
+            while state.step < total and not until():
+                told = take_step()
+                bar_.advance(**told)
+                if state.step < total and not until():  # the end is saved by whoever asked for the steps
+                    save = partial(self.save, first_number + state.step, state)
+                    done = f"{label}, {unit} {state.step} of {total}"
+                    save_when_due(save, self.signals, step=state.step, every=every, done=done)
+            if state.step < total:
+                bar_.advance(total - state.step)  # what ending early saved
+        self.state = None
+
+    def save(self, number: int | None = None, state: State | None = None) -> Path:
+        """Write a checkpoint; its number, by default the count of results, must rise."""
+        tree = {"rows": self.record.rows, "done": self._done, "state": None if state is None else state.tree()}
+        path = self.folder.save(self.finished if number is None else number, tree)
+        self._saved = time.monotonic()
+        return path
+
+    def write_record(self) -> None:
+        """Write the record as it is, for whoever watches, or for a run that ends early."""
+        with refusing_to_write("saving", self.folder.path):
+            self.record.write(self.folder.at(RECORD))
+
+    def finish(self, write_page: Callable[[Record, Path], object]) -> Record:
+        """Write record and page, and give the folder back.
+
+        Returns:
+            The record.
+        """
+        self.folder.finish_(self.record, write_page)
+        return self.record
