@@ -18,38 +18,19 @@ from sparing.jobs.adapt.problem import Window
 from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.weights import Phi, weigh
 
-SHOWN = 6
-"""Questions shown with their answers."""
+SHOWN = 6  # questions shown with their answers
 
-OFTEN = 2
-"""Times that a token occurs before its mean weight is listed."""
+OFTEN = 2  # times that a token occurs before its mean weight is listed
 
 
 @torch.no_grad()
 def unit(phi: Phi, window: Window) -> Tensor:
-    """Weights of a stream's tokens.
-
-    Args:
-        phi: The network.
-        window: The stream.
-
-    Returns:
-        Shape (n,).
-    """
+    """Weights of a stream's tokens, shape (n,)."""
     return weigh(phi, window.read)
 
 
 def judged(bench: Bench, phi: Phi, settings: Adapt) -> tuple[dict[str, Any], list[dict[str, float]], list[str]]:
-    """Choose a rate on validation, adapt once to the test stream, mark the answers.
-
-    Args:
-        bench: Model and streams.
-        phi: The network.
-        settings: Rates and locality.
-
-    Returns:
-        (lr, nll, em, f1, kl; the rows of the sweep; the answers).
-    """
+    """Choose a rate on validation, adapt once to the test stream: (scores, rows of the sweep, answers)."""
     tried = sweep(
         bench.lm,
         unit(phi, bench.validation),
@@ -65,15 +46,7 @@ def judged(bench: Bench, phi: Phi, settings: Adapt) -> tuple[dict[str, Any], lis
 
 
 def pieces(lm: Language, text: Tensor) -> list[str]:
-    """The tokens of a document as text, without the start token.
-
-    Args:
-        lm: Whose tokens.
-        text: Ids, shape (L,).
-
-    Returns:
-        One string per token; blanks where the text has them.
-    """
+    """The tokens of a document (L,) as text, without the start token; blanks stay where the text has them."""
     ids, found, before = text.tolist(), [], ""
     for end in range(2, len(ids) + 1):
         whole: str = lm.tokenizer.decode(ids[:end], skip_special_tokens=True)
@@ -83,17 +56,7 @@ def pieces(lm: Language, text: Tensor) -> list[str]:
 
 
 def token_rows(lm: Language, window: Window, weights: Tensor, *, count: int = 10) -> list[dict[str, Any]]:
-    """The tokens with the highest and the lowest mean weight.
-
-    Args:
-        lm: Whose tokens.
-        window: A stream.
-        weights: Of its tokens, shape (n,).
-        count: Rows of each kind.
-
-    Returns:
-        token, weight (1 is the mean of the stream), times, end ("high" or "low").
-    """
+    """The tokens of highest and lowest mean weight, ``count`` of each; a weight of 1 is the mean of the stream (n,)."""
     sums: dict[int, list[float]] = defaultdict(list)
     ids = torch.cat([text[1:] for text in window.stream.texts]).tolist()
     for token, weight in zip(ids, (weights / weights.mean()).tolist(), strict=True):
@@ -107,17 +70,7 @@ def token_rows(lm: Language, window: Window, weights: Tensor, *, count: int = 10
 
 
 def passage_rows(lm: Language, window: Window, weights: dict[str, Tensor], *, number: int = 0) -> list[dict[str, Any]]:
-    """One document token by token, with its weights under every method.
-
-    Args:
-        lm: Whose tokens.
-        window: A stream.
-        weights: By method, each of shape (n,).
-        number: Which document.
-
-    Returns:
-        token, and per method its weight relative to the stream's mean.
-    """
+    """One document token by token, with its weights (n,) under every method relative to the stream's mean."""
     first, end = live(window.stream.texts)[number]
     shares = {name: (value / value.mean())[first:end].tolist() for name, value in weights.items()}
     tokens = pieces(lm, window.stream.texts[number])
@@ -125,15 +78,7 @@ def passage_rows(lm: Language, window: Window, weights: dict[str, Tensor], *, nu
 
 
 def sample_rows(window: Window, given: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Some questions, and what each method answers.
-
-    Args:
-        window: The stream.
-        given: Answers by method.
-
-    Returns:
-        Those where the methods differ most come first, of those that any answers.
-    """
+    """Some questions with each method's answer: those any method gets right first, then by how much methods differ."""
     asked = window.stream.asked
     right = {name: [a == b for a, b in zip(said, asked.wanted, strict=True)] for name, said in given.items()}
     order = sorted(range(len(asked.wanted)), key=lambda at: -len({said[at] for said in given.values()}))

@@ -21,35 +21,17 @@ from sparing.vectors import norm
 class Marks:
     """How well a model answers after adapting."""
 
-    nll: float
-    """Mean NLL of answer tokens (nat/token)."""
-
-    em: float
-    """Exact match (%)."""
-
-    f1: float
-    """F1 of words (%)."""
-
-    kl: float
-    """KL(p_θ₀ ‖ p_θ) on other text (nat/token)."""
+    nll: float  # mean over answer tokens (nat/token)
+    em: float  # exact match (%)
+    f1: float  # of words (%)
+    kl: float  # KL(p_θ₀ ‖ p_θ) on other text (nat/token)
 
 
 @torch.no_grad()
 def adapted(
     lm: Language, weights: Tensor, texts: Sequence[Tensor], *, lr: float, clip: float | None = None
 ) -> dict[str, Tensor]:
-    """One pass over documents: SGD, one document a step, on its weighted loss.
-
-    Args:
-        lm: Starts from its θ₀.
-        weights: Shape (Σ (L_t − 1),).
-        texts: Documents as ids, in order of arrival.
-        lr: Rate η.
-        clip: Norm above which a gradient is scaled down; None: never.
-
-    Returns:
-        New weights θ_T.
-    """
+    """θ_T after one pass over the documents: one SGD step each, its loss weighted by ``weights`` (Σ (L_t − 1),)."""
     theta = dict(lm.theta)
     for text, (first, end) in zip(texts, live(texts), strict=True):
         slope = grad(lambda now, part=weights[first:end], text=text: document_loss(lm, now, part, text))(theta)
@@ -60,18 +42,7 @@ def adapted(
 
 @torch.no_grad()
 def answers(lm: Language, theta: Theta, asked: Asked, *, most: int = 8, batch: int = 16) -> list[str]:
-    """Greedy answers: always the likeliest token.
-
-    Args:
-        lm: The model.
-        theta: Its weights.
-        asked: Questions.
-        most: Tokens written after each question; the answer is the name or number at their head.
-        batch: Questions at once.
-
-    Returns:
-        One answer per question.
-    """
+    """Greedy answers: up to ``most`` likeliest tokens, and the name or number at their head."""
     written: list[str] = []
     for at in range(0, len(asked.prompts), batch):
         texts = list(asked.prompts[at : at + batch])
@@ -97,31 +68,13 @@ def _continuation(lm: Language, text: Tensor, prompt: int) -> str:
 
 @torch.no_grad()
 def losses(lm: Language, theta: Theta, window: Window) -> tuple[float, float]:
-    """The two parts of the outer loss.
-
-    Args:
-        lm: The model.
-        theta: Its weights after adapting.
-        window: Questions and other text.
-
-    Returns:
-        (NLL of answers, KL on other text), nat/token.
-    """
+    """The two parts of the outer loss: NLL of answers, KL on other text (nat/token)."""
     nll = answer_loss(lm, theta, window.stream.asked).item()
     return nll, divergence(lm, theta, window.elsewhere, window.before).item()
 
 
 def marks(lm: Language, theta: Theta, window: Window) -> tuple[Marks, list[str]]:
-    """Mark a model on every question of a stream.
-
-    Args:
-        lm: The model.
-        theta: Its weights after adapting.
-        window: The stream.
-
-    Returns:
-        (marks, the answers that it gave).
-    """
+    """Score a model on every question of a stream; also the answers that it gave."""
     given = answers(lm, theta, window.stream.asked)
     pairs = list(zip(given, window.stream.asked.wanted, strict=True))
     nll, kl = losses(lm, theta, window)
@@ -138,19 +91,7 @@ def sweep(
     locality: float,
     clip: float | None = None,
 ) -> list[dict[str, float]]:
-    """Adapt to a validation stream at several rates.
-
-    Args:
-        lm: The model.
-        weights: Of the stream's tokens, shape (n,).
-        window: The stream.
-        rates: Rates η to try.
-        locality: Factor c of the divergence.
-        clip: Norm above which a gradient is scaled down; None: never.
-
-    Returns:
-        One row per rate: lr, nll, kl, and objective = nll + c · kl, which the rate is chosen by.
-    """
+    """Adapt to a validation stream at several rates; a rate is chosen by objective = nll + locality · kl."""
     rows = []
     for lr in rates:
         nll, kl = losses(lm, adapted(lm, weights, window.stream.texts, lr=lr, clip=clip), window)
@@ -159,13 +100,6 @@ def sweep(
 
 
 def best_rate(rows: Sequence[dict[str, float]]) -> float:
-    """The rate with the lowest objective.
-
-    Args:
-        rows: Of ``sweep``; one that diverged does not count.
-
-    Returns:
-        Its rate; the lowest where all diverged.
-    """
+    """The rate of lowest objective; the lowest rate where all diverged."""
     finite = [row for row in rows if row["objective"] < float("inf")]
     return min(finite, key=lambda row: row["objective"])["lr"] if finite else min(row["lr"] for row in rows)

@@ -29,14 +29,7 @@ UNITS = {
 
 
 def begun(settings: Adapt) -> Record:
-    """An empty record of the job.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        The record.
-    """
+    """An empty record of the job."""
     return Record(question=QUESTION, settings=settings, seed=settings.seed, units=dict(UNITS))
 
 
@@ -58,29 +51,13 @@ def _look(bench: Bench, course: meta.Course, settings: Adapt, name: str, record:
 
 
 def _percent(share: float) -> int:
-    """Of a budget, for the bar."""
     return int(100 * min(share, 1.0))
 
 
 def learn(
     bench: Bench, settings: Adapt, name: Name, record: Record, tree: dict[str, Any] | None, signals: list[int]
 ) -> meta.Course:
-    """Meta-train one method to the end of its budget.
-
-    Args:
-        bench: Model and streams.
-        settings: Of the run.
-        name: The method.
-        record: Receives the tables "meta" and "curve".
-        tree: Of a checkpoint in the middle of this method, or None.
-        signals: Signals that came in; the course is saved and left when there is one.
-
-    Returns:
-        The course at its end.
-
-    Raises:
-        StoppedError: After a signal, once the step is finished and saved.
-    """
+    """Meta-train one method to the end of its budget, or to a signal, after which it has saved."""
     way, course = arm(name, settings), meta.begin(bench.test.read.shape[1], settings)
     if tree is not None:
         meta.restore_(course, tree)
@@ -143,19 +120,7 @@ def _close(bench: Bench, settings: Adapt, record: Record) -> None:
 
 
 def run(settings: Adapt) -> Record:
-    """Learn the weights every way and compare the answers.
-
-    Args:
-        settings: All of them.
-
-    Returns:
-        The record, also in OUT/record.jsonl, with tables "answers" (the result), "meta" (every outer step), "curve"
-        (validation), "sweep", "tokens", "passage" and "samples".
-
-    Raises:
-        UserError: If a setting, model or text is at fault.
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-    """
+    """Learn the weights every way and compare the answers; the record is also in OUT/record.jsonl."""
     folder = folder_of(settings)
     folder.check()
     mark = identity(settings)
@@ -182,11 +147,7 @@ def run(settings: Adapt) -> Record:
 
 
 def show(record: Record) -> None:
-    """Print the result; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the result; the last line says where the page is."""
     rows = [{**row, "method": LABELS[row["method"]]} for row in record.table("answers")]
     print_table(rows, title="Answers after one pass over the test documents", units=record.units)
     tell_page(record)

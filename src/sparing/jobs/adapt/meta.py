@@ -23,76 +23,32 @@ from sparing.jobs.adapt.weights import Phi, fresh
 class Course:
     """A meta-training on its way."""
 
-    phi: Phi
-    """The weight network."""
-
+    phi: Phi  # the weight network
     optimizer: torch.optim.Adam
-    """Of the network."""
-
-    step: int = 0
-    """Outer steps taken (count)."""
-
-    seconds: float = 0.0
-    """CPU time of those steps (s)."""
-
-    best: Phi = field(default_factory=dict)
-    """The network with the lowest objective on the validation stream so far."""
-
-    objective: float = math.inf
-    """That objective (nat/token)."""
+    step: int = 0  # outer steps taken (count)
+    seconds: float = 0.0  # CPU time of those steps (s)
+    best: Phi = field(default_factory=dict)  # the network of lowest objective on the validation stream so far
+    objective: float = math.inf  # of ``best`` (nat/token)
 
 
 def begin(inputs: int, settings: Adapt, *, dtype: torch.dtype = torch.float32) -> Course:
-    """A network that weighs all tokens alike.
-
-    Args:
-        inputs: Features per token (count).
-        settings: Width, rate and seed.
-        dtype: Number format.
-
-    Returns:
-        The course at its start; every method of a seed starts from the same network.
-    """
+    """A network that weighs all tokens alike; every method of a seed starts from the same one."""
     phi = fresh(inputs, width=settings.width, seed=settings.seed, dtype=dtype)
     return Course(phi, torch.optim.Adam(list(phi.values()), lr=settings.outer_lr))
 
 
 def ended(course: Course, settings: Adapt) -> bool:
-    """Whether its steps or its time are used up.
-
-    Args:
-        course: The meta-training.
-        settings: The limits.
-
-    Returns:
-        True when no step is to follow.
-    """
+    """Whether its steps or its time are used up."""
     return course.step >= settings.steps or course.seconds >= settings.seconds
 
 
 def share(course: Course, settings: Adapt) -> float:
-    """How much of its budget a course has used.
-
-    Args:
-        course: The meta-training.
-        settings: The limits.
-
-    Returns:
-        0 at the start, 1 or a little more at the end.
-    """
+    """How much of its budget is used: 0 at the start, 1 or a little more at the end."""
     return max(course.step / settings.steps, course.seconds / settings.seconds)
 
 
 def due(before: float, now: float, looks: int) -> bool:
-    """Whether the validation stream is to be looked at after a step.
-
-    Args:
-        before: Share of the budget before the step.
-        now: After it.
-        looks: Measurements in a whole budget (count).
-
-    Returns:
-        True where a new part of the budget begins.
+    """Whether a step took the used share of the budget into a new one of ``looks`` parts.
 
     Example:
         >>> due(0.2, 0.3, 4), due(0.3, 0.4, 4), due(0.9, 1.1, 4)
@@ -102,12 +58,7 @@ def due(before: float, now: float, looks: int) -> bool:
 
 
 def keep_(course: Course, objective: float) -> None:
-    """Keep the present network if none before it was better.
-
-    Args:
-        course: The meta-training.
-        objective: Of the validation stream now (nat/token).
-    """
+    """Keep the present network if none before it had a lower objective on the validation stream (nat/token)."""
     finite = objective if math.isfinite(objective) else math.inf
     if not course.best or finite < course.objective:
         course.best = {name: value.clone() for name, value in course.phi.items()}
@@ -115,20 +66,7 @@ def keep_(course: Course, objective: float) -> None:
 
 
 def outer_step_(course: Course, lm: Language, data: Materials, settings: Adapt, arm: Arm) -> dict[str, Any]:
-    """One hypergradient and one step of Adam.
-
-    A hypergradient that is not finite changes nothing and is counted.
-
-    Args:
-        course: One step further afterwards.
-        lm: The model.
-        data: Windows are drawn from it.
-        settings: Of the run.
-        arm: How.
-
-    Returns:
-        A row: step, CPU seconds so far, outer loss at θ_T before the step, norm of the hypergradient, applied or not.
-    """
+    """One hypergradient and one step of Adam; a hypergradient that is not finite changes nothing and is counted."""
     begin = time.process_time()
     window = draw_window(lm, data, course.step, documents=arm.documents, context=settings.context, seed=settings.seed)
     fixed = {"lr": settings.lr, "locality": settings.locality, "clip": settings.inner_clip}
@@ -147,26 +85,14 @@ def outer_step_(course: Course, lm: Language, data: Materials, settings: Adapt, 
 
 
 def state_of(course: Course) -> dict[str, Any]:
-    """Everything that the next step depends on.
-
-    Args:
-        course: The meta-training.
-
-    Returns:
-        A tree for a checkpoint.
-    """
+    """Everything that the next step depends on, as a tree for a checkpoint."""
     optimizer = course.optimizer.state_dict()["state"]
     kept = {"best": dict(course.best), "objective": course.objective}
     return {"phi": dict(course.phi), "adam": optimizer, "step": course.step, "seconds": course.seconds, **kept}
 
 
 def restore_(course: Course, tree: dict[str, Any]) -> None:
-    """Put a course where a checkpoint was made.
-
-    Args:
-        course: At its start, with the same settings.
-        tree: Of ``state_of``.
-    """
+    """Go back to where ``state_of`` was called, from a start with the same settings."""
     saved: dict[str, Tensor] = tree["phi"]
     with torch.no_grad():
         for name, value in course.phi.items():

@@ -16,25 +16,17 @@ from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.tune import tuned_
 from sparing.jobs.disk import load_tensors, save_tensors
 
-OTHER = 4
-"""Passages of other text that locality is measured on."""
+OTHER = 4  # passages of other text that locality is measured on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bench:
     """What all methods share."""
 
-    lm: Language
-    """The model with its θ₀."""
-
+    lm: Language  # with its θ₀
     data: Materials
-    """All documents."""
-
-    validation: Window
-    """The stream that rates are chosen on."""
-
-    test: Window
-    """The stream that is looked at once."""
+    validation: Window  # rates are chosen on it
+    test: Window  # looked at once
 
 
 def _model_at(name: str) -> Path:
@@ -62,16 +54,7 @@ def _tuned(lm: Language, data: Materials, settings: Adapt, base: Path) -> Langua
 
 
 def streams(lm: Language, data: Materials, settings: Adapt) -> tuple[Window, Window]:
-    """The validation and the test stream of a seed.
-
-    Args:
-        lm: The model with its θ₀.
-        data: All documents.
-        settings: Lengths and seed.
-
-    Returns:
-        (validation, test): consecutive documents from places that the seed draws.
-    """
+    """The validation and the test stream of a seed: consecutive documents from places that the seed draws."""
     made = []
     for part, count, label in ((data.validation, settings.held, "validation"), (data.test, settings.stream, "test")):
         chosen = run_of(part, count, seed=settings.seed, labels=(label,))
@@ -80,18 +63,7 @@ def streams(lm: Language, data: Materials, settings: Adapt) -> tuple[Window, Win
 
 
 def prepare(settings: Adapt, base: Path) -> Bench:
-    """Open, cut, tune.
-
-    Args:
-        settings: Of the run.
-        base: File of the tuned weights θ₀; read where it exists, else written.
-
-    Returns:
-        What all methods share.
-
-    Raises:
-        UserError: If model or text cannot be had.
-    """
+    """Open the model, cut the texts, tune; ``base`` is the file of the tuned θ₀, read where it exists, else written."""
     lm = open_language(_model_at(settings.model))
     books = [_text(path) for path in settings.books] or [load_text(name) for name in BOOKS]
     elsewhere = _text(settings.elsewhere) if settings.elsewhere else load_text(ELSEWHERE)

@@ -27,49 +27,21 @@ from sparing.seeds import stream
 class Window:
     """T documents with everything that their problem needs."""
 
-    stream: Stream
-    """Documents and questions."""
-
-    read: Tensor
-    """Features of every token, shape (n, F); n is the size of the bottleneck."""
-
-    elsewhere: tuple[Tensor, ...]
-    """Other text."""
-
-    before: Tensor
-    """What θ₀ expects there, shape (tokens, V)."""
+    stream: Stream  # documents and questions
+    read: Tensor  # features of every token, (n, F); n is the size of the bottleneck
+    elsewhere: tuple[Tensor, ...]  # other text
+    before: Tensor  # log-probabilities of θ₀ there, (tokens, V)
 
 
 def window_of(lm: Language, chosen: Stream, elsewhere: Sequence[Tensor]) -> Window:
-    """Work out the parts that do not change with φ.
-
-    Args:
-        lm: The model.
-        chosen: Documents and questions.
-        elsewhere: Other text.
-
-    Returns:
-        The window.
-    """
+    """Compute the parts that do not change with φ."""
     with torch.no_grad():
         before = log_probabilities(lm, lm.theta, elsewhere)
     return Window(chosen, features(lm, chosen.texts), tuple(elsewhere), before)
 
 
 def draw_window(lm: Language, data: Materials, step: int, *, documents: int, context: int, seed: int) -> Window:
-    """The window of an outer step: a function of (seed, step) only.
-
-    Args:
-        lm: The model.
-        data: Its meta-train documents are drawn from.
-        step: Outer step, from 0.
-        documents: Depth T (count).
-        context: Most tokens of a question.
-        seed: Which run.
-
-    Returns:
-        T consecutive documents from a random place, and one passage of other text.
-    """
+    """The window of an outer step: T consecutive documents and a passage of other text, by (seed, step) alone."""
     chosen = run_of(data.train, documents, seed=seed, labels=("window", step))
     other = int(torch.randint(len(data.elsewhere), (1,), generator=stream(seed, "elsewhere", step)))
     return window_of(lm, stream_of(lm, chosen, context=context), (data.elsewhere[other],))
@@ -78,20 +50,10 @@ def draw_window(lm: Language, data: Materials, step: int, *, documents: int, con
 def problem(
     lm: Language, window: Window, *, lr: float, locality: float, clip: float | None = None, bottleneck: bool = True
 ) -> Bilevel:
-    """The two-level problem of a window.
+    """The two-level problem of a window; its φ is a weight network.
 
-    Args:
-        lm: The model.
-        window: Its T documents.
-        lr: Inner rate η.
-        locality: Factor c of the divergence.
-        clip: Norm above which an inner gradient is scaled down; None: never.
-        bottleneck: Whether the run sees φ through ψ(φ), the weights of all tokens, or computes each document's weights
-            from φ when it comes to it. Both have the same hypergradient; methods that draw directions draw them in the
-            space of ψ or of φ.
-
-    Returns:
-        The problem; its φ is a weight network.
+    With ``bottleneck`` the run sees φ through ψ(φ), the weights of all tokens; without, it computes each document's
+    weights from φ. The hypergradient is the same; directions are drawn in the space of ψ or of φ.
     """
     spans = live(window.stream.texts)
     batches = [{"text": text, "span": span} for text, span in zip(window.stream.texts, spans, strict=True)]

@@ -12,24 +12,11 @@ from sparing.jobs.adapt.lm import Language, language, padded, positions
 from sparing.report import Progress
 from sparing.seeds import stream
 
-WARM = 10
-"""Steps over which the rate rises."""
+WARM = 10  # steps over which the rate rises
 
 
 def tuned_(lm: Language, texts: Sequence[Tensor], *, passes: int, lr: float, seed: int, batch: int = 8) -> Language:
-    """A few passes of AdamW over documents about which nothing is asked later.
-
-    Args:
-        lm: The model, changed in place.
-        texts: Documents as ids.
-        passes: Over all of them (count); 0 changes nothing.
-        lr: Peak rate; falls linearly to 0.
-        seed: Order of documents.
-        batch: Documents per step.
-
-    Returns:
-        The model with its new θ₀.
-    """
+    """A few passes of AdamW over documents about which nothing is asked later; the rate rises, then falls to 0."""
     model: Any = lm.scored.model
     steps = passes * -(-len(texts) // batch)
     if not steps:

@@ -20,27 +20,17 @@ from torch.nn.functional import gelu, layer_norm, linear, softplus
 from sparing.jobs.adapt.lm import Language, padded, positions
 from sparing.seeds import stream
 
-Phi = dict[str, Tensor]
-"""Weights of the network by name."""
+Phi = dict[str, Tensor]  # weights of the network by name
 
-BETA = 3.0
-"""Sharpness of the final softplus."""
+BETA = 3.0  # sharpness of the final softplus
 
-START = math.log(2) / BETA
-"""Every weight before anything is learnt: softplus at 0, ln 2 / 3."""
+START = math.log(2) / BETA  # every weight before anything is learnt: softplus at 0, ln 2 / 3
 
 
 def features(lm: Language, texts: Sequence[Tensor], *, batch: int = 16) -> Tensor:
-    """What the network reads, of every token but the start tokens.
+    """What the network reads of every token but the start tokens, (Σ (L_t − 1), 2d + 1).
 
-    Args:
-        lm: The pretrained model; its own weights θ₀ are used.
-        texts: Ids, each of shape (L_t,).
-        batch: Texts at once.
-
-    Returns:
-        Shape (Σ (L_t − 1), 2d + 1): hidden state and embedding, each with mean 0 and variance 1, and a tenth of the
-        negative log-likelihood.
+    Hidden state and embedding, each with mean 0 and variance 1, and a tenth of the negative log-likelihood under θ₀.
     """
     parts = [_features(lm, texts[at : at + batch]) for at in range(0, len(texts), batch)]
     return torch.cat(parts)
@@ -58,17 +48,7 @@ def _features(lm: Language, texts: Sequence[Tensor]) -> Tensor:
 
 
 def fresh(inputs: int, *, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Phi:
-    """A network that gives every token the same weight.
-
-    Args:
-        inputs: Features per token (count).
-        width: Hidden units of the body (count); the head has half as many.
-        seed: Which.
-        dtype: Number format.
-
-    Returns:
-        Body: two layers; head: two layers, of which the last is zero.
-    """
+    """A network of two body and two head layers that gives every token the same weight: the last layer is zero."""
     sizes = {"body.0": (inputs, width), "body.1": (width, width), "head.0": (width, width // 2)}
     phi: Phi = {}
     for name, (before, after) in sizes.items():
@@ -82,14 +62,7 @@ def fresh(inputs: int, *, width: int, seed: int, dtype: torch.dtype = torch.floa
 
 
 def weigh(phi: Mapping[str, Tensor], read: Tensor) -> Tensor:
-    """Weights of tokens.
-
-    Args:
-        phi: The network.
-        read: Features, shape (n, inputs).
-
-    Returns:
-        Shape (n,), positive.
+    """Weights of tokens, (n,), positive, from their features (n, inputs).
 
     Example:
         >>> weigh(fresh(3, width=4, seed=0), torch.ones(2, 3))

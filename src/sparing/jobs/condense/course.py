@@ -23,8 +23,7 @@ from sparing.jobs.condense.settings import Condense
 from sparing.jobs.schedule import rate
 from sparing.seeds import stream
 
-MOMENTUM = 0.9
-"""Of the inner gradient descent, in the outer loop and when images are judged."""
+MOMENTUM = 0.9  # of the inner descent, in the outer loop and when images are judged
 
 
 @dataclass(slots=True)
@@ -32,39 +31,20 @@ class Course:
     """Everything that an outer step reads or changes."""
 
     settings: Condense
-    """Of the run."""
     material: Material
-    """Real images."""
     shape: Shape
-    """Of the net."""
-    labels: Tensor
-    """Class of each condensed image, shape (classes · per_class,)."""
-    images: Tensor
-    """φ: the condensed images, 0 to 1, shape (classes · per_class, channels, side, side)."""
+    labels: Tensor  # class of each condensed image, (classes · per_class,)
+    images: Tensor  # φ, 0 to 1, (classes · per_class, channels, side, side)
     adam: torch.optim.Adam
-    """Outer optimizer."""
-    steps: int
-    """Outer steps of the whole run."""
-    turn: int
-    """Outer step at which the second phase begins; 0 where there is one phase."""
-    step: int = 0
-    """Outer steps finished."""
-    seconds: float = 0.0
-    """CPU seconds of this process spent on them, judging excluded."""
+    steps: int  # outer steps of the whole run
+    turn: int  # outer step at which the second phase begins; 0 where there is one phase
+    step: int = 0  # outer steps finished
+    seconds: float = 0.0  # CPU seconds of this process spent on them, judging excluded
     crew: Crew = field(default_factory=Crew)
-    """The processes that share the directions."""
 
 
 def begun(settings: Condense, material: Material) -> Course:
-    """A course at outer step 0.
-
-    Args:
-        settings: Of the run.
-        material: Real images.
-
-    Returns:
-        The course; its images are grey, or uniform noise that belongs to the seed.
-    """
+    """A run at outer step 0; its images are gray, or uniform noise that belongs to the seed."""
     classes, count = len(material.classes), settings.per_class
     shape = Shape(channels=material.channels, side=material.side, classes=classes, width=settings.width)
     size = (classes * count, material.channels, material.side, material.side)
@@ -77,18 +57,7 @@ def begun(settings: Condense, material: Material) -> Course:
 
 
 def training(settings: Condense, labels: Tensor, start: Weights, *, steps: int, lr: float) -> dict[str, Any]:
-    """The inner run: what a fresh net is trained with on the condensed images.
-
-    Args:
-        settings: Of the run.
-        labels: Class of each condensed image.
-        start: Fresh weights θ₀.
-        steps: T.
-        lr: First learning rate.
-
-    Returns:
-        Arguments of ``hypergrad.Bilevel`` without the outer loss.
-    """
+    """The inner run on the condensed images from θ₀, as arguments of ``hypergrad.Bilevel`` without the outer loss."""
 
     def inner(theta: Weights, phi: dict[str, Tensor], batch: None) -> Tensor:
         return F.cross_entropy(logits(theta, phi["images"]), labels) + settings.penalty * penalty(theta)
@@ -98,15 +67,7 @@ def training(settings: Condense, labels: Tensor, start: Weights, *, steps: int, 
 
 
 def problem_at(course: Course, step: int) -> hg.Bilevel:
-    """The two-level problem of an outer step: its own fresh net, its own real batch, both functions of (seed, step).
-
-    Args:
-        course: The run.
-        step: Outer step, from 0.
-
-    Returns:
-        The problem; φ is ``{"images": …}``.
-    """
+    """The two-level problem of an outer step: its own fresh net, its own real batch, both functions of (seed, step)."""
     settings = course.settings
     start = initial(course.shape, stream(settings.seed, "condense", "net", step))
     real, targets = draw(course.material.train, settings.batch, stream(settings.seed, "condense", "real", step))
@@ -119,16 +80,7 @@ def problem_at(course: Course, step: int) -> hg.Bilevel:
 
 
 def hypergradient_at(course: Course, step: int, method: Any) -> Any:
-    """The hypergradient of an outer step; nothing is changed.
-
-    Args:
-        course: The run.
-        step: Outer step, from 0.
-        method: Of the hypergradient room.
-
-    Returns:
-        Its result; what it warns of stands in its report, and is not said at every step.
-    """
+    """The hypergradient of an outer step; nothing is changed."""
     seed = stream(course.settings.seed, "condense", "directions", step).initial_seed()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -136,20 +88,7 @@ def hypergradient_at(course: Course, step: int, method: Any) -> Any:
 
 
 def take_step_(course: Course) -> dict[str, Any]:
-    """One outer step: hypergradient, Adam, then back into 0 to 1.
-
-    Args:
-        course: The run; changed.
-
-    Returns:
-        A row: step, loss (the outer loss before the step), seconds (CPU, since the start), grad_norm, phase (the
-        method of the step), warning (what the method warns of, or nothing); of several processes also ranks (how many
-        took part).
-
-    Raises:
-        RunError: If the hypergradient is not finite, or the first process is lost; the images are then as before.
-        StoppedError: If the first process was interrupted before the step.
-    """
+    """One outer step: hypergradient, Adam, then back into 0 to 1; if it cannot be taken the images are as before."""
     begin = time.process_time()
     step, method = course.step, schedule(course.settings, course.turn)(course.step)
     course.crew.begin_step(step, course.images)
@@ -173,26 +112,14 @@ def take_step_(course: Course) -> dict[str, Any]:
 
 
 def state_of(course: Course) -> dict[str, Any]:
-    """Everything that is needed to go on to the same bits.
-
-    Args:
-        course: The run, between two steps.
-
-    Returns:
-        A tree of tensors and plain values.
-    """
+    """Everything that is needed to go on to the same bits."""
     moments = dict(course.adam.state[course.images])
     plain = {"step": course.step, "seconds": course.seconds, "steps": course.steps, "turn": course.turn}
     return plain | {"images": course.images, "adam": moments}
 
 
 def restore_(course: Course, tree: Mapping[str, Any]) -> None:
-    """Put a run back to where ``state_of`` found it.
-
-    Args:
-        course: A freshly begun run of the same settings and data.
-        tree: What ``state_of`` returned.
-    """
+    """Go back to where ``state_of`` was called, from a start of the same settings and data."""
     course.images.copy_(tree["images"])
     course.adam.state[course.images] = dict(tree["adam"])
     course.step, course.seconds = tree["step"], tree["seconds"]

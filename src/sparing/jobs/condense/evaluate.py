@@ -13,20 +13,11 @@ from sparing.jobs.condense.material import Pair, floats
 from sparing.jobs.condense.net import Weights, initial, logits
 from sparing.seeds import stream
 
-AT_ONCE = 500
-"""Real images judged at once (count): what stays in a processor's cache."""
+AT_ONCE = 500  # real images judged at once (count): what stays in a processor's cache
 
 
 def accuracy(weights: Weights, real: Pair) -> float:
-    """Share of real images that a net puts in the right class.
-
-    Args:
-        weights: Of the net.
-        real: Images (bytes) and labels.
-
-    Returns:
-        Percent.
-    """
+    """Share of real images that a net puts in the right class (%)."""
     images, labels = real
     with torch.no_grad():
         parts = [logits(weights, floats(images[at : at + AT_ONCE])).argmax(1) for at in range(0, len(images), AT_ONCE)]
@@ -34,16 +25,7 @@ def accuracy(weights: Weights, real: Pair) -> float:
 
 
 def fresh_net(course: Course, images: Tensor, number: int) -> Weights:
-    """Train a net that the outer loop has not seen on condensed images.
-
-    Args:
-        course: The run.
-        images: Condensed images.
-        number: Which net; the same number is the same start for every method and seed.
-
-    Returns:
-        Its weights.
-    """
+    """Train a net that the outer loop has not seen; the same number is the same start for every method and seed."""
     settings = course.settings
     start = initial(course.shape, stream(0, "condense", "judge", number))
     run = training(settings, course.labels, start, steps=settings.eval_steps, lr=settings.eval_lr)
@@ -56,18 +38,7 @@ def _no_outer(theta: Weights, phi: dict[str, Tensor]) -> Tensor:
 
 
 def judged(course: Course, images: Tensor, *, nets: int, first: int = 0, most: int | None = None) -> list[float]:
-    """Accuracy of fresh nets on the real images that the settings name.
-
-    Args:
-        course: The run.
-        images: Condensed images.
-        nets: How many.
-        first: Number of the first net.
-        most: Judge on the first so many real images only (count); none: on all.
-
-    Returns:
-        Percent, one a net.
-    """
+    """Accuracy (%) of fresh nets on the real images that the settings name, or on the first ``most`` of them."""
     real = course.material.test if course.settings.judge == "test" else course.material.held_out
     real = (real[0][:most], real[1][:most])
     return [accuracy(fresh_net(course, images, number), real) for number in range(first, first + nets)]

@@ -32,11 +32,8 @@ class Run:
     """A run with its files."""
 
     course: Course
-    """The outer loop."""
     record: Record
-    """Rows so far."""
-    kept: dict[int, Tensor] = field(default_factory=dict)
-    """Images at the looks so far, by outer step."""
+    kept: dict[int, Tensor] = field(default_factory=dict)  # images at the looks so far, by outer step
 
     def save(self) -> Path:
         """Write a checkpoint."""
@@ -51,11 +48,7 @@ class Run:
 
 
 def begin_(run: Run) -> None:
-    """What comes before the first step: the length of the run and the bytes of a step.
-
-    Args:
-        run: At step 0; its record is filled.
-    """
+    """What comes before the first step: the length of the run and the bytes of a step."""
     course, record = run.course, run.record
     fix_length_(course, record)
     chosen = course.settings.method
@@ -66,14 +59,7 @@ def begin_(run: Run) -> None:
 
 
 def walk_(run: Run) -> None:
-    """The outer loop, with checkpoints and a clean stop at a signal.
-
-    Args:
-        run: At its first step or at a restored one.
-
-    Raises:
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-    """
+    """The outer loop, with checkpoints and a clean stop at a signal."""
     every, ranks = run.course.settings.save_every, run.course.crew
     with patient(always=ranks.several) as signals:
 
@@ -88,11 +74,7 @@ def walk_(run: Run) -> None:
 
 
 def finish(run: Run) -> None:
-    """Write images, record and page.
-
-    Args:
-        run: At its end.
-    """
+    """Write images, record and page."""
     course, out = run.course, run.course.settings.out
     classes = course.material.classes
     title = f"{course.material.name} condensed to {len(course.images)} images"
@@ -103,20 +85,7 @@ def finish(run: Run) -> None:
 
 
 def run(settings: Condense) -> Record:
-    """Condense a data set as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before all of them are known to work.
-
-    Returns:
-        The record, also in OUT/record.jsonl, with tables "length", "memory", "curve", "train" and "methods". Under
-        torchrun that of the first process is whole and written.
-
-    Raises:
-        UserError: If a setting or file is at fault, or the disk is full.
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-        RunError: If a hypergradient is not finite, or the first of several processes is lost.
-    """
+    """Condense a data set as the command line does; under torchrun the first process's record is whole and written."""
     at_least(1, settings, "looks", why="the page shows the way")
     with crew(settings) as ranks:
         now = _read(settings, ranks)
@@ -157,11 +126,7 @@ def _begin_in(folder: Folder, mark: dict[str, Any], run: Run) -> None:
 
 
 def show(record: Record) -> None:
-    """Print the tables of a run on standard output; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the tables of a run on standard output; the last line says where the page is."""
     for name, title in (("curve", "One net's accuracy on the way"), ("methods", "Fresh nets"), ("memory", "Bytes")):
         print_table(record.table(name), title=title, units=record.units)
     tell_page(record)

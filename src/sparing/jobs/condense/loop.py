@@ -19,25 +19,15 @@ from sparing.memory import Ledger
 from sparing.report import Progress, Record
 
 UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", "loss": "nat"}
-"""Units of the columns that a condensation adds."""
 
-TIMED = 3
-"""Outer steps that are timed to turn seconds into a number of steps, after one that warms up."""
+TIMED = 3  # outer steps timed to turn seconds into a number of steps, after one that warms up
 
 
-LOOKED = 2000
-"""Real images that one net is judged on at a look (count); the verdict at the end is on all of them."""
+LOOKED = 2000  # real images that judge one net at a look (count); the final verdict is on all of them
 
 
 def look_steps(steps: int, looks: int) -> list[int]:
-    """Outer steps after which the images are kept and judged.
-
-    Args:
-        steps: Of the whole run (count).
-        looks: How many times, evenly; the start comes on top, unless there are none.
-
-    Returns:
-        Steps, rising, from 0 to ``steps``.
+    """Outer steps after which the images are kept and judged: ``looks`` times, evenly, and at the start.
 
     Example:
         >>> look_steps(10, 4), look_steps(1, 4)
@@ -47,15 +37,7 @@ def look_steps(steps: int, looks: int) -> list[int]:
 
 
 def seconds_of_a_step(course: Course, method: Any) -> float:
-    """CPU seconds of one outer step, from a few that change nothing.
-
-    Args:
-        course: The run.
-        method: Of the hypergradient room.
-
-    Returns:
-        The median of ``TIMED``, after one that warms up.
-    """
+    """CPU seconds of one outer step: the median of ``TIMED`` that change nothing, after one that warms up."""
     taken = []
     for step in range(TIMED + 1):
         begin = time.process_time()
@@ -65,12 +47,7 @@ def seconds_of_a_step(course: Course, method: Any) -> float:
 
 
 def fix_length_(course: Course, record: Record) -> None:
-    """Turn the seconds of the settings into a number of steps, once.
-
-    Args:
-        course: The run, at step 0.
-        record: Receives a row of the table "length".
-    """
+    """Turn the seconds of the settings into a number of steps, once."""
     settings = course.settings
     if settings.seconds is not None:
         share = settings.first_phase if settings.method == "two-phase" else 0.0
@@ -82,28 +59,14 @@ def fix_length_(course: Course, record: Record) -> None:
 
 
 def bytes_of_a_step(course: Course, method: Any) -> int:
-    """Bytes that torch holds at the peak of one hypergradient, beyond the real images and what holds before it.
-
-    Args:
-        course: The run.
-        method: Of the hypergradient room.
-
-    Returns:
-        The peak (bytes): fresh weights, real batch, graph, tangents and all.
-    """
+    """Peak bytes of one hypergradient (fresh weights, real batch, graph, tangents), beyond what was held before it."""
     with Ledger(nn.Module(), inputs=course.images) as ledger:
         hypergradient_at(course, 0, method)
     return int(ledger.peak.total)
 
 
 def look_(course: Course, record: Record, kept: dict[int, Tensor]) -> None:
-    """Keep the images and judge them by one net.
-
-    Args:
-        course: The run.
-        record: Receives a row of the table "curve".
-        kept: Receives a copy under the step.
-    """
+    """Keep the images and judge them by one net."""
     kept[course.step] = course.images.clone()
     score = judged(course, course.images, nets=1, most=LOOKED)[0]
     title = TITLES[course.settings.method]
@@ -118,15 +81,7 @@ def advance_(
     label: str = "condense",
     after: Callable[[Course], None] = lambda course: None,
 ) -> None:
-    """Walk a run to its end and judge the images by several fresh nets; of several processes the first judges.
-
-    Args:
-        course: The run, at its first step or at a restored one.
-        record: Receives the tables "train", "curve" and "methods".
-        kept: Receives the images of each look, by outer step.
-        label: Words before the progress bar.
-        after: Called after every step; may save, or raise to stop.
-    """
+    """Take a run to its end and judge the images by several fresh nets; of several processes the first judges."""
     settings = course.settings
     first, title = course.crew.first, TITLES[settings.method]
     looks = look_steps(course.steps, settings.looks) if first else []

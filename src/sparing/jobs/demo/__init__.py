@@ -29,7 +29,6 @@ UNITS = {
 }  # fmt: skip
 
 FILES = ("overview.png", "overview.json", "tiny-model", "federated")
-"""What a demo writes beside the files of every run."""
 
 QUESTION = "What do six methods for training with little save, and what does it cost?"
 
@@ -77,22 +76,7 @@ CHAPTERS: Final[dict[Name, Callable[[Record, Settings, Path], None]]] = {
 
 
 def run(settings: Settings) -> Record:
-    """Run the chapters and write record and page.
-
-    Args:
-        settings: What to run and where to write.
-
-    Returns:
-        The record: tables "materials", "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
-        "condensed", "condense_curve", "condense_memory", "condense_data" of the second; "transfer_runs",
-        "coordinates", "slopes" of the third; "shards", "shard_runs", "shard_losses" of the fourth; "valley_data",
-        "valley_nets", "valley_model", "valley_curves", "valley_values", "valley_merges", "valley_lines" of the fifth;
-        "federated_data", "federated_partition", "federated_rounds", "federated_price", "federated_methods",
-        "federated_flower" of the sixth; "chapters", what each took; "run", where the page is.
-
-    Raises:
-        UserError: If a setting is at fault, the demo to go on with had others, or no chapter could be run.
-    """
+    """Run the chapters and write record and page."""
     place = Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=FILES)
     path, page = place.at(RECORD), place.at(PAGE)
     place.check()
@@ -114,14 +98,7 @@ def run(settings: Settings) -> Record:
 
 
 def run_one(name: Name, record: Record, settings: Settings, path: Path) -> None:
-    """Do what is left of a chapter, and add a row to "chapters" if that was anything.
-
-    Args:
-        name: Of the chapter.
-        record: Filled in place.
-        settings: Of the demo.
-        path: File of the record.
-    """
+    """Do what is left of a chapter, and add a row to "chapters" if that was anything."""
     before, clock, worked = len(record.rows), time.monotonic(), _worked()
     CHAPTERS[name](record, settings, path)
     if len(record.rows) > before:

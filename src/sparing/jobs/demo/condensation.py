@@ -26,7 +26,6 @@ from sparing.report import Record
 LOG = logging.getLogger("sparing.demo")
 
 METHODS: Final[tuple[Method, ...]] = ("checkpointed", "truncated", "forward-gradient")
-"""The contenders, in the order of every table and picture."""
 
 WORK: Final = Condense(
     data="mnist", width=24, unroll=10, inner_lr=0.05, batch=128, directions=4, truncate=3, outer_lr=0.03, start="grey",
@@ -38,31 +37,18 @@ WORKS: Final[Mapping[Scale, Condense]] = {
     "small": WORK,
     "tiny": dataclasses.replace(WORK, width=16, seconds=5.0, eval_steps=50, eval_nets=1, looks=2),
 }
-"""By the scale of the demo."""
 
 TABLES: Final = {"methods": "condensed", "curve": "condense_curve", "memory": "condense_memory"}
 """Table of a condensation -> table of the demo's record."""
 
 
 def images_at(folder: Path, method: Method) -> Path:
-    """File of the images that a method made.
-
-    Args:
-        folder: Of the demo.
-        method: Of the chapter.
-
-    Returns:
-        Its path.
-    """
+    """File of the images that a method made."""
     return folder / f"condensed-{method}.safetensors"
 
 
 def material() -> Material:
-    """MNIST, or digits typeset here where it cannot be had.
-
-    Returns:
-        Real images.
-    """
+    """MNIST, or digits typeset here where it cannot be fetched."""
     try:
         return gather(WORK.data, held_out=WORK.held_out)
     except UserError as missing:
@@ -71,16 +57,7 @@ def material() -> Material:
 
 
 def one_method(course: Course, folder: Path, method: Method) -> Record:
-    """Condense by one method and leave its images on the disk.
-
-    Args:
-        course: At step 0.
-        folder: Of the demo.
-        method: Of the chapter.
-
-    Returns:
-        A record of this run alone, with the tables of a condensation.
-    """
+    """Condense by one method and leave its images on the disk; the record is of this run alone."""
     own, kept = Record(question="", settings={}, seed=0, environment={}), dict[int, Tensor]()
     value = simple(course.settings)
     fix_length_(course, own)
@@ -91,14 +68,7 @@ def one_method(course: Course, folder: Path, method: Method) -> Record:
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK) -> None:
-    """Run every method that the record does not hold yet; the record is written after each.
-
-    Args:
-        record: Filled in place: tables "condensed", "condense_curve", "condense_memory", "condense_data".
-        seed: Seed of the chapter.
-        path: File of the record; images lie beside it.
-        work: Size of the work.
-    """
+    """Run every method that the record does not hold yet; the record is written after each."""
     record.units |= UNITS
     done = {row["method"] for row in record.table("condensed")}
     left = [m for m in METHODS if TITLES[m] not in done or not images_at(path.parent, m).exists()]
@@ -118,15 +88,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK)
 
 
 def images_of(folder: Path, record: Record) -> dict[str, Tensor]:
-    """The images that each method ended with.
-
-    Args:
-        folder: Of the demo.
-        record: Of the demo.
-
-    Returns:
-        Name of the method -> images, in the order of ``METHODS``; the grey that all began with comes first.
-    """
+    """The images that each method ended with, in the order of ``METHODS``, after the gray that all started from."""
     done = [method for method in METHODS if TITLES[method] in {row["method"] for row in record.table("condensed")}]
     saved = {TITLES[method]: load_tensors(images_at(folder, method)) for method in done}
     first = next(iter(saved.values()))

@@ -24,15 +24,7 @@ def roles(work: Work = WORK) -> dict[str, Role]:
 
 
 def study_of(record: Record, work: Work = WORK) -> Record:
-    """The first run as the record of ``sparing federate``.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        With the tables that its pictures are made of.
-    """
+    """The first run as the record of ``sparing federate``, with the tables that its pictures are made of."""
     own = Record(question="", settings=work.main, seed=record.seed, environment={})
     for name in TABLES:
         for row in record.table(f"federated_{name}"):
@@ -42,15 +34,7 @@ def study_of(record: Record, work: Work = WORK) -> Record:
 
 
 def rows_of(record: Record, work: Work = WORK) -> list[dict[str, Any]]:
-    """The methods, and FedAvg whose clients draw blocks; bytes that a round sends to the server.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        Rows.
-    """
+    """The methods, and FedAvg whose clients draw blocks; bytes that a round sends to the server."""
     rows = []
     for row in record.table("federated_methods"):
         if row["run"] in ("main", "blocks"):
@@ -81,15 +65,7 @@ def _drawn(work: Work) -> str:
 
 
 def answer(record: Record, work: Work = WORK) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        Accuracy of FedAvg, FedSign and FedDyn, bytes with all blocks and with drawn ones.
-    """
+    """One sentence with its numbers."""
     by = {row["method"]: row for row in rows_of(record, work)}
     mean, sign, dyn = (by[LABELS[name]] for name in ("fedavg", "fedsign", "feddyn"))
     few = by[f"{LABELS['fedavg']}, {_drawn(work)}"]
@@ -102,15 +78,7 @@ def answer(record: Record, work: Work = WORK) -> str:
 
 
 def numbers(record: Record, work: Work = WORK) -> tuple[Number, Number, Number]:
-    """Accuracies and bytes.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        Three.
-    """
+    """Accuracies and bytes."""
     by = {row["method"]: row for row in rows_of(record, work)}
     mean, sign, control = (by[LABELS[name]] for name in ("fedavg", "fedsign", "own-sign"))
     few = by[f"{LABELS['fedavg']}, {_drawn(work)}"]
@@ -177,15 +145,7 @@ def details(record: Record, work: Work = WORK) -> Section:
 
 
 def chapter(record: Record, work: Work = WORK) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     (data,) = study_of(record, work).table("data")
     settings = work.main
     drawn = settings.schedule().participants(data["clients"])

@@ -22,20 +22,11 @@ from sparing.report import Progress, Record
 if TYPE_CHECKING:
     from torch import nn
 
-ARMS = ("full", "LISA", "LISA, embedding frozen", "LoRA")
-"""The contenders, in the order of every table and picture."""
+ARMS = ("full", "LISA", "LISA, embedding frozen", "LoRA")  # in the order of every table and picture
 
 
 def method_of(arm: str, model: nn.Module) -> Method:
-    """What trains in an arm; a head that shares the embedding's weights is frozen with it.
-
-    Args:
-        arm: One of ``ARMS``.
-        model: The model, asked only whether its head is tied.
-
-    Returns:
-        The method.
-    """
+    """What trains in an arm; a head that shares the embedding's weights is frozen with it."""
     if arm == "full":
         return Full()
     if arm == "LoRA":
@@ -49,12 +40,9 @@ def method_of(arm: str, model: nn.Module) -> Method:
 class Arm:
     """One contender on its materials."""
 
-    name: str
-    """One of ``ARMS``."""
+    name: str  # one of ``ARMS``
     materials: Materials
-    """Model and text."""
-    seed: int
-    """Seed of order, draws and dropout."""
+    seed: int  # of order, draws and dropout
 
     def training(self, model: nn.Module, lr: float, *, trial: bool) -> Training:
         """The settings of a run: short for a trial of a learning rate, whole otherwise."""
@@ -68,15 +56,7 @@ class Arm:
 
 
 def try_rate(arm: Arm, lr: float) -> float:
-    """Train a fresh model for a few steps and return its development loss.
-
-    Args:
-        arm: The contender.
-        lr: Learning rate to try.
-
-    Returns:
-        Loss on the development rows (nat/token); infinite if it diverged.
-    """
+    """Train a fresh model for a few steps; its development loss (nat/token), infinite if it diverged."""
     model, _ = arm.materials.load()
     try:
         fit(model, arm.materials.train, arm.training(model, lr, trial=True), label="")
@@ -86,16 +66,7 @@ def try_rate(arm: Arm, lr: float) -> float:
 
 
 def sweep(arm: Arm, record: Record, bar: Progress) -> float:
-    """Try every learning rate of an arm; the test rows are not looked at.
-
-    Args:
-        arm: The contender.
-        record: Gets table "sweep".
-        bar: Advanced once a rate.
-
-    Returns:
-        The rate of least development loss; a single one is taken untried.
-    """
+    """The learning rate of least development loss; a single one is taken untried. Test rows are not looked at."""
     losses: dict[float, float] = {}
     tried = arm.materials.rates[arm.name]
     if len(tried) == 1:
@@ -108,13 +79,7 @@ def sweep(arm: Arm, record: Record, bar: Progress) -> float:
 
 
 def whole_run(arm: Arm, lr: float, record: Record) -> None:
-    """Train an arm at its rate and write its curve, bytes, speed and samples.
-
-    Args:
-        arm: The contender.
-        lr: The rate its sweep picked.
-        record: Gets tables "curve", "memory", "switches", "samples" and one row of "arms".
-    """
+    """Train an arm at its rate and write its curve, bytes, speed and samples."""
     made = arm.materials
     model, tokenizer = made.load()
     training = arm.training(model, lr, trial=False)
@@ -154,14 +119,7 @@ def left(record: Record) -> list[str]:
 
 
 def run_chapter(materials: Materials, record: Record, *, seed: int, path: Path) -> None:
-    """Run every arm that the record does not hold yet; the record is written after each.
-
-    Args:
-        materials: Model and text.
-        record: Filled in place.
-        seed: Seed of the chapter.
-        path: File of the record.
-    """
+    """Run every arm that the record does not hold yet; the record is written after each."""
     unchanged(record, "materials", materials.title)
     if not record.table("materials"):
         record.add("materials", name=materials.title, licence=materials.licence)

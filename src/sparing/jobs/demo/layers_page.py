@@ -31,14 +31,7 @@ FROZEN: Final = "LISA, embedding frozen"
 
 
 def rows_of(record: Record) -> list[dict[str, Any]]:
-    """Rows of the methods, with how many times faster than full fine-tuning a step was.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Rows.
-    """
+    """Rows of the methods, with how many times faster than full fine-tuning a step was."""
     rows = record.table("arms")
     full = next(row["seconds_per_step"] for row in rows if row["method"] == "full")
     return [row | {"faster": full / row["seconds_per_step"]} for row in rows]
@@ -55,14 +48,7 @@ def off(record: Record) -> float:
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Losses and bytes of full fine-tuning and LISA.
-    """
+    """One sentence with its numbers: losses and bytes."""
     by = by_method(record)
     held = {method: format_number(row["peak_measured"], "B") for method, row in by.items()}
     loss = {method: format_number(row["loss_after"]) for method, row in by.items()}
@@ -74,14 +60,7 @@ def answer(record: Record) -> str:
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """Bytes, loss, and how well the bytes were foretold.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three.
-    """
+    """Bytes, loss, and how well the bytes were predicted."""
     by, note = by_method(record), once(record.seed)
     full, lisa, frozen = by["full"], by["LISA"], by[FROZEN]
     saved = 100 * (1 - frozen["peak_measured"] / full["peak_measured"])
@@ -205,15 +184,7 @@ def details(record: Record) -> Section:
 
 
 def chapter(record: Record, scale: Scale) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        scale: Of its runs.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     name = record.table("materials")[0]["name"]
     steps = max(row["step"] for row in record.table("curve"))
     tuned = "each at the best of three learning rates" if scale == "small" else "at rates that are not tuned"

@@ -30,22 +30,14 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-NAME: Final = "overview"
-"""Of both files, without what follows the dot."""
+NAME: Final = "overview"  # of both files, without what follows the dot
 
 _TEXT, _SMALL = 9.0, 8.0
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def shown(record: Record) -> dict[str, list[dict[str, Any]]]:
-    """The numbers of the picture.
-
-    Args:
-        record: Of a demo with all six chapters.
-
-    Returns:
-        Rows by chapter.
-    """
+    """The numbers of the picture, by chapter."""
     scale = record.settings["scale"]
     study = transfer_page.study_of(record, TRANSFER[scale])
     main = federated_page.study_of(record, FEDERATE[scale])
@@ -63,12 +55,7 @@ def shown(record: Record) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_overview(record: Record, folder: Path) -> None:
-    """Write the picture and its numbers.
-
-    Args:
-        record: Of a demo with all six chapters.
-        folder: Of the demo.
-    """
+    """Write the picture and its numbers, of a demo with all six chapters."""
     rows = shown(record)
     told = {"settings": record.settings, "seed": record.seed, "environment": dict(record.environment), "rows": rows}
     write_whole(folder / f"{NAME}.json", json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -76,15 +63,7 @@ def write_overview(record: Record, folder: Path) -> None:
 
 
 def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor]) -> Figure:
-    """Six small pictures in one.
-
-    Args:
-        rows: What ``shown`` returned.
-        images: Condensed images by method, shape (10, channels, side, side).
-
-    Returns:
-        The picture.
-    """
+    """Six small pictures in one."""
     panels: list[Callable[[Axes, Canvas], None]] = [
         lambda axes, canvas: _memory(axes, canvas, rows["memory"]),
         lambda axes, canvas: _condense(axes, canvas, rows["condense"], images),

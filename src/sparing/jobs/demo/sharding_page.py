@@ -19,8 +19,7 @@ UNITS: Final = {
     "held": "B", "predicted_held": "B", "sent_intra": "B", "predicted_intra": "B", "sent_inter": "B",
     "predicted_inter": "B", "seconds": "s", "predicted_seconds": "s", "guideline": "s", "loss": "nat/byte",
 }  # fmt: skip
-NOT_COMPARED: Final = ("NNN", "NNI", "NNG", "INI", "ING", "GIG", "GNG")
-"""Plans that the paper's main comparison leaves out."""
+NOT_COMPARED: Final = ("NNN", "NNI", "NNG", "INI", "ING", "GIG", "GNG")  # by the paper's main comparison
 
 
 def rows_of(record: Record) -> list[dict[str, Any]]:
@@ -48,14 +47,7 @@ def exact(record: Record) -> bool:
 
 
 def planned(record: Record) -> str:
-    """What fits on the paper's cluster, in a sentence.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        How many plans fit, and the fastest of them.
-    """
+    """What fits on the paper's cluster, in a sentence."""
     full = case_of(record, "65B, full")
     fitting = [row for row in full.values() if row["fits"]]
     best = min(fitting, key=lambda row: row["seconds"])
@@ -67,14 +59,7 @@ def planned(record: Record) -> str:
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        What the processes here sent and held; without them, what fits on the paper's cluster.
-    """
+    """One sentence: what the processes here sent and held; without them, what fits on the paper's cluster."""
     runs = {str(row["plan"]): row for row in rows_of(record)}
     if not {"IIG", "NNN", "GGG"} <= runs.keys():
         return planned(record)
@@ -88,14 +73,7 @@ def answer(record: Record) -> str:
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """Speed, bytes, and what fits.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three; the planner's own where no process could be started.
-    """
+    """Speed, bytes, and what fits; the planner's own where no process could be started."""
     full = case_of(record, "65B, full")
     fitting = sum(row["fits"] for row in full.values())
     fits = Number(
@@ -253,15 +231,7 @@ def details(record: Record) -> Section:
 
 
 def chapter(record: Record, work: Work) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     here = (
         f"Four processes of this machine then train a small net by {len(work.plans)} plans, with links between two "
         "groups held back."

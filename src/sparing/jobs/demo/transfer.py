@@ -29,21 +29,12 @@ WORKS: Final[Mapping[Scale, Transfer]] = {
     "small": WORK,
     "tiny": replace(WORK, widths=(128,), base_width=64, densities=(1.0, 0.125), rates=(-10, -8, -6, -4), steps=40),
 }
-"""By the scale of the demo."""
 
-SAVED_EVERY: Final = 10
-"""Runs between two writes of the record (count)."""
+SAVED_EVERY: Final = 10  # runs between two writes of the record (count)
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Transfer = WORK) -> None:
-    """Do the runs that the record does not hold yet; without scikit-learn the chapter is left out.
-
-    Args:
-        record: Filled in place: tables "transfer_runs", "coordinates" and "slopes".
-        seed: Seed of weights, masks and batches.
-        path: File of the record.
-        work: Size of the work.
-    """
+    """Do the runs that the record does not hold yet; without scikit-learn the chapter is omitted."""
     have = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in record.table("transfer_runs")}
     left = [cell for cell in cells(work) if (*cell.params.values(),) not in have]
     if not left and record.table("coordinates"):

@@ -32,28 +32,19 @@ LOG = logging.getLogger("sparing.demo")
 class Work:
     """Size of the chapter."""
 
-    data: str = "fashion-mnist"
-    """Images; scikit-learn's digits stand in where they cannot be had."""
-    start: int = 6000
-    """Images that every net begins with (count)."""
-    half: int = 2000
-    """Images of each half that a net is then tuned on (count)."""
-    rows: int = 1000
-    """Test images that everything is measured on (count)."""
-    widths: tuple[int, ...] = (8, 16, 32)
-    """Channels of the units of the net (count)."""
-    training: Training = field(default_factory=lambda: Training(epochs=6))
-    """From a random start."""
-    tuning: Training = field(default_factory=lambda: Training(epochs=3, rate=0.02))
-    """On a half."""
+    data: str = "fashion-mnist"  # scikit-learn's digits stand in where it cannot be fetched
+    start: int = 6000  # images that every net begins with (count)
+    half: int = 2000  # images of each half that a net is then tuned on (count)
+    rows: int = 1000  # test images that everything is measured on (count)
+    widths: tuple[int, ...] = (8, 16, 32)  # channels of the units of the net (count)
+    training: Training = field(default_factory=lambda: Training(epochs=6))  # from a random start
+    tuning: Training = field(default_factory=lambda: Training(epochs=3, rate=0.02))  # on a half
     scan: Settings = field(default_factory=lambda: Settings(checkpoint="demo", points=11, draws=5))
     """Points and draws of a curve."""
-    positions: int = 11
-    """Points of a line between two nets (count)."""
+    positions: int = 11  # points of a line between two nets (count)
 
 
-WORK: Final = Work()
-"""A minute on two cores."""
+WORK: Final = Work()  # a minute on two cores
 
 WORKS: Final[Mapping[Scale, Work]] = {
     "small": WORK,
@@ -62,7 +53,6 @@ WORKS: Final[Mapping[Scale, Work]] = {
         scan=Settings(checkpoint="demo", points=7, draws=2),
     ),
 }  # fmt: skip
-"""By the scale of the demo."""
 
 ASKS: Final = (Ask("gaussian", 0.0), Ask("gaussian", 1.0))
 PAIRS: Final = {"one start": ("tuned-a", "tuned-b"), "two random starts": ("other-a", "other-b")}
@@ -77,17 +67,11 @@ class Stage:
     """What the chapter works on."""
 
     work: Work
-    """Its size."""
-    name: str
-    """Of the images."""
-    start: Pair
-    """Inputs and labels that every net begins with."""
-    halves: dict[str, Pair]
-    """Those of the two halves, by letter."""
+    name: str  # of the images
+    start: Pair  # inputs and labels that every net begins with
+    halves: dict[str, Pair]  # those of the two halves, by letter
     evaluate: Classification
-    """The measure."""
     seed: int
-    """Of everything."""
 
     @property
     def calibrate(self) -> list[Tensor]:
@@ -96,18 +80,7 @@ class Stage:
 
 
 def stage(work: Work, seed: int) -> Stage:
-    """Load the images and cut them.
-
-    Args:
-        work: How many of each.
-        seed: Of the chapter.
-
-    Returns:
-        Fashion-MNIST, or the digits of scikit-learn where it cannot be had.
-
-    Raises:
-        UserError: If neither can be had.
-    """
+    """Load and cut Fashion-MNIST, or the digits of scikit-learn where it cannot be fetched."""
     wanted, name = work.start + 2 * work.half, work.data
     try:
         train_part, test = image_rows(name, rows=work.rows, calibration=wanted)
@@ -124,15 +97,7 @@ def stage(work: Work, seed: int) -> Stage:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """File of a net.
-
-    Args:
-        folder: Of the demo.
-        name: Of the net.
-
-    Returns:
-        Its path.
-    """
+    """File of a net."""
     return folder / f"valley-{name}.safetensors"
 
 
@@ -149,15 +114,9 @@ def _fresh(on: Stage, seed: int) -> Vgg:
 
 
 def recipes(on: Stage, load: Callable[[str], Vgg]) -> dict[str, Callable[[], Vgg]]:
-    """How each net comes about, in order; every one sees as many images in as many steps.
+    """How each net is made, in order; every one sees as many images in as many steps.
 
-    Args:
-        on: Images and sizes.
-        load: Gives a net that was made before.
-
-    Returns:
-        Name -> maker. "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" have a start
-        of their own.
+    "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" have a start of their own.
     """
 
     def tuned(net: Vgg, letter: str) -> Vgg:
@@ -173,16 +132,7 @@ def recipes(on: Stage, load: Callable[[str], Vgg]) -> dict[str, Callable[[], Vgg
 
 
 def train_all(on: Stage, record: Record, path: Path) -> Callable[[str], Vgg]:
-    """Train the nets that the record does not know yet.
-
-    Args:
-        on: Images and sizes.
-        record: Receives a row of "valley_nets" each; written after each.
-        path: File of the record; the nets lie beside it.
-
-    Returns:
-        Name -> the net, read from its file.
-    """
+    """Train the nets that the record does not hold yet, each saved when done; returns what reads one from its file."""
 
     def load(name: str) -> Vgg:
         net = _net(on)
@@ -203,14 +153,7 @@ def train_all(on: Stage, record: Record, path: Path) -> Callable[[str], Vgg]:
 
 
 def scan_start(on: Stage, record: Record, path: Path, net: Vgg) -> None:
-    """Walk from the common start along noise as drawn and with the weights' signs.
-
-    Args:
-        on: Images and sizes.
-        record: Receives tables "valley_model", "valley_curves" and "valley_values"; written once, at the end.
-        path: File of the record.
-        net: The start.
-    """
+    """Walk from the common start along noise as drawn and with the weights' signs."""
     if record.table("valley_curves"):
         return
     own = Record(question="", settings=on.work.scan, seed=on.seed, environment={})
@@ -227,15 +170,7 @@ def scan_start(on: Stage, record: Record, path: Path, net: Vgg) -> None:
 
 
 def merge_pair(on: Stage, record: Record, path: Path, pair: str, load: Callable[[str], Vgg]) -> None:
-    """Predict the gap of a pair's average, then measure it and the line between the two.
-
-    Args:
-        on: Images and sizes.
-        record: Receives a row of "valley_merges" and rows of "valley_lines".
-        path: File of the record.
-        pair: Name of the pair.
-        load: Gives a net.
-    """
+    """Predict the gap of a pair's average, then measure it and the line between the two."""
     if pair in {row["pair"] for row in record.table("valley_merges")}:
         return
     first, second = (load(name) for name in PAIRS[pair])
@@ -260,15 +195,7 @@ def merge_pair(on: Stage, record: Record, path: Path, pair: str, load: Callable[
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK) -> None:
-    """Do what the record does not hold yet; without images the chapter is left out.
-
-    Args:
-        record: Filled in place: tables "valley_data", "valley_nets", those of the scan, "valley_merges" and
-            "valley_lines".
-        seed: Of weights, rows and noise.
-        path: File of the record; nets lie beside it.
-        work: Size of the work.
-    """
+    """Do what the record does not hold yet; without images the chapter is omitted."""
     if len(record.table("valley_merges")) == len(PAIRS):
         return
     try:

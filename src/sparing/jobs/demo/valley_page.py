@@ -18,14 +18,7 @@ UNITS: Final = {
 
 
 def rows_of(record: Record) -> list[dict[str, Any]]:
-    """The pairs, shares in per cent.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Rows.
-    """
+    """The pairs, shares in percent."""
     shares = {*UNITS, "predicted_low", "predicted_high"}
     rows = [
         row | {"error_members": (row["error_a"] + row["error_b"]) / 2, "verdict": row.get("verdict")}
@@ -59,14 +52,7 @@ def _forecast(row: dict[str, Any]) -> str:
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Both gaps, both predictions, both indices.
-    """
+    """One sentence with its numbers."""
     raw, consistent = (hundredths(index_of(row, "error")) for row in record.table("valley_curves"))
     told = []
     for row in rows_of(record):
@@ -79,14 +65,7 @@ def answer(record: Record) -> str:
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """Both gaps and the index.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three.
-    """
+    """Both gaps and the index."""
     note = once(record.seed, "n = 1 pair")
     same, other = rows_of(record)
     curve = record.table("valley_curves")[1]
@@ -137,14 +116,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def line_figure(record: Record) -> Figure:
-    """Error on the straight line between two nets, a line a pair.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        The picture.
-    """
+    """Error on the straight line between two nets, a line a pair."""
     rows = [row | {"error": 100 * row["error"]} for row in record.table("valley_lines")]
     gaps = {row["pair"]: row["gap"] for row in rows_of(record)}
     worst = max(gaps, key=lambda pair: gaps[pair])
@@ -175,14 +147,7 @@ def details(record: Record) -> Section:
 
 
 def chapter(record: Record) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     data = record.table("valley_data")[0]
     start, half, rows = (f"{data[name]:,}" for name in ("start", "half", "rows"))
     return Chapter(

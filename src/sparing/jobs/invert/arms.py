@@ -28,31 +28,16 @@ Phi = Mapping[str, Tensor]
 class Arm:
     """What the outer loop needs to know of a way."""
 
-    coefficient: Coefficient
-    """From p to ν."""
+    coefficient: Coefficient  # from p to ν
+    method: Any  # estimates the hypergradient
+    problem: Callable[[Any], hg.Bilevel | hg.BlackBox]  # from what an outer step left to the next (weights, or None)
 
-    method: Any
-    """How the hypergradient is estimated."""
-
-    problem: Callable[[Any], hg.Bilevel | hg.BlackBox]
-    """The two-level problem, given the state that an outer step left to the next (weights of a network, or None)."""
-
-    begin: Callable[[int], Any]
-    """That state before the first step, by seed."""
-
-    solution: Callable[[Tensor, Any], Array]
-    """u on the judging grid, shape (512, grid), from p and the state."""
+    begin: Callable[[int], Any]  # that state before the first step, by seed
+    solution: Callable[[Tensor, Any], Array]  # u on the judging grid, (512, grid), from p and that state
 
 
 def law(settings: Settings) -> Law:
-    """The law of directions as a value.
-
-    Args:
-        settings: ``law``.
-
-    Returns:
-        It.
-    """
+    """The law of directions as a value."""
     laws: dict[str, Law] = {"rademacher": Rademacher(), "orthonormal": Orthonormal(), "hadamard": Hadamard()}
     return laws[settings.law]
 
@@ -60,12 +45,7 @@ def law(settings: Settings) -> Law:
 def black_box(settings: Settings, data: Data) -> hg.BlackBox:
     """The inverse problem around the solver: φ = {"p"}, u = the solution where it was observed.
 
-    Args:
-        settings: Equation, grid, tolerance, parameter, penalty.
-        data: The observations.
-
-    Returns:
-        The loss mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
+    Loss: mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
     """
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
     look = interpolation(settings.points, data.where).T
@@ -83,15 +63,7 @@ def black_box(settings: Settings, data: Data) -> hg.BlackBox:
 
 
 def numerical(settings: Settings, data: Data) -> Arm:
-    """The solver's arm.
-
-    Args:
-        settings: Of the run.
-        data: The observations.
-
-    Returns:
-        Central differences along random directions, exact outer part.
-    """
+    """The solver's arm: central differences along random directions, exact outer part."""
     problem = black_box(settings, data)
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
 
@@ -109,15 +81,7 @@ def numerical(settings: Settings, data: Data) -> Arm:
 
 
 def network(settings: Settings, data: Data) -> Arm:
-    """The network's arm; its weights are carried from one outer step to the next, their tangents are not.
-
-    Args:
-        settings: Of the run.
-        data: The observations.
-
-    Returns:
-        One direction of forward mode through the inner SGD run; with N = 1 that is exact.
-    """
+    """The network's arm: one direction of forward mode through the inner SGD run, which is exact for one unknown."""
     coefficient = Coefficient(size=0, grid=settings.points, parameter=settings.parameter)
     return Arm(
         coefficient=coefficient,

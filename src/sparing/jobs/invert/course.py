@@ -24,26 +24,13 @@ from sparing.seeds import stream
 class Run:
     """The live state of one run; its tree is what a checkpoint holds."""
 
-    seed: int
-    """Of guess, directions and batches."""
-
-    p: Tensor
-    """The unknowns, float64."""
-
+    seed: int  # of guess, directions and batches
+    p: Tensor  # the unknowns, float64
     adam: torch.optim.Adam
-    """Over ``p``."""
-
-    carried: Any
-    """What an outer step leaves to the next: weights of a network, or None."""
-
-    step: int = 0
-    """Outer steps done (count)."""
-
-    quiet: int = 0
-    """Steps in a row that moved ν by less than ``still`` (count)."""
-
-    seconds: float = 0.0
-    """CPU time of the process so far (seconds), of the outer steps alone."""
+    carried: Any  # what an outer step leaves to the next: weights of a network, or None
+    step: int = 0  # outer steps done (count)
+    quiet: int = 0  # steps in a row that moved ν by less than ``still`` (count)
+    seconds: float = 0.0  # CPU time of the outer steps alone (s)
 
     def tree(self) -> dict[str, Any]:
         """All of it as a nest of tensors and numbers."""
@@ -52,17 +39,7 @@ class Run:
 
 
 def begun(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | None = None) -> Run:
-    """A run at its start, or where a checkpoint left it.
-
-    Args:
-        settings: Equation, outer rate.
-        arm: The way from ν to a solution.
-        seed: Of the run.
-        tree: What ``Run.tree`` gave.
-
-    Returns:
-        The run.
-    """
+    """A run at its start, or where a checkpoint's tree left it."""
     p = arm.coefficient.guess(settings.model, seed) if tree is None else tree["p"].clone()
     adam = torch.optim.Adam([p], lr=settings.rate, betas=settings.memory)
     if tree is None:
@@ -73,33 +50,12 @@ def begun(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | Non
 
 
 def ended(run: Run, settings: Settings) -> bool:
-    """Whether a run has used its steps or stands still.
-
-    Args:
-        run: Of one seed.
-        settings: ``steps``, ``patience``.
-
-    Returns:
-        True once nothing is left to do.
-    """
+    """Whether a run has used its steps or stands still."""
     return run.step >= settings.steps or run.quiet >= settings.patience
 
 
 def advance_(run: Run, settings: Settings, arm: Arm, data: Data) -> dict[str, Any]:
-    """One outer step.
-
-    Args:
-        run: Its ``p``, optimizer and counters change.
-        settings: Rate, steps, stillness.
-        arm: The way from ν to a solution.
-        data: The truth, for the error.
-
-    Returns:
-        The row of this step: loss and ν before it, and the CPU seconds up to its end.
-
-    Raises:
-        RunError: If loss or gradient are not finite.
-    """
+    """One outer step; its row holds loss and ν before it, and the CPU seconds up to its end."""
     start = time.process_time()
     before = arm.coefficient.value(run.p)
     seed = stream(run.seed, "outer", run.step).initial_seed()
@@ -124,17 +80,7 @@ def advance_(run: Run, settings: Settings, arm: Arm, data: Data) -> dict[str, An
 def finish_(
     run: Run, settings: Settings, arm: Arm, data: Data, record: Record, bar: Progress, after: Callable[[Run], None]
 ) -> None:
-    """Take a run to its end.
-
-    Args:
-        run: Of one seed.
-        settings: Of the run.
-        arm: The way from ν to a solution.
-        data: Observations and truth.
-        record: Receives a row of the table "path" each step.
-        bar: Advanced each step; shows ν and loss.
-        after: Called after each step, with the run.
-    """
+    """Take a run to its end, a row of the table "path" each step; ``after`` is called after each."""
     while not ended(run, settings):
         row = advance_(run, settings, arm, data)
         record.add("path", **row)

@@ -24,35 +24,18 @@ from sparing.jobs.invert.spectral import points
 from sparing.report import Progress, Record, print_table
 
 FOUND: Final = "coefficients.safetensors"
-"""File that a run writes beside what every job does."""
 
 UNITS: Final = {"seconds": "s"}
-SHOWN: Final = (0.25, 0.5, 1.0)
-"""Times at which the page compares solutions."""
+SHOWN: Final = (0.25, 0.5, 1.0)  # times at which the page compares solutions
 
 
 def folder_of(settings: Settings) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes.
-    """
+    """The directory of a run."""
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(FOUND,))
 
 
 def judge(run: Run, settings: Settings, arm: Arm, data: Data, record: Record) -> None:
-    """Measure what a finished run has found.
-
-    Args:
-        run: Of one seed.
-        settings: Of the run.
-        arm: The way from ν to a solution.
-        data: The truth.
-        record: Receives rows of "runs", and of "profiles" and "fields" for the page.
-    """
+    """Measure what a finished run has found: rows of "runs", and of "profiles" and "fields" for the page."""
     nu = arm.coefficient.value(run.p).numpy()
     u = arm.solution(run.p, run.carried)
     record.add(
@@ -72,14 +55,7 @@ def judge(run: Run, settings: Settings, arm: Arm, data: Data, record: Record) ->
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """Means and standard deviations (n − 1) over the seeds.
-
-    Args:
-        record: With the table "runs".
-
-    Returns:
-        ``coefficient_error``, ``solution_error``, ``seconds`` and each with ``_sd`` (None for one seed), and n.
-    """
+    """Means over the seeds, and standard deviations (n − 1), which one seed does not have."""
     rows = record.table("runs")
     found: dict[str, float | None] = {}
     for name in ("coefficient_error", "solution_error", "seconds"):
@@ -121,19 +97,7 @@ def _all_seeds(settings: Settings, data: Data, record: Record, tree: dict[str, A
 
 
 def run(settings: Settings) -> Record:
-    """Invert as the command line does.
-
-    Args:
-        settings: All of them.
-
-    Returns:
-        The record, also in OUT/record.jsonl: tables "path" (a row a step), "runs" (a row a seed), "summary",
-        "profiles", "fields", "identified". Beside it the page, and ν by seed in coefficients.safetensors.
-
-    Raises:
-        UserError: If a setting is at fault, a field is not determined, or the directory holds another run.
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-    """
+    """Invert as the command line does; beside the record lie the page, and ν by seed in coefficients.safetensors."""
     folder, mark = folder_of(settings), identity(settings)
     folder.check()
     data = observe(settings)
@@ -153,10 +117,6 @@ def run(settings: Settings) -> Record:
 
 
 def show(record: Record) -> None:
-    """Print the results; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the results; the last line says where the page is."""
     print_table(record.table("runs"), title=record.question, units=record.units)
     tell_page(record)

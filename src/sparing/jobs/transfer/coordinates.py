@@ -12,21 +12,11 @@ from sparing.jobs.transfer.train import LAWS, rule_of
 from sparing.report import Record
 from sparing.scaling.coordinate import Check, coordinate_check
 
-STEPS, LR, EXAMPLES = 5, 2**-8, 128
-"""Optimizer steps, learning rate and examples of the check."""
+STEPS, LR, EXAMPLES = 5, 2**-8, 128  # optimizer steps, learning rate and examples of the check
 
 
 def checked(settings: Transfer, material: Digits, rule: str) -> Check | None:
-    """Check one rule over the densities of the study.
-
-    Args:
-        settings: Of the study.
-        material: What is learnt from.
-        rule: Name of the rule.
-
-    Returns:
-        What was found at the base's width; None with fewer than two densities there.
-    """
+    """Check one rule over the densities of the study at its largest width; None with fewer than two densities."""
     densities = sorted({density for _, density in places(settings)}, reverse=True)
     if len(densities) < 2:
         return None
@@ -43,13 +33,7 @@ def checked(settings: Transfer, material: Digits, rule: str) -> Check | None:
 
 
 def add_coordinates(record: Record, settings: Transfer, material: Material) -> None:
-    """Put the sizes of layers over density into the record, for each rule.
-
-    Args:
-        record: Gets a table "coordinates" with a row per rule, layer and density after the last step, and "slopes".
-        settings: Of the study.
-        material: What is learnt from; only the net is checked.
-    """
+    """Put layer sizes after the last step, and their slopes over density, into the record, rule by rule."""
     if not (settings.coordinates and isinstance(material, Digits)):
         return
     for rule in settings.rules:

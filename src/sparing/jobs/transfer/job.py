@@ -33,47 +33,22 @@ UNITS = {
 
 
 NAMES = {"lr": "learning rate", "std": "initial scale"}
-"""What is swept, in words."""
 
 
 def folder_of(settings: Transfer) -> Folder:
-    """The directory of a study.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        Where it writes.
-    """
+    """The directory of a study."""
     names = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCKS)
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names, shared=True)
 
 
 def identity(settings: Transfer) -> dict[str, Any]:
-    """What makes two runs of a study the same, whichever of them are wanted.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        Plain values by name of the setting.
-    """
+    """What makes two runs of a study the same, whichever of its cells are wanted."""
     mark = folder.identity(settings, harmless=GROWS)
     return mark | ({"rates": list(settings.rates[:1])} if settings.axis == "std" else {})
 
 
 def work_(settings: Transfer, study: Study, material: Material, wanted: Sequence[Cell]) -> None:
-    """Claim and do runs until nobody needs to.
-
-    Args:
-        settings: Of the study.
-        study: Changed.
-        material: What is learnt from.
-        wanted: All runs.
-
-    Raises:
-        StoppedError: After SIGINT or SIGTERM, once the run under way is finished.
-    """
+    """Claim and do runs until none is left; at a signal, stop once the run under way is finished."""
     done = len(study.results(wanted))
     with patient() as signals, Progress("transfer", total=len(wanted), unit="run", resume_at=done) as bar:
         while (claimed := study.claim(wanted) or _second_look(study, wanted)) is not None:
@@ -97,15 +72,7 @@ def _second_look(study: Study, wanted: Sequence[Cell]) -> tuple[Cell, Any] | Non
 
 
 def run(settings: Transfer) -> Record:
-    """Do a transfer study, or a share of it, as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before all of them are known to work.
-
-    Returns:
-        The record of what is done so far, also in OUT/record.jsonl, with tables "runs", "optima", "transfer",
-        "summary" and "coordinates".
-    """
+    """Do a transfer study, or a share of it, as the command line does; the record is also in OUT/record.jsonl."""
     needed()
     place, mark = folder_of(settings), identity(settings)
     place.check()
@@ -136,11 +103,7 @@ def _told(settings: Transfer, material: Material, results: Mapping[Cell, dict[st
 
 
 def show(record: Record) -> None:
-    """Print the tables of a study on standard output; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the tables of a study on standard output; the last line says where the page is."""
     for name, title in (("optima", "Best rates"), ("transfer", "Drift and regret"), ("summary", "By rule")):
         print_table(record.table(name), title=title, units=record.units)
     tell_page(record)

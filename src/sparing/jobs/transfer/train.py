@@ -29,8 +29,7 @@ BETAS, MOMENTUM = (0.9, 0.95), 0.9
 CALIBRATED_AT, CALIBRATED_FOR = -9.0, 20
 """log2 rate and steps (count) of the run that measures what the spectral rule refers to."""
 
-MARGIN = 0.05
-"""A run whose loss ends this much (nat) above where it began has diverged."""
+MARGIN = 0.05  # a run whose loss ends this much above where it started has diverged (nat)
 
 LAWS: Mapping[MasksName, Law] = {
     "constant-fan-in": ConstantFanIn(),
@@ -53,15 +52,7 @@ class Steps(Protocol):
 
 
 def rule_of(settings: Transfer, name: RuleName) -> Rule:
-    """The rule of a name.
-
-    Args:
-        settings: Give the law of weight decay.
-        name: Which one.
-
-    Returns:
-        The rule.
-    """
+    """The rule of a name, with the study's law of weight decay."""
     if name == "sp":
         return SP()
     kinds: Mapping[str, Callable[..., Rule]] = {
@@ -86,28 +77,14 @@ def method_of(settings: Transfer, density: float) -> Method | None:
 
 
 def factor(step: int, settings: Transfer) -> float:
-    """Share of the peak rate at a step: a linear rise, then a straight line down to ``final``.
-
-    Args:
-        step: From 0.
-        settings: Of the study.
-
-    Returns:
-        Above 0, at most 1.
-    """
+    """Share of the peak rate at a step: a linear rise, then a straight line down to ``final``."""
     warmup = round(settings.warmup * settings.steps)
     share = rate(step, peak=1.0, steps=settings.steps, warmup=warmup, schedule="linear")
     return share if step < warmup else settings.final + (1 - settings.final) * share
 
 
 def rescale_(model: nn.Module, planned: Plan, by: float) -> None:
-    """Multiply the initial hidden weights, before a plan is applied.
-
-    Args:
-        model: Changed.
-        planned: Says which are hidden.
-        by: The factor on σ.
-    """
+    """Multiply the initial hidden weights, before a plan is applied."""
     names = {name for name, entry in planned.entries.items() if entry.role == "hidden"}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -116,19 +93,7 @@ def rescale_(model: nn.Module, planned: Plan, by: float) -> None:
 
 
 def train(settings: Transfer, material: Material, cell: Cell, *, alive: Callable[[], object] = bool) -> dict[str, Any]:
-    """One run.
-
-    Args:
-        settings: Of the study.
-        material: What is learnt from.
-        cell: Which run.
-        alive: Called after every step.
-
-    Returns:
-        loss (mean of the last tenth of the steps, nat), held_out_loss, start (loss of the first step), diverged, steps
-        taken, density (realised over hidden weights) and seconds (CPU, of the whole run); losses that are not finite
-        are None.
-    """
+    """One run to its row: losses in nat, None where not finite; CPU seconds; ``alive`` is called after every step."""
     begin = time.process_time()
     model, masks = prepared(settings, material, cell)
     optimizer = optimizer_of(settings, model, masks, cell)
@@ -144,16 +109,7 @@ def train(settings: Transfer, material: Material, cell: Cell, *, alive: Callable
 
 
 def prepared(settings: Transfer, material: Material, cell: Cell) -> tuple[nn.Module, Masks]:
-    """A model with its masks, scaled by the rule of a cell.
-
-    Args:
-        settings: Of the study.
-        material: Says how many inputs and outputs there are.
-        cell: Which run.
-
-    Returns:
-        Weights and masks are those of the seed, whatever the rule; masks are nested over densities.
-    """
+    """A model with its masks, scaled by the rule of a cell."""
     inputs = material.inputs if isinstance(material, Digits) else 0
     make = partial(build, settings, inputs, material.outputs, seed=cell.seed)
     model = make(width=cell.width)
@@ -172,17 +128,7 @@ def prepared(settings: Transfer, material: Material, cell: Cell) -> tuple[nn.Mod
 
 
 def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Steps:
-    """The optimizer of a run, on the groups of its plan.
-
-    Args:
-        settings: Of the study.
-        model: Scaled.
-        masks: Its masks.
-        cell: Which run.
-
-    Returns:
-        Peak rates stand in its groups.
-    """
+    """The optimizer of a run; peak rates stand in the groups of its plan."""
     lr = 2.0 ** (cell.x if settings.axis == "lr" else settings.rates[0])
     groups = masks.plan.groups(model, lr=lr, weight_decay=settings.weight_decay)
     plain: torch.optim.Optimizer
@@ -201,11 +147,7 @@ def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell)
 def reference_norm(settings: Transfer) -> float:
     """Spectral norm of the plain optimizer's updates in the dense base, so that rates have the same units.
 
-    Args:
-        settings: Of the study; its first seed is taken.
-
-    Returns:
-        Median over hidden layers and the first steps, at a rate of 1 and over √(fan-out/fan-in).
+    Median over hidden layers and the first steps, at a rate of 1 and over √(fan-out/fan-in).
     """
     from sparing.scaling.spectral import Spectral
 
@@ -223,18 +165,7 @@ def reference_norm(settings: Transfer) -> float:
 
 
 def evolution_of(settings: Transfer, cell: Cell, model: nn.Module, masks: Masks, optimizer: Any) -> Any:
-    """What changes the masks of a run, or None.
-
-    Args:
-        settings: Of the study.
-        cell: Which run.
-        model: Scaled.
-        masks: Its masks.
-        optimizer: Its optimizer.
-
-    Returns:
-        Something whose ``step(step)`` follows each optimizer step.
-    """
+    """What changes the masks of a run: its ``step(step)`` follows each optimizer step; or None."""
     method = method_of(settings, cell.density)
     if method is None:
         return None
@@ -253,20 +184,7 @@ def descend_(
     evolution: Any,
     alive: Callable[[], object],
 ) -> list[float]:
-    """All steps of a run, or those until the loss is no number.
-
-    Args:
-        settings: Of the study.
-        material: What is learnt from.
-        cell: Which run.
-        model: Changed.
-        optimizer: Changed.
-        evolution: Of the masks, or None.
-        alive: Called after every step.
-
-    Returns:
-        The loss of each step (nat).
-    """
+    """All steps of a run, or those until the loss is no number; the loss of each (nat)."""
     draws = material.draws(settings.steps, settings.batch, cell.seed)
     losses: list[float] = []
     peaks = [group["lr"] for group in optimizer.param_groups]
@@ -288,15 +206,7 @@ def descend_(
 
 
 def summary(losses: list[float], held_out: float, steps: int) -> dict[str, Any]:
-    """What is kept of a run's losses.
-
-    Args:
-        losses: Of each step taken (nat).
-        held_out: Loss at the end (nat).
-        steps: That were asked for (count).
-
-    Returns:
-        loss, held_out_loss, start, diverged and steps; a loss that is no finite number is None.
+    """What is kept of a run's losses (nat), of ``steps`` that were asked for; one that is not finite is None.
 
     Example:
         >>> summary([2.0, 1.0, float("nan")], float("nan"), 20)
