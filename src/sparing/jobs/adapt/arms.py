@@ -44,7 +44,7 @@ class Arm:
     bottleneck: bool  # whether the run sees φ through ψ
 
 
-def arm(name: Name, settings: Adapt) -> Arm:
+def arm_of(name: Name, settings: Adapt) -> Arm:
     """The arm of a method. RGU is plain reverse over windows of 6 documents, as CaMeLS trains, not truncated over T."""
     depth, sampled = settings.documents, ForwardGradient(directions=settings.directions)
     arms: Sequence[Arm] = (

@@ -61,7 +61,7 @@ def chapters(book: str) -> list[list[str]]:
     return [chapter for chapter in found if chapter]
 
 
-def small_words(book: str) -> frozenset[str]:
+def lowercase_words(book: str) -> frozenset[str]:
     """The words that a book writes in small letters somewhere."""
     return frozenset(WORD.findall(book))
 
@@ -85,7 +85,7 @@ def ask(sentence: str, small: frozenset[str]) -> Question | None:
 
 def documents(book: str, size: Callable[[str], int], *, length: int) -> list[Document]:
     """Pack a book into documents of at most ``length`` tokens, in order, also those without a question."""
-    small, packed = small_words(book), []
+    small, packed = lowercase_words(book), []
     for chapter in chapters(book):
         packed += _pack(chapter, size, length)
     made = []

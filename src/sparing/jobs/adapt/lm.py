@@ -34,7 +34,7 @@ class _Scored(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Language:
+class LanguageModel:
     """A model, its tokenizer and its weights θ₀; nothing here changes them."""
 
     scored: nn.Module  # gives logits at chosen positions
@@ -63,7 +63,7 @@ class Language:
         return ids
 
 
-def language(model: nn.Module, tokenizer: Any) -> Language:
+def as_functions(model: nn.Module, tokenizer: Any) -> LanguageModel:
     """A live Hugging Face model with a linear head (Llama, GPT-2) as functions of its weights, which are not copied."""
     model.eval()
     model.set_attn_implementation("eager")  # type: ignore[operator]
@@ -74,12 +74,12 @@ def language(model: nn.Module, tokenizer: Any) -> Language:
     start = tokenizer.eos_token_id if start is None else start
     why = f"the model knows {known} tokens, and texts would begin with token {start}"
     require(start is not None and start < known, "model", type(tokenizer).__name__, why, _OWN)
-    return Language(_Scored(model), theta, tokenizer, int(start), known)
+    return LanguageModel(_Scored(model), theta, tokenizer, int(start), known)
 
 
-def open_language(path: Path) -> Language:
+def load_language_model(path: Path) -> LanguageModel:
     """Load a model and its tokenizer from a directory, in float32 on the CPU."""
-    return language(load_model(path, dtype=torch.float32), load_tokenizer(path))
+    return as_functions(load_model(path, dtype=torch.float32), load_tokenizer(path))
 
 
 def padded(texts: Sequence[Tensor]) -> Tensor:

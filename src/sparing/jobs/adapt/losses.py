@@ -11,26 +11,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparing.jobs.adapt.lm import Language, Theta, padded, positions
-from sparing.jobs.adapt.materials import Asked
+from sparing.jobs.adapt.corpus import Questions
+from sparing.jobs.adapt.lm import LanguageModel, Theta, padded, positions
 
 
-def document_loss(lm: Language, theta: Theta, weights: Tensor, text: Tensor) -> Tensor:
+def document_loss(lm: LanguageModel, theta: Theta, weights: Tensor, text: Tensor) -> Tensor:
     """Mean over t of w_t · NLL_t, the inner loss; ``weights`` (L − 1,) are of all but the start of ``text`` (L,)."""
     cols = torch.arange(len(text) - 1)
     return (weights * lm.nll(theta, text[None], torch.zeros_like(cols), cols)).mean()
 
 
-def answer_loss(lm: Language, theta: Theta, asked: Asked) -> Tensor:
+def answer_loss(lm: LanguageModel, theta: Theta, questions: Questions) -> Tensor:
     """Mean NLL over all answer tokens (nat/token)."""
-    return lm.nll(theta, asked.ids, asked.rows, asked.cols).mean()
+    return lm.nll(theta, questions.ids, questions.rows, questions.cols).mean()
 
 
-def log_probabilities(lm: Language, theta: Theta, texts: Sequence[Tensor]) -> Tensor:
+def log_probabilities(lm: LanguageModel, theta: Theta, texts: Sequence[Tensor]) -> Tensor:
     """Shape (Σ (L_i − 1), V): what a model expects after every token of texts (L_i,)."""
     return torch.log_softmax(lm.logits(theta, padded(texts), *positions(texts)), dim=-1)
 
 
-def divergence(lm: Language, theta: Theta, texts: Sequence[Tensor], before: Tensor) -> Tensor:
+def divergence(lm: LanguageModel, theta: Theta, texts: Sequence[Tensor], before: Tensor) -> Tensor:
     """KL(p_θ₀ ‖ p_θ) on other text (nat/token), mean over tokens; ``before`` is ``log_probabilities`` under θ₀."""
     return (before.exp() * (before - log_probabilities(lm, theta, texts))).sum(dim=-1).mean()

@@ -12,30 +12,30 @@ from collections import Counter
 LEAD = re.compile(r"[A-Z][\w'-]*(?: [A-Z][\w'-]*)*|\d[\d,]*")
 
 
-def normalised(answer: str) -> list[str]:
+def normalized(answer: str) -> list[str]:
     """The words of an answer that count: small letters, no punctuation, no articles.
 
     Example:
-        >>> normalised("The Spanish Hen!")
+        >>> normalized("The Spanish Hen!")
         ['spanish', 'hen']
     """
     plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def exact(given: str, wanted: str) -> float:
+def exact_match(given: str, expected: str) -> float:
     """Exact match, 1.0 or 0.0."""
-    return float(normalised(given) == normalised(wanted))
+    return float(normalized(given) == normalized(expected))
 
 
-def f1(given: str, wanted: str) -> float:
+def f1(given: str, expected: str) -> float:
     """Harmonic mean of precision and recall over words; where either has no words, whether both have none.
 
     Example:
         >>> round(f1("Buster Bear", "the old Bear"), 3)
         0.5
     """
-    left, right = normalised(given), normalised(wanted)
+    left, right = normalized(given), normalized(expected)
     shared = sum((Counter(left) & Counter(right)).values())
     if not left or not right:
         return float(left == right)

@@ -29,7 +29,7 @@ class Delivery(Spread):
         self.store.set(self._sign(self.rank), "yes")
         if self.rank:
             self.leave(weights, run)
-            hear(self.store, self._key("all"), self.timeout * (self.size + 1))
+            wait_for_first(self.store, self._key("all"), self.timeout * (self.size + 1))
         return super().exchange(weights, count, run)
 
     def missing(self) -> list[int]:
@@ -40,7 +40,7 @@ class Delivery(Spread):
         return f"delivered/{self.key}/{rank}"
 
 
-def hear(store: Any, key: str, seconds: float) -> str:
+def wait_for_first(store: Any, key: str, seconds: float) -> str:
     """Wait at most ``seconds`` for what the first leaves; raise if it fails, is interrupted or is gone."""
     until, pause = time.monotonic() + seconds, 0.001
     words, word = "it left nothing", None

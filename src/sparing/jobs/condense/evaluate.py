@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sparing import hypergrad as hg
-from sparing.jobs.condense.course import Course, training
-from sparing.jobs.condense.material import Pair, floats
-from sparing.jobs.condense.net import Weights, initial, logits
+from sparing.jobs.condense.inputs import Pair, floats
+from sparing.jobs.condense.net import Weights, init_weights, logits
+from sparing.jobs.condense.state import TrainState, inner_problem
 from sparing.seeds import stream
 
 AT_ONCE = 500  # real images judged at once (count): what stays in a processor's cache
@@ -24,11 +24,11 @@ def accuracy(weights: Weights, real: Pair) -> float:
     return 100 * float((torch.cat(parts) == labels).double().mean())
 
 
-def fresh_net(course: Course, images: Tensor, number: int) -> Weights:
+def fresh_net(state: TrainState, images: Tensor, number: int) -> Weights:
     """Train a net that the outer loop has not seen; the same number is the same start for every method and seed."""
-    settings = course.settings
-    start = initial(course.shape, stream(0, "condense", "judge", number))
-    run = training(settings, course.labels, start, steps=settings.eval_steps, lr=settings.eval_lr)
+    settings = state.settings
+    start = init_weights(state.shape, stream(0, "condense", "judge", number))
+    run = inner_problem(settings, state.labels, start, steps=settings.eval_steps, lr=settings.eval_lr)
     weights: Any = hg.solve(hg.Bilevel(outer=_no_outer, **run), {"images": images})
     return {name: weight.detach() for name, weight in weights.items()}
 
@@ -37,8 +37,8 @@ def _no_outer(theta: Weights, phi: dict[str, Tensor]) -> Tensor:
     return theta["linear.bias"].sum() * 0
 
 
-def judged(course: Course, images: Tensor, *, nets: int, first: int = 0, most: int | None = None) -> list[float]:
+def accuracies(state: TrainState, images: Tensor, *, nets: int, first: int = 0, most: int | None = None) -> list[float]:
     """Accuracy (%) of fresh nets on the real images that the settings name, or on the first ``most`` of them."""
-    real = course.material.test if course.settings.judge == "test" else course.material.held_out
+    real = state.inputs.test if state.settings.judge == "test" else state.inputs.held_out
     real = (real[0][:most], real[1][:most])
-    return [accuracy(fresh_net(course, images, number), real) for number in range(first, first + nets)]
+    return [accuracy(fresh_net(state, images, number), real) for number in range(first, first + nets)]

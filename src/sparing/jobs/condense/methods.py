@@ -1,4 +1,4 @@
-"""Which value of the hypergradient room a setting means, at which outer step, and how each is drawn."""
+"""Which hypergradient method a setting means, at which outer step, and how each is drawn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PAPER: Final = {
 SOURCE: Final = "Shen et al. 2024, Table 1"
 
 
-def simple(settings: Condense) -> Any:
+def build_method(settings: Condense) -> Any:
     """The method of a run that has one; of a two-phase run, the second."""
     makers: dict[str, Callable[[], Any]] = {
         "truncated": lambda: Truncated(steps=min(settings.truncate, settings.unroll)),
@@ -66,7 +66,7 @@ def simple(settings: Condense) -> Any:
 
 def schedule(settings: Condense, turn: int) -> Callable[[int], Any]:
     """The method of each outer step; ``turn`` is where the second phase of a two-phase run begins."""
-    second = simple(settings)
+    second = build_method(settings)
     if settings.method != "two-phase" or turn == 0:
         return lambda step: second
     return hg.phases((HessianFree(), turn), (second, None))

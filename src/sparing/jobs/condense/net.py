@@ -47,7 +47,7 @@ class Shape:
         return sum(math.prod(shape) for shape in self.parameters.values())
 
 
-def initial(shape: Shape, generator: torch.Generator) -> Weights:
+def init_weights(shape: Shape, generator: torch.Generator) -> Weights:
     """Fresh float32 weights: matrices normal with variance 1 / inputs, scales 1, the rest 0."""
     return {name: _drawn(name, size, generator) for name, size in shape.parameters.items()}
 

@@ -5,7 +5,7 @@ through the inner run and leaves one number for each; from all numbers every pro
 first writes, prints and judges. One that is lost is waited for once; its directions of that step are left out, and from
 the next step on the others take them.
 
-with crew(settings) as ranks:              # of one process: nothing is met and nothing travels
+with join_ranks(settings) as ranks:        # of one process: nothing is met and nothing travels
     ranks.begin_step(0, images)            # all go on together, or learn why not
     method = ranks.shared(method)          # with a place to leave weights
     ...
@@ -30,7 +30,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a bui
 
 from sparing.errors import RunError, require
 from sparing.hypergrad.forward import ForwardGradient
-from sparing.jobs.condense.delivery import OVER, Delivery, hear
+from sparing.jobs.condense.delivery import OVER, Delivery, wait_for_first
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.roll import first_line, of_network
@@ -52,13 +52,13 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
-class Crew:
+class Ranks:
     """The processes of a run as one of them sees them; without a mesh there is one."""
 
     mesh: Mesh | None = None  # all processes, which meet before the first step and never after
     store: Any = None  # what they share, apart from other runs
     living: list[int] = field(default_factory=list)  # by first rank; directions are shared out by place in this list
-    step: int = -1  # outer step that was begun last
+    step: int = -1  # outer step started last
     spread: Delivery | None = None  # of that step
 
     @property
@@ -99,7 +99,7 @@ class Crew:
         if self.mesh is not None:
             agree(self.mesh, facts, "run")
 
-    def told(self, *numbers: int) -> list[int]:
+    def broadcast(self, *numbers: int) -> list[int]:
         """Numbers of the first process, on all."""
         if self.mesh is None:
             return list(numbers)
@@ -117,7 +117,7 @@ class Crew:
         if self.first:
             self.store.set(f"step/{step}", json.dumps({"living": self.living, "images": mark}))
         else:
-            self._follow(json.loads(hear(self.store, f"step/{step}", PATIENCE)), mark)
+            self._follow(json.loads(wait_for_first(self.store, f"step/{step}", PATIENCE)), mark)
         places = {"rank": self.living.index(self.rank), "size": len(self.living)}
         self.spread = Delivery(store=self.store, key=str(step), timeout=DELIVERY, **places)
 
@@ -132,11 +132,11 @@ class Crew:
         self.living = word["living"]
 
     def shared(self, method: Any) -> Any:
-        """A method with its directions shared out, in the step that was begun."""
+        """A method with its directions shared out, in the step that was started."""
         apart = self.spread is not None and isinstance(method, ForwardGradient)
         return replace(method, spread=self.spread) if apart else method
 
-    def own(self, method: Any) -> Any:
+    def per_rank(self, method: Any) -> Any:
         """What one process does of a method, for measuring it alone: as many directions as it takes at most."""
         if self.mesh is None or not isinstance(method, ForwardGradient):
             return method
@@ -186,11 +186,11 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def crew(settings: Condense) -> Iterator[Crew]:
+def join_ranks(settings: Condense) -> Iterator[Ranks]:
     """Meet the processes that the environment tells of, and part in order."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
-        yield Crew()
+        yield Ranks()
         return
     _check(settings, world)
     started = not dist.is_initialized()
@@ -198,7 +198,7 @@ def crew(settings: Condense) -> Iterator[Crew]:
         join(30.0, backend="gloo")
     mesh = make_mesh(groups=1)
     store = PrefixStore(f"sparing/condense/{next(_RUNS)}", dist.distributed_c10d._get_default_store())
-    made = Crew(mesh, store, list(range(world)))
+    made = Ranks(mesh, store, list(range(world)))
     try:
         yield made
     except BaseException as error:

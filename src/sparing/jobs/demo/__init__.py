@@ -11,10 +11,10 @@ from typing import Final
 
 from sparing.errors import UserError
 from sparing.jobs.demo import condensation, federated, layers, sharding, transfer, valley
-from sparing.jobs.demo.materials import gather
+from sparing.jobs.demo.inputs import gather
 from sparing.jobs.demo.overview import write_overview
 from sparing.jobs.demo.page import finished, show, write_page
-from sparing.jobs.demo.resuming import opened
+from sparing.jobs.demo.resuming import open_record
 from sparing.jobs.demo.settings import NAMES, Name, Settings
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.folder import PAGE, RECORD, Folder
@@ -35,16 +35,16 @@ QUESTION = "What do six methods for training with little save, and what does it 
 
 def _memory(record: Record, settings: Settings, path: Path) -> None:
     """The first chapter; without a model it is left out, unless the model was asked for by name."""
-    if not layers.left(record):
+    if not layers.remaining(record):
         return
     try:
-        materials = gather(settings.source, settings.out, settings.scale)
+        inputs = gather(settings.source, settings.out, settings.scale)
     except UserError as missing:
         if settings.source != "auto":
             raise
         LOG.warning("demo: the chapter on memory is left out (%s)", missing)
         return
-    layers.run_chapter(materials, record, seed=settings.seed, path=path)
+    layers.run_chapter(inputs, record, seed=settings.seed, path=path)
 
 
 def _condense(record: Record, settings: Settings, path: Path) -> None:
@@ -82,7 +82,7 @@ def run(settings: Settings) -> Record:
     place.check()
     kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
     fresh = Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS))
-    record = opened(fresh, place)
+    record = open_record(fresh, place)
     for name in NAMES:
         if name in settings.chapters:
             run_one(name, record, settings, path)
@@ -99,14 +99,14 @@ def run(settings: Settings) -> Record:
 
 def run_one(name: Name, record: Record, settings: Settings, path: Path) -> None:
     """Do what is left of a chapter, and add a row to "chapters" if that was anything."""
-    before, clock, worked = len(record.rows), time.monotonic(), _worked()
+    before, clock, worked = len(record.rows), time.monotonic(), _cpu_seconds()
     CHAPTERS[name](record, settings, path)
     if len(record.rows) > before:
-        record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_worked() - worked)
+        record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_cpu_seconds() - worked)
         record.write(path)
 
 
-def _worked() -> float:
+def _cpu_seconds() -> float:
     """Seconds that the processors worked for this process and for those it has waited for."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system

@@ -48,6 +48,6 @@ class Chapter:
         )  # fmt: skip
 
 
-def once(seed: int | list[int], what: str = "n = 1") -> str:
+def run_note(seed: int | list[int], what: str = "n = 1") -> str:
     """The note under a number: how many runs, and the seed."""
     return f"{what}, seed {seed}"

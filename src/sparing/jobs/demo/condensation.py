@@ -11,13 +11,13 @@ from typing import Final
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.condense.course import Course, begun
+from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_
-from sparing.jobs.condense.material import Material, gather
-from sparing.jobs.condense.methods import TITLES, simple
+from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.outputs import save_images
 from sparing.jobs.condense.settings import Condense, Method
-from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.condense.state import TrainState, start
+from sparing.jobs.demo.resuming import require_unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.typeset import typeset_digits
 from sparing.jobs.disk import load_tensors
@@ -47,7 +47,7 @@ def images_at(folder: Path, method: Method) -> Path:
     return folder / f"condensed-{method}.safetensors"
 
 
-def material() -> Material:
+def load_digits() -> Inputs:
     """MNIST, or digits typeset here where it cannot be fetched."""
     try:
         return gather(WORK.data, held_out=WORK.held_out)
@@ -56,14 +56,14 @@ def material() -> Material:
         return typeset_digits()
 
 
-def one_method(course: Course, folder: Path, method: Method) -> Record:
+def one_method(state: TrainState, folder: Path, method: Method) -> Record:
     """Condense by one method and leave its images on the disk; the record is of this run alone."""
     own, kept = Record(question="", settings={}, seed=0, environment={}), dict[int, Tensor]()
-    value = simple(course.settings)
-    fix_length_(course, own)
-    own.add("memory", method=TITLES[method], peak=bytes_of_a_step(course, value))
-    advance_(course, own, kept, label=f"condense, {TITLES[method]}")
-    save_images(images_at(folder, method), course.images, course.labels, kept)
+    value = build_method(state.settings)
+    fix_length_(state, own)
+    own.add("memory", method=TITLES[method], peak=bytes_of_a_step(state, value))
+    advance_(state, own, kept, label=f"condense, {TITLES[method]}")
+    save_images(images_at(folder, method), state.images, state.labels, kept)
     return own
 
 
@@ -74,13 +74,13 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK)
     left = [m for m in METHODS if TITLES[m] not in done or not images_at(path.parent, m).exists()]
     if not left:
         return
-    real = material()
-    unchanged(record, "condense_data", real.name)
+    real = load_digits()
+    require_unchanged(record, "condense_data", real.name)
     if not record.table("condense_data"):
         record.add("condense_data", name=real.name, classes=" ".join(real.classes))
     for method in left:
-        course = begun(dataclasses.replace(work, method=method, seed=seed), real)
-        own = one_method(course, path.parent, method)
+        state = start(dataclasses.replace(work, method=method, seed=seed), real)
+        own = one_method(state, path.parent, method)
         for name, theirs in TABLES.items():
             for row in own.table(name):
                 record.add(theirs, **row)

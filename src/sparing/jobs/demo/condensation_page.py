@@ -9,7 +9,7 @@ from sparing.jobs.condense.loop import LOOKED
 from sparing.jobs.condense.methods import PAPER, ROLES
 from sparing.jobs.condense.pictures import accuracy_figure, beside_paper, bytes_figure, percent, side_by_side
 from sparing.jobs.condense.settings import Condense
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.condensation import WORK, images_of
 from sparing.report import Figure, Record, Section, Table, format_number
 from sparing.report.page import Number
@@ -47,7 +47,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
 
     def note(row: dict[str, Any]) -> str:
         ends = f", {row['accuracy_low']:.3g} to {row['accuracy_high']:.3g} %" if row["n"] > 1 else ""
-        return once(record.seed, f"{row['n']} fresh net{'s' if row['n'] > 1 else ''}") + ends
+        return run_note(record.seed, f"{row['n']} fresh net{'s' if row['n'] > 1 else ''}") + ends
 
     return (
         Number(
@@ -59,7 +59,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
             label=f"the same with the paper's {OURS}, {ours['steps']} outer steps in equal CPU time",
         ),
         Number(
-            value=format_number(ours["peak"], "B"), note=once(record.seed),
+            value=format_number(ours["peak"], "B"), note=run_note(record.seed),
             label=f"held by a step of {OURS}, however long the run; by {most['method']} reverse "
             f"{format_number(most['peak'], 'B')}",
         ),

@@ -48,8 +48,8 @@ RUNS: Final = ("main", "blocks", "flower")  # folders below the demo's
 def settings_of(run: str, work: Work, seed: int, folder: Path, *, resume: bool = False) -> Settings:
     """What ``sparing federate`` is asked in each run; "embedded" is the one that Flower's is compared with."""
     at = folder / "federated" / run
-    begun = resume and (at / CHECKPOINTS).exists()
-    own = replace(work.main, seed=seed, out=at, resume=begun, overwrite=at.exists() and not begun)
+    interrupted = resume and (at / CHECKPOINTS).exists()
+    own = replace(work.main, seed=seed, out=at, resume=interrupted, overwrite=at.exists() and not interrupted)
     if run == "main":
         return own
     alone = replace(own, method=("fedavg",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.federated import WORK, Work
 from sparing.jobs.federate import figures
 from sparing.jobs.federate.figures import percent, points
@@ -40,24 +40,24 @@ def rows_of(record: Record, work: Work = WORK) -> list[dict[str, Any]]:
         if row["run"] in ("main", "blocks"):
             name = row["method"] if row["run"] == "main" else f"{row['method']}, {_drawn(work)}"
             per = work.main.rounds
-            told = {"up_predicted": row["predicted_up"] / per, "up_counted": row["bytes_up"] / per}
+            parts = {"up_predicted": row["predicted_up"] / per, "up_counted": row["bytes_up"] / per}
             kept = {c: row[c] for c in ("accuracy", "accuracy_low", "accuracy_high", "ssr_global", "norm")}
-            rows.append({"method": name, **kept, **told})
+            rows.append({"method": name, **kept, **parts})
     return rows
 
 
 def _paired(record: Record, work: Work) -> str:
     """How far the methods are from the first one, by the test rows on which the two differ."""
     base = LABELS[work.main.method[0]]
-    told = []
+    parts = []
     for row in study_of(record, work).table("pairs"):
         if base in (row["first"], row["second"]):
             sign = 1 if row["second"] == base else -1
             other = row["first"] if sign == 1 else row["second"]
             p = "p < 0.001" if row["p"] < 0.001 else f"p = {row['p']:.3f}"
-            told.append(f"{other} {points(sign * row['difference'])} ({p})")
+            parts.append(f"{other} {points(sign * row['difference'])} ({p})")
     where = f"Percentage points beside {base} on the same test rows, McNemar's test: "
-    return f"{where}{', '.join(told)}. " if told else ""
+    return f"{where}{', '.join(parts)}. " if parts else ""
 
 
 def _drawn(work: Work) -> str:
@@ -84,7 +84,7 @@ def numbers(record: Record, work: Work = WORK) -> tuple[Number, Number, Number]:
     few = by[f"{LABELS['fedavg']}, {_drawn(work)}"]
     tested = f"{study_of(record, work).table('methods')[0]['n']:,} test rows"
     spread = 50 * (mean["accuracy_high"] - mean["accuracy_low"])
-    note = f"{once(record.seed)}; each ±{spread:.0f} points on {tested}"
+    note = f"{run_note(record.seed)}; each ±{spread:.0f} points on {tested}"
     saved = 100 * (1 - few["up_counted"] / mean["up_counted"])
     return (
         Number(

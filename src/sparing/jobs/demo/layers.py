@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparing.blocks import tied
-from sparing.jobs.demo.materials import Materials
-from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.demo.inputs import Inputs
+from sparing.jobs.demo.resuming import require_unchanged
 from sparing.jobs.finetune.evaluate import continuations
 from sparing.jobs.finetune.loop import fit
 from sparing.jobs.finetune.settings import Full, Method, Training
@@ -41,12 +41,12 @@ class Arm:
     """One contender on its materials."""
 
     name: str  # one of ``ARMS``
-    materials: Materials
+    inputs: Inputs
     seed: int  # of order, draws and dropout
 
     def training(self, model: nn.Module, lr: float, *, trial: bool) -> Training:
         """The settings of a run: short for a trial of a learning rate, whole otherwise."""
-        made = self.materials
+        made = self.inputs
         steps = made.trial if trial else made.steps
         every = 0 if trial else max(2, made.steps // 8)
         return Training(
@@ -57,18 +57,18 @@ class Arm:
 
 def try_rate(arm: Arm, lr: float) -> float:
     """Train a fresh model for a few steps; its development loss (nat/token), infinite if it diverged."""
-    model, _ = arm.materials.load()
+    model, _ = arm.inputs.load()
     try:
-        fit(model, arm.materials.train, arm.training(model, lr, trial=True), label="")
+        fit(model, arm.inputs.train, arm.training(model, lr, trial=True), label="")
     except DivergedError:
         return float("inf")
-    return held_out_loss(model, arm.materials.dev, batch=4)[0]
+    return held_out_loss(model, arm.inputs.dev, batch=4)[0]
 
 
 def sweep(arm: Arm, record: Record, bar: Progress) -> float:
     """The learning rate of least development loss; a single one is taken untried. Test rows are not looked at."""
     losses: dict[float, float] = {}
-    tried = arm.materials.rates[arm.name]
+    tried = arm.inputs.rates[arm.name]
     if len(tried) == 1:
         return tried[0]
     for lr in tried:
@@ -80,7 +80,7 @@ def sweep(arm: Arm, record: Record, bar: Progress) -> float:
 
 def whole_run(arm: Arm, lr: float, record: Record) -> None:
     """Train an arm at its rate and write its curve, bytes, speed and samples."""
-    made = arm.materials
+    made = arm.inputs
     model, tokenizer = made.load()
     training = arm.training(model, lr, trial=False)
     before = continuations(model, tokenizer, made.prompts, max_new_tokens=48) if arm.name == "full" else ()
@@ -112,19 +112,19 @@ def _summary(arm: Arm, lr: float, run: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def left(record: Record) -> list[str]:
+def remaining(record: Record) -> list[str]:
     """The contenders that the record does not hold yet."""
     done = {row["method"] for row in record.table("arms")}
     return [name for name in ARMS if name not in done]
 
 
-def run_chapter(materials: Materials, record: Record, *, seed: int, path: Path) -> None:
+def run_chapter(inputs: Inputs, record: Record, *, seed: int, path: Path) -> None:
     """Run every arm that the record does not hold yet; the record is written after each."""
-    unchanged(record, "materials", materials.title)
+    require_unchanged(record, "materials", inputs.title)
     if not record.table("materials"):
-        record.add("materials", name=materials.title, licence=materials.licence)
-    open_arms = [Arm(name=name, materials=materials, seed=seed) for name in left(record)]
-    trials = sum(len(tried) for arm in open_arms if len(tried := materials.rates[arm.name]) > 1)
+        record.add("materials", name=inputs.title, licence=inputs.licence)
+    open_arms = [Arm(name=name, inputs=inputs, seed=seed) for name in remaining(record)]
+    trials = sum(len(tried) for arm in open_arms if len(tried := inputs.rates[arm.name]) > 1)
     with Progress("fine-tune", total=trials + len(open_arms), unit="run") as bar:
         for arm in open_arms:
             lr = sweep(arm, record, bar)

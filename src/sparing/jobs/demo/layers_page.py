@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.settings import Scale
 from sparing.memory import CATEGORIES
 from sparing.report import Figure, Record, Sample, Section, Table, format_number, plots
@@ -42,7 +42,7 @@ def by_method(record: Record) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in rows_of(record)}
 
 
-def off(record: Record) -> float:
+def largest_memory_error(record: Record) -> float:
     """Largest difference between a predicted and a measured peak (%)."""
     return 100 * max(abs(float(row["peak_predicted"] / row["peak_measured"]) - 1) for row in rows_of(record))
 
@@ -61,7 +61,7 @@ def answer(record: Record) -> str:
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
     """Bytes, loss, and how well the bytes were predicted."""
-    by, note = by_method(record), once(record.seed)
+    by, note = by_method(record), run_note(record.seed)
     full, lisa, frozen = by["full"], by["LISA"], by[FROZEN]
     saved = 100 * (1 - frozen["peak_measured"] / full["peak_measured"])
     return (
@@ -75,7 +75,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
             f"{full['loss_before']:.2f}",
         ),
         Number(
-            value=f"{max(off(record), 0.01):.2g} %", note="4 methods, one step each",
+            value=f"{max(largest_memory_error(record), 0.01):.2g} %", note="4 methods, one step each",
             label="largest gap between bytes predicted from shapes alone and bytes measured",
         ),
     )  # fmt: skip
@@ -135,7 +135,7 @@ def memory_figure(record: Record) -> Figure:
     rows = record.table("memory")
     stacks = [plots.Stack(row["method"], {part: row[part] for part in CATEGORIES}, kind=row["kind"]) for row in rows]
     return plots.stacked_bars(
-        stacks, title=f"Prediction and measurement agree within {max(off(record), 0.1):.1f} %",
+        stacks, title=f"Prediction and measurement agree within {max(largest_memory_error(record), 0.1):.1f} %",
         value=plots.Axis("held at the peak of a step", unit="B"),
         caption="Predicted from shapes alone, with nothing allocated; measured by counting live tensors. Float32.",
     )  # fmt: skip

@@ -100,10 +100,10 @@ def write_page(record: Record, path: Path) -> None:
     more = "sparing demo --resume --chapters"
     missing = [f"{TOPICS[name]} (`{more} {name}`)" for name in NAMES if name not in done]
     spent = ", ".join(f"{name} {format_number(row['seconds'], 's')}" for name, row in times(record).items())
-    materials = record.table("materials")
+    inputs = record.table("materials")
     facts: dict[str, Any] = {"scale": record.settings["scale"], "time": spent}
-    if materials:
-        facts["licences"] = materials[0]["licence"]
+    if inputs:
+        facts["licences"] = inputs[0]["licence"]
     page = Page(
         title="sparing: training with little",
         question=record.question, answer=opening(record), record=record, caveats=CAVEATS, reproduce=facts,

@@ -10,17 +10,17 @@ from sparing.jobs.folder import RECORD, Folder
 from sparing.report import Record
 
 
-def opened(fresh: Record, place: Folder) -> Record:
+def open_record(fresh: Record, place: Folder) -> Record:
     """The record that a demo adds to: the one that is there, if its settings are these, or the fresh one."""
     path = place.at(RECORD)
     if not path.exists():
         place.check_same(fresh.settings)
     elif place.resume:
         there = Record.read(path)
-        told = {name: there.settings.get(name) for name in fresh.settings}
+        known = {name: there.settings.get(name) for name in fresh.settings}
         do = "pass the settings it began with, another --out, or --overwrite in place of --resume to start over"
-        why = f"the demo in {path.parent.name} began with {_listed(told)}"
-        require(told == fresh.settings, "resume", _listed(fresh.settings), why, do)
+        why = f"the demo in {path.parent.name} began with {_listed(known)}"
+        require(known == fresh.settings, "resume", _listed(fresh.settings), why, do)
         place.check_same(fresh.settings)
         return there
     place.claim_(fresh.settings)
@@ -33,7 +33,7 @@ def _listed(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def unchanged(record: Record, table: str, found: str, *, column: str = "name") -> None:
+def require_unchanged(record: Record, table: str, found: str, *, column: str = "name") -> None:
     """Refuse to go on with other data than a chapter started on, as where a download fails now that worked then."""
     for row in record.table(table)[:1]:
         why = f"the chapter began on {row[column]}, which is not to be had now"

@@ -61,7 +61,7 @@ CASES: Final = (
 def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORKS["small"]) -> None:
     """Plan for the paper's cluster, and run a few plans here, as far as the record does not hold them."""
     if not record.table("shards"):
-        for row in planned(CASES):
+        for row in plan_cases(CASES):
             record.add("shards", **row)
         record.write(path)
     if record.table("shard_runs"):
@@ -73,13 +73,13 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORKS["sm
         LOG.warning("demo: no plan is run here, the processes could not work (%s)", failure)
         return
     for row in found:
-        record.add("shard_runs", **measured(work, row))
+        record.add("shard_runs", **plan_row(work, row))
         for step, loss in enumerate(row["losses"]):
             record.add("shard_losses", plan=row["plan"], step=step, loss=loss)
     record.write(path)
 
 
-def planned(cases: Sequence[Case]) -> list[dict[str, Any]]:
+def plan_cases(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Every plan for every case on the paper's cluster: bytes held, and seconds by its formula and by simulation."""
     rows = []
     for case in cases:
@@ -102,7 +102,7 @@ def run_ranks(work: Work) -> list[dict[str, Any]]:
         given.write_text(json.dumps(asdict(work)), encoding="utf-8")
         command = [sys.executable, "-P", str(sharding_ranks.__file__), str(given), str(found)]
         try:
-            done = subprocess.run(command, env=_alone(os.environ), timeout=SECONDS, check=False)
+            done = subprocess.run(command, env=_clean_environment(os.environ), timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
             raise RunError(f"the processes were not done after {SECONDS:g} s") from None
         if done.returncode or not found.exists():
@@ -111,13 +111,13 @@ def run_ranks(work: Work) -> list[dict[str, Any]]:
         return rows
 
 
-def _alone(environment: Mapping[str, str]) -> dict[str, str]:
+def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with one thread a process, and of no other group of processes."""
     left = {k: v for k, v in environment.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"}}
     return left | {"OMP_NUM_THREADS": "1"}
 
 
-def measured(work: Work, found: Mapping[str, Any]) -> dict[str, Any]:
+def plan_row(work: Work, found: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan cost on the processes, beside what was predicted: bytes sent by axis, bytes held, seconds."""
     specs = tuple(BucketSpec(**spec) for spec in found["buckets"])
     here = Topology(groups=work.groups, per_group=work.per_group, inter=work.inter, intra=work.intra)

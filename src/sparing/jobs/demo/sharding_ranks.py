@@ -115,7 +115,7 @@ def specs_of(engine: Engine) -> tuple[BucketSpec, ...]:
     )
 
 
-def held(engine: Engine) -> int:
+def held_bytes(engine: Engine) -> int:
     """Bytes that this rank holds for parameters, gradients, masters and moments; every storage once."""
     found: dict[int, int] = {}
     moments = [value for state in engine.optimizer.state.values() for value in state.values()]
@@ -129,7 +129,7 @@ def held(engine: Engine) -> int:
     return sum(found.values())
 
 
-def one_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | None) -> dict[str, Any]:
+def run_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | None) -> dict[str, Any]:
     """Train by one plan, counting the bytes sent in the last step and timing the quickest."""
     net = reader(work)
     optimizer = partial(torch.optim.AdamW, lr=1e-3, foreach=False)
@@ -140,7 +140,7 @@ def one_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | No
         mesh.counter.reset()
         start = time.perf_counter()
         losses.append(_backward(work, step, engine, text))
-        live = held(engine)
+        live = held_bytes(engine)
         engine.step()
         engine.flush()
         mesh.drain()
@@ -168,7 +168,7 @@ def _backward(work: Work, step: int, engine: Engine, text: Tensor) -> float:
     return float(engine.mesh.gather_scalars(torch.tensor([total], dtype=torch.float64)).mean())
 
 
-def one_rank(rank: int, work: Work, folder: str, out: Path) -> None:
+def run_rank(rank: int, work: Work, folder: str, out: Path) -> None:
     """All plans on one rank; rank 0 writes what was found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=work.world)
@@ -178,10 +178,10 @@ def one_rank(rank: int, work: Work, folder: str, out: Path) -> None:
     wires = Wires(rate={"inter": work.inter, "intra": work.intra})
     with make_mesh(groups=work.groups, per_group=work.per_group, wires=wires) as mesh:
         if bar is None:
-            found = [one_plan(work, plan, mesh, text, None) for plan in work.plans]
+            found = [run_plan(work, plan, mesh, text, None) for plan in work.plans]
         else:
             with bar:
-                found = [one_plan(work, plan, mesh, text, bar) for plan in work.plans]
+                found = [run_plan(work, plan, mesh, text, bar) for plan in work.plans]
             write_whole(out, json.dumps(found))
         mesh.gather_scalars(torch.zeros(1))
     os._exit(0)  # threads of the closed lanes need not be waited for
@@ -195,7 +195,7 @@ def main(given: str, out: str) -> int:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=one_rank, args=(r, work, folder, Path(out)), daemon=True) for r in range(work.world)
+            context.Process(target=run_rank, args=(r, work, folder, Path(out)), daemon=True) for r in range(work.world)
         ]
         for rank in ranks:
             rank.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.transfer import WORK
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.figures import ROLES, TITLES, coordinate_figure, curves, drift_figure, named, pareto_figure
@@ -78,18 +78,20 @@ def farthest(study: Record, rule: str) -> dict[str, Any]:
 def answer(study: Record, work: Transfer = WORK) -> str:
     """One sentence: how far best rates move, and what the dense net's costs the sparsest one under each rule."""
     rows = sparsest(study, work)
-    told = [f"{TITLES[rule]} {format_number(row['loss_transferred'])}" for rule, row in rows.items() if rule != "supar"]
+    losses = [
+        f"{TITLES[rule]} {format_number(row['loss_transferred'])}" for rule, row in rows.items() if rule != "supar"
+    ]
     ours, plain = (size(farthest(study, rule)) for rule in ("supar", "sp"))
     return (
         f"Under **SμPar** the best rate moves by no more than **{ours}**, in the standard parametrization by {plain}. "
         f"With {share(work)} of the weights, at the rate that was best for the dense net, SμPar ends at a training "
-        f"loss of **{format_number(rows['supar']['loss_transferred'])} nat**; {', '.join(told)}."
+        f"loss of **{format_number(rows['supar']['loss_transferred'])} nat**; {', '.join(losses)}."
     )
 
 
 def numbers(study: Record, work: Transfer = WORK) -> tuple[Number, Number, Number]:
     """How far the best rate moved, and what that costs."""
-    rows, note = sparsest(study, work), once(study.seed, "one run a point")
+    rows, note = sparsest(study, work), run_note(study.seed, "one run a point")
     ours, plain = farthest(study, "supar"), farthest(study, "sp")
     lost = format_number(rows["sp"]["loss_transferred"])
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparing.jobs.condense.material import Material, Pair
+from sparing.jobs.condense.inputs import Inputs, Pair
 from sparing.seeds import stream
 
 SIDE = 28  # height and width, as MNIST's (pixels)
@@ -47,7 +47,7 @@ def glyphs() -> Tensor:
     return ink.view(len(FACES), SIDE, 10, SIDE).permute(0, 2, 1, 3).contiguous()
 
 
-def drawn(count: int, generator: torch.Generator) -> Pair:
+def draw_digits(count: int, generator: torch.Generator) -> Pair:
     """Digits in random typefaces, turned by up to 0.3 rad, scaled by 0.8 to 1.2, shifted by up to 3 pixels."""
     faces, labels = (torch.randint(most, (count,), generator=generator) for most in (len(FACES), 10))
     turn, scale, right, down = (2 * torch.rand(4, count, generator=generator) - 1).unbind()
@@ -60,10 +60,11 @@ def drawn(count: int, generator: torch.Generator) -> Pair:
     return (255 * images.clamp(0, 1)).round().to(torch.uint8), labels
 
 
-def typeset_digits() -> Material:
+def typeset_digits() -> Inputs:
     """A data set of typeset digits: 6,000 to learn from, 1,000 held out, 2,000 for the test."""
     train, held_out, test = (
-        drawn(count, stream(0, "typeset", part)) for part, count in (("train", 6000), ("held", 1000), ("test", 2000))
+        draw_digits(count, stream(0, "typeset", part))
+        for part, count in (("train", 6000), ("held", 1000), ("test", 2000))
     )
     classes = tuple(map(str, range(10)))
-    return Material(name="typeset digits", train=train, held_out=held_out, test=test, classes=classes)
+    return Inputs(name="typeset digits", train=train, held_out=held_out, test=test, classes=classes)

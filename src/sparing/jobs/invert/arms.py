@@ -15,7 +15,7 @@ from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.jobs.invert import pinn
 from sparing.jobs.invert.coefficient import Coefficient
-from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.solver import solve
 from sparing.jobs.invert.spectral import Array, interpolation
@@ -42,34 +42,34 @@ def law(settings: Settings) -> Law:
     return laws[settings.law]
 
 
-def black_box(settings: Settings, data: Data) -> hg.BlackBox:
+def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
     """The inverse problem around the solver: φ = {"p"}, u = the solution where it was observed.
 
     Loss: mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
     """
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
-    look = interpolation(settings.points, data.where).T
+    look = interpolation(settings.points, inputs.where).T
 
     def run(phi: Phi) -> Tensor:
         nu = coefficient.value(phi["p"].detach()).numpy()
-        u = solve(settings.model, nu, data.times, grid=settings.points, tolerance=settings.tolerance)
+        u = solve(settings.model, nu, inputs.times, grid=settings.points, tolerance=settings.tolerance)
         return torch.from_numpy(u @ look)
 
     def loss(u: Tensor, phi: Phi) -> Tensor:
-        misfit = (u - data.values).square().mean()
+        misfit = (u - inputs.values).square().mean()
         return misfit + settings.penalty * coefficient.roughness(phi["p"]) if settings.field else misfit
 
     return hg.BlackBox(solve=run, outer=loss)
 
 
-def numerical(settings: Settings, data: Data) -> Arm:
+def numerical(settings: Settings, inputs: Inputs) -> Arm:
     """The solver's arm: central differences along random directions, exact outer part."""
-    problem = black_box(settings, data)
+    problem = black_box(settings, inputs)
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
 
     def solution(p: Tensor, _: Any) -> Array:
         nu = coefficient.value(p).numpy()
-        return solve(settings.model, nu, data.grid_times, grid=settings.points, tolerance=settings.tolerance)
+        return solve(settings.model, nu, inputs.grid_times, grid=settings.points, tolerance=settings.tolerance)
 
     return Arm(
         coefficient=coefficient,
@@ -80,13 +80,13 @@ def numerical(settings: Settings, data: Data) -> Arm:
     )
 
 
-def network(settings: Settings, data: Data) -> Arm:
+def network(settings: Settings, inputs: Inputs) -> Arm:
     """The network's arm: one direction of forward mode through the inner SGD run, which is exact for one unknown."""
     coefficient = Coefficient(size=0, grid=settings.points, parameter=settings.parameter)
     return Arm(
         coefficient=coefficient,
         method=ForwardGradient(directions=1),
-        problem=lambda theta: pinn.bilevel(settings, data, coefficient, theta),
+        problem=lambda theta: pinn.bilevel(settings, inputs, coefficient, theta),
         begin=lambda seed: pinn.weights(settings.pinn, stream(seed, "weights")),
-        solution=lambda _, theta: pinn.evaluate(settings.model, theta, data.grid_times, settings.points),
+        solution=lambda _, theta: pinn.evaluate(settings.model, theta, inputs.grid_times, settings.points),
     )

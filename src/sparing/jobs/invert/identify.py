@@ -12,7 +12,7 @@ import torch
 from sparing.errors import UserError
 from sparing.jobs.invert.arms import black_box
 from sparing.jobs.invert.coefficient import Coefficient
-from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import Array, points
 
@@ -38,13 +38,13 @@ def waves(count: int) -> Array:
     return np.asarray(whole / np.linalg.norm(whole, axis=0))
 
 
-def identified(settings: Settings, data: Data) -> Identified:
+def identified(settings: Settings, inputs: Inputs) -> Identified:
     """Linearize what is observed and what is penalized around the first guess; raise if a direction of p is lost.
 
     Takes N + 1 solves, one along each wave: a direction that leaves no trace then has a column of zeros, where steps
     along single unknowns would leave the trace of their curvature.
     """
-    problem = black_box(settings, data)
+    problem = black_box(settings, inputs)
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
     p, basis = coefficient.guess(settings.model, settings.seeds[0]), torch.from_numpy(waves(settings.field))
     here = problem.solve({"p": p})

@@ -24,7 +24,7 @@ _FINER, _TIGHTER = 512, 1e-10  # the reference is solved on at least so many poi
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Data:
+class Inputs:
     """Observations and the truth behind them."""
 
     times: Array  # when it was observed, (m,)
@@ -63,7 +63,7 @@ def reference(equation: Equation, *, field: bool, times: Array, where: Array, gr
     return np.asarray(solve(equation, nu, times, grid=fine, tolerance=_TIGHTER) @ interpolation(fine, where).T)
 
 
-def observe(settings: Settings) -> Data:
+def observe(settings: Settings) -> Inputs:
     """The observations, at the middles of equal cells of [0, 1] × [−1, 1], and the truth."""
     equation, (rows, columns) = settings.model, settings.observed
     seen, judged = midpoints(rows, 0, 1), np.linspace(0, 1, TIMES)
@@ -78,7 +78,7 @@ def observe(settings: Settings) -> Data:
             values.shape, generator=stream(0, "noise"), dtype=values.dtype
         )  # the same for every seed of a run
     truth = true_field(equation, grid) if settings.field else np.asarray(equation.truth)
-    return Data(seen, where, values, judged, whole[np.searchsorted(times, judged), columns:], truth)
+    return Inputs(seen, where, values, judged, whole[np.searchsorted(times, judged), columns:], truth)
 
 
 def relative(found: Array, truth: Array) -> float:

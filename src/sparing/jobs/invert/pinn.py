@@ -20,7 +20,7 @@ from sparing import hypergrad as hg
 from sparing.hypergrad.optimizers import SGD
 from sparing.jobs.invert.coefficient import Coefficient
 from sparing.jobs.invert.equations import Equation, Name
-from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Pinn, Settings
 from sparing.jobs.invert.spectral import Array, points
 
@@ -118,12 +118,12 @@ def edges(equation: Equation, theta: Weights, t: Tensor) -> Tensor:
     return (left - held).square().mean() + (right - held).square().mean()
 
 
-def bilevel(settings: Settings, data: Data, coefficient: Coefficient, theta: Weights) -> hg.Bilevel:
+def bilevel(settings: Settings, inputs: Inputs, coefficient: Coefficient, theta: Weights) -> hg.Bilevel:
     """Inner: satisfy the equation with ν(φ) at a fresh batch of points (x, t) a step; outer: fit the observations."""
     equation, shape = settings.model, settings.pinn
-    times, where = torch.from_numpy(data.times), torch.from_numpy(data.where)
+    times, where = torch.from_numpy(inputs.times), torch.from_numpy(inputs.where)
     t, x = (grid.reshape(-1) for grid in torch.meshgrid(times, where, indexing="ij"))
-    seen = data.values.reshape(-1)
+    seen = inputs.values.reshape(-1)
 
     def inner(theta: Weights, phi: Mapping[str, Tensor], batch: Tensor) -> Tensor:
         nu = coefficient.value(phi["p"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparing.jobs.transfer.grid import places
-from sparing.jobs.transfer.material import Digits, Material
+from sparing.jobs.transfer.inputs import Digits, Inputs
 from sparing.jobs.transfer.models import build
 from sparing.jobs.transfer.settings import Transfer
 from sparing.jobs.transfer.train import LAWS, rule_of
@@ -15,7 +15,7 @@ from sparing.scaling.coordinate import Check, coordinate_check
 STEPS, LR, EXAMPLES = 5, 2**-8, 128  # optimizer steps, learning rate and examples of the check
 
 
-def checked(settings: Transfer, material: Digits, rule: str) -> Check | None:
+def check_rule(settings: Transfer, inputs: Digits, rule: str) -> Check | None:
     """Check one rule over the densities of the study at its largest width; None with fewer than two densities."""
     densities = sorted({density for _, density in places(settings)}, reverse=True)
     if len(densities) < 2:
@@ -23,21 +23,21 @@ def checked(settings: Transfer, material: Digits, rule: str) -> Check | None:
     width = max(width for width, _ in places(settings))
 
     def make(size: int) -> Any:
-        return build(settings, material.inputs, material.outputs, width=size, seed=0)
+        return build(settings, inputs.features, inputs.outputs, width=size, seed=0)
 
-    batch = (material.train[:EXAMPLES], material.labels[:EXAMPLES])
+    batch = (inputs.train[:EXAMPLES], inputs.labels[:EXAMPLES])
     return coordinate_check(
         make, (width,), densities, rule=rule_of(settings, rule), optimizer=settings.optimizer,  # type: ignore[arg-type]
         lr=LR, steps=STEPS, batch=batch, base_width=settings.base_width, masks=LAWS[settings.masks],
     )  # fmt: skip
 
 
-def add_coordinates(record: Record, settings: Transfer, material: Material) -> None:
+def add_coordinates(record: Record, settings: Transfer, inputs: Inputs) -> None:
     """Put layer sizes after the last step, and their slopes over density, into the record, rule by rule."""
-    if not (settings.coordinates and isinstance(material, Digits)):
+    if not (settings.coordinates and isinstance(inputs, Digits)):
         return
     for rule in settings.rules:
-        found = checked(settings, material, rule)
+        found = check_rule(settings, inputs, rule)
         for row in found.rows if found else ():
             if row["step"] == STEPS - 1:
                 names = ("module", "role", "width", "density", "live", "forward", "gradient", "update")

@@ -41,7 +41,7 @@ def places(settings: Transfer) -> list[tuple[int, float]]:
     return [(width, density) for width, density in settings.places if width * density >= settings.least_live]
 
 
-def left_out(settings: Transfer) -> list[tuple[int, float]]:
+def omitted(settings: Transfer) -> list[tuple[int, float]]:
     """Widths and densities that have too few live inputs."""
     kept = places(settings)
     return [place for place in settings.places if place not in kept]

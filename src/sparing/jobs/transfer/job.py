@@ -13,7 +13,7 @@ from sparing.jobs.interrupts import StoppedError, patient
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.coordinates import add_coordinates
 from sparing.jobs.transfer.grid import Cell, cells
-from sparing.jobs.transfer.material import Material, gather
+from sparing.jobs.transfer.inputs import Inputs, gather
 from sparing.jobs.transfer.page import write_page
 from sparing.jobs.transfer.settings import Transfer
 from sparing.jobs.transfer.study import DATABASE, LOCKS, Study, needed, study_name
@@ -47,14 +47,14 @@ def identity(settings: Transfer) -> dict[str, Any]:
     return mark | ({"rates": list(settings.rates[:1])} if settings.axis == "std" else {})
 
 
-def work_(settings: Transfer, study: Study, material: Material, wanted: Sequence[Cell]) -> None:
+def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cell]) -> None:
     """Claim and do runs until none is left; at a signal, stop once the run under way is finished."""
     done = len(study.results(wanted))
     with patient() as signals, Progress("transfer", total=len(wanted), unit="run", resume_at=done) as bar:
         while (claimed := study.claim(wanted) or _second_look(study, wanted)) is not None:
             cell, trial = claimed
             try:
-                result = train(settings, material, cell)
+                result = train(settings, inputs, cell)
             except BaseException:
                 study.release_(trial)
                 raise
@@ -77,28 +77,28 @@ def run(settings: Transfer) -> Record:
     place, mark = folder_of(settings), identity(settings)
     place.check()
     place.latest(mark)
-    material = gather(settings)
+    inputs = gather(settings)
     place.claim_(mark)
     wanted = cells(settings)
     digest = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()
     fresh = settings.storage is not None and not settings.resume
     with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
         study.free_dead_(all_of_them=settings.requeue)
-        work_(settings, study, material, wanted)
-        with study.told_by_one():
-            record = _told(settings, material, study.results(wanted))
+        work_(settings, study, inputs, wanted)
+        with study.exclusive_record():
+            record = _record(settings, inputs, study.results(wanted))
             place.finish_(record, lambda full, path: write_page(full, path, settings))
     return record
 
 
-def _told(settings: Transfer, material: Material, results: Mapping[Cell, dict[str, Any]]) -> Record:
+def _record(settings: Transfer, inputs: Inputs, results: Mapping[Cell, dict[str, Any]]) -> Record:
     """What the finished runs say."""
     question = (
         f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
     )
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
     analyse(record, settings, results)
-    add_coordinates(record, settings, material)
+    add_coordinates(record, settings, inputs)
     return record
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparing.jobs.transfer import figures
 from sparing.jobs.transfer.figures import TITLES
-from sparing.jobs.transfer.grid import Line, left_out, lines, places
+from sparing.jobs.transfer.grid import Line, lines, omitted, places
 from sparing.jobs.transfer.settings import Transfer
 from sparing.report import Figure, Page, Record, Section, Table, format_number
 
@@ -119,7 +119,7 @@ def caveats(record: Record, settings: Transfer) -> list[str]:
     ]
     if len(runs) < wanted:
         notes.insert(0, f"Unfinished: {len(runs)} of {wanted} runs are done.")
-    if dropped := left_out(settings):
+    if dropped := omitted(settings):
         names = ", ".join(f"{width} at {density:g}" for width, density in dropped)
         notes.append(f"Left out for fewer than {settings.least_live} live inputs per neuron: {names}.")
     if settings.dynamic != "none":

@@ -110,7 +110,7 @@ class Study:
         return {cell: json.loads(done[cell].user_attrs[_RESULT]) for cell in cells if cell in done}
 
     @contextlib.contextmanager
-    def told_by_one(self) -> Iterator[None]:
+    def exclusive_record(self) -> Iterator[None]:
         """Read results and write the record within: whoever writes last has read last, so no run is lost from it."""
         with _locked(self._locks / "record"):
             yield

@@ -16,7 +16,7 @@ from torch import nn
 
 from sparing.jobs.schedule import rate
 from sparing.jobs.transfer.grid import Cell
-from sparing.jobs.transfer.material import Digits, Material, gather
+from sparing.jobs.transfer.inputs import Digits, Inputs, gather
 from sparing.jobs.transfer.models import build
 from sparing.jobs.transfer.settings import Dynamic, MasksName, RuleName, Transfer
 from sparing.scaling.apply import Masks, apply_
@@ -92,26 +92,26 @@ def rescale_(model: nn.Module, planned: Plan, by: float) -> None:
                 parameter.mul_(by)
 
 
-def train(settings: Transfer, material: Material, cell: Cell, *, alive: Callable[[], object] = bool) -> dict[str, Any]:
-    """One run to its row: losses in nat, None where not finite; CPU seconds; ``alive`` is called after every step."""
+def train(settings: Transfer, inputs: Inputs, cell: Cell, *, after_step: Callable[[], object] = bool) -> dict[str, Any]:
+    """One run to its row: losses in nat, None where not finite; CPU seconds."""
     begin = time.process_time()
-    model, masks = prepared(settings, material, cell)
+    model, masks = prepare(settings, inputs, cell)
     optimizer = optimizer_of(settings, model, masks, cell)
-    losses = descend_(
-        settings, material, cell, model, optimizer, evolution_of(settings, cell, model, masks, optimizer), alive
+    losses = train_steps_(
+        settings, inputs, cell, model, optimizer, evolution_of(settings, cell, model, masks, optimizer), after_step
     )
     with torch.no_grad():
-        held_out = float(material.judged(model.eval()))
+        held_out = float(inputs.held_out_loss(model.eval()))
     return summary(losses, held_out, settings.steps) | {
         "live": live_share(masks),
         "seconds": time.process_time() - begin,
     }
 
 
-def prepared(settings: Transfer, material: Material, cell: Cell) -> tuple[nn.Module, Masks]:
+def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, Masks]:
     """A model with its masks, scaled by the rule of a cell."""
-    inputs = material.inputs if isinstance(material, Digits) else 0
-    make = partial(build, settings, inputs, material.outputs, seed=cell.seed)
+    features = inputs.features if isinstance(inputs, Digits) else 0
+    make = partial(build, settings, features, inputs.outputs, seed=cell.seed)
     model = make(width=cell.width)
     dense = settings.dynamic == "gmp"  # begins dense and is pruned towards the density
     planned = plan(
@@ -151,16 +151,16 @@ def reference_norm(settings: Transfer) -> float:
     """
     from sparing.scaling.spectral import Spectral
 
-    material = gather(settings)
+    inputs = gather(settings)
     base = dataclasses.replace(
         settings, axis="lr", dynamic="none", scale="none", widths=(settings.base_width,), pairs=()
     )
     cell = Cell("supar", settings.base_width, 1.0, CALIBRATED_AT, settings.seeds[0])
-    model, masks = prepared(base, material, cell)
+    model, masks = prepare(base, inputs, cell)
     optimizer = Spectral(optimizer_of(base, model, masks, cell), model, masks.plan, masks, reference=None)  # type: ignore[arg-type]
     norms: list[float] = []
     short = dataclasses.replace(base, steps=max(10, CALIBRATED_FOR))
-    descend_(short, material, cell, model, optimizer, None, lambda: norms.extend(optimizer.norms().values()))
+    train_steps_(short, inputs, cell, model, optimizer, None, lambda: norms.extend(optimizer.norms().values()))
     return statistics.median(norms)
 
 
@@ -175,24 +175,24 @@ def evolution_of(settings: Transfer, cell: Cell, model: nn.Module, masks: Masks,
     return Evolution(model, masks, optimizer, method, steps=settings.steps, seed=cell.seed, scale=scale)
 
 
-def descend_(
+def train_steps_(
     settings: Transfer,
-    material: Material,
+    inputs: Inputs,
     cell: Cell,
     model: nn.Module,
     optimizer: Steps,
     evolution: Any,
-    alive: Callable[[], object],
+    after_step: Callable[[], object],
 ) -> list[float]:
     """All steps of a run, or those until the loss is no number; the loss of each (nat)."""
-    draws = material.draws(settings.steps, settings.batch, cell.seed)
+    draws = inputs.draws(settings.steps, settings.batch, cell.seed)
     losses: list[float] = []
     peaks = [group["lr"] for group in optimizer.param_groups]
     for step in range(settings.steps):
         share = factor(step, settings)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * share
-        loss = material.loss(model, draws[step])
+        loss = inputs.loss(model, draws[step])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -201,7 +201,7 @@ def descend_(
             break
         if evolution is not None:
             evolution.step(step)
-        alive()
+        after_step()
     return losses
 
 

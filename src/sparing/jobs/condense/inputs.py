@@ -20,7 +20,7 @@ Pair = tuple[Tensor, Tensor]  # images uint8 (N, channels, side, side) and label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Material:
+class Inputs:
     """Three disjoint sets of real images; they stay bytes until they are used."""
 
     name: str  # of the data set
@@ -60,13 +60,13 @@ def split(images: Tensor, labels: Tensor, held_out: int) -> tuple[Pair, Pair]:
     return (images[rest], labels[rest]), (images[aside], labels[aside])
 
 
-def gather(name: str, *, held_out: int) -> Material:
+def gather(name: str, *, held_out: int) -> Inputs:
     """Load a data set, fetching it on first use."""
     images, labels = load_images(name, split="train")
     seen, unseen = load_images(name, split="test")
     train, aside = split(channels_first(images), labels, held_out)
     classes = NAMES.get(name, tuple(map(str, range(int(labels.max()) + 1))))
-    return Material(name=name, train=train, held_out=aside, test=(channels_first(seen), unseen), classes=classes)
+    return Inputs(name=name, train=train, held_out=aside, test=(channels_first(seen), unseen), classes=classes)
 
 
 def draw(pair: Pair, count: int, generator: torch.Generator) -> Pair:

@@ -27,7 +27,7 @@ LOG = logging.getLogger("sparing.demo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Materials:
+class Inputs:
     """A model on disk, text cut into rows, and how long a run on two cores may be."""
 
     model: Path  # Hugging Face directory
@@ -105,18 +105,18 @@ def _made(
     trial: int,
     rates: Mapping[str, tuple[float, ...]] = RATES,
     held: int = 12,
-) -> Materials:
+) -> Inputs:
     """Tokenise and cut a text for a model on disk."""
     tokenizer = load_tokenizer(model)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     train, dev, test = split(ids, length, rows=(batch * steps, held, held))
-    return Materials(
+    return Inputs(
         model=model, title=title, licence=licence, train=train, dev=dev, test=test, batch=batch, steps=steps,
         trial=trial, prompts=_openings(tokenizer, test), rates=rates,
     )  # fmt: skip
 
 
-def stories(out: Path) -> Materials:
+def stories(out: Path) -> Inputs:
     """Stories15M, trained by its authors on invented children's stories, on a real book of them."""
     model, text = fetch("stories15m"), unwrapped(load_text("bryant-stories"))
     licence = f"{asset('stories15m').licence}; {asset('bryant-stories').licence}"
@@ -124,7 +124,7 @@ def stories(out: Path) -> Materials:
     return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=32, trial=6)
 
 
-def smollm(out: Path) -> Materials:
+def smollm(out: Path) -> Inputs:
     """SmolLM2-135M on encyclopedia text; nine times the parameters, so fewer steps."""
     model, text = (
         fetch("smollm2-135m-instruct"),
@@ -135,7 +135,7 @@ def smollm(out: Path) -> Materials:
     return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=8, trial=2, held=6)
 
 
-def bundled(out: Path) -> Materials:
+def bundled(out: Path) -> Inputs:
     """A tiny model trained here on one of the texts that ship with the package, fine-tuned on the other."""
     from sparing.jobs.demo.tiny import make_tiny_model
 
@@ -147,7 +147,7 @@ def bundled(out: Path) -> Materials:
     )  # fmt: skip
 
 
-def first_look(whole: Materials, *, rows: int = 4) -> Materials:
+def first_look(whole: Inputs, *, rows: int = 4) -> Inputs:
     """The same model and text for a quarter of the steps: no search for a rate, fewer rows to judge by."""
     steps = min(whole.steps, max(4, whole.steps // 4))
     rates = {arm: tried[len(tried) // 2 :][:1] for arm, tried in whole.rates.items()}
@@ -162,14 +162,14 @@ def _first(packed: Packed, rows: int) -> Packed:
     return replace(packed, ids=packed.ids[:rows], labels=packed.labels[:rows], positions=kept)
 
 
-def gather(source: Source, out: Path, scale: Scale = "small") -> Materials:
+def gather(source: Source, out: Path, scale: Scale = "small") -> Inputs:
     """Take the first source that can be had, in the order stories, smollm, bundled, or the one asked for."""
     whole = _gather(source, out)
     return first_look(whole) if scale == "tiny" else whole
 
 
-def _gather(source: Source, out: Path) -> Materials:
-    makers: dict[str, Callable[[Path], Materials]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
+def _gather(source: Source, out: Path) -> Inputs:
+    makers: dict[str, Callable[[Path], Inputs]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
     if source != "auto":
         return makers[source](out)
     for name, needs in (("stories", "stories15m"), ("smollm", "smollm2-135m-instruct")):

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparing import hypergrad as hg
 from sparing.errors import RunError
 from sparing.jobs.invert.arms import Arm
-from sparing.jobs.invert.observations import Data, relative
+from sparing.jobs.invert.observations import Inputs, relative
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.schedule import rate
 from sparing.report import Progress, Record
@@ -21,7 +21,7 @@ from sparing.seeds import stream
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Run:
+class TrainState:
     """The live state of one run; its tree is what a checkpoint holds."""
 
     seed: int  # of guess, directions and batches
@@ -38,52 +38,60 @@ class Run:
         return {**plain, "adam": self.adam.state_dict()}
 
 
-def begun(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | None = None) -> Run:
+def start(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | None = None) -> TrainState:
     """A run at its start, or where a checkpoint's tree left it."""
     p = arm.coefficient.guess(settings.model, seed) if tree is None else tree["p"].clone()
     adam = torch.optim.Adam([p], lr=settings.rate, betas=settings.memory)
     if tree is None:
-        return Run(seed=seed, p=p, adam=adam, carried=arm.begin(seed))
+        return TrainState(seed=seed, p=p, adam=adam, carried=arm.begin(seed))
     adam.load_state_dict(tree["adam"])
     kept = {name: tree[name] for name in ("carried", "step", "quiet", "seconds")}
-    return Run(seed=seed, p=p, adam=adam, **kept)
+    return TrainState(seed=seed, p=p, adam=adam, **kept)
 
 
-def ended(run: Run, settings: Settings) -> bool:
+def ended(state: TrainState, settings: Settings) -> bool:
     """Whether a run has used its steps or stands still."""
-    return run.step >= settings.steps or run.quiet >= settings.patience
+    return state.step >= settings.steps or state.quiet >= settings.patience
 
 
-def advance_(run: Run, settings: Settings, arm: Arm, data: Data) -> dict[str, Any]:
+def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) -> dict[str, Any]:
     """One outer step; its row holds loss and ν before it, and the CPU seconds up to its end."""
     start = time.process_time()
-    before = arm.coefficient.value(run.p)
-    seed = stream(run.seed, "outer", run.step).initial_seed()
-    result = hg.hypergradient(arm.problem(run.carried), {"p": run.p}, arm.method, seed=seed)
+    before = arm.coefficient.value(state.p)
+    seed = stream(state.seed, "outer", state.step).initial_seed()
+    result = hg.hypergradient(arm.problem(state.carried), {"p": state.p}, arm.method, seed=seed)
     loss, gradient = float(result.value), result.grad["p"]
     if not (torch.isfinite(gradient).all() and torch.isfinite(result.value)):
-        raise RunError(f"step {run.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range")
-    if run.carried is not None:
-        run.carried = {name: weight.detach() for name, weight in result.theta.items()}
-    run.adam.param_groups[0]["lr"] = rate(run.step, peak=settings.rate, steps=settings.steps)
-    run.p.grad = gradient.detach()
-    run.adam.step()
-    moved = (arm.coefficient.value(run.p) / before - 1).abs().max().item()
-    run.quiet = run.quiet + 1 if moved < settings.still else 0
-    run.step += 1
-    run.seconds += time.process_time() - start
-    error = relative(before.numpy(), data.coefficient)
+        raise RunError(
+            f"step {state.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range"
+        )
+    if state.carried is not None:
+        state.carried = {name: weight.detach() for name, weight in result.theta.items()}
+    state.adam.param_groups[0]["lr"] = rate(state.step, peak=settings.rate, steps=settings.steps)
+    state.p.grad = gradient.detach()
+    state.adam.step()
+    moved = (arm.coefficient.value(state.p) / before - 1).abs().max().item()
+    state.quiet = state.quiet + 1 if moved < settings.still else 0
+    state.step += 1
+    state.seconds += time.process_time() - start
+    error = relative(before.numpy(), inputs.coefficient)
     nu = float(before.log().mean().exp())
-    return {"seed": run.seed, "step": run.step, "loss": loss, "nu": nu, "error": error, "seconds": run.seconds}
+    return {"seed": state.seed, "step": state.step, "loss": loss, "nu": nu, "error": error, "seconds": state.seconds}
 
 
 def finish_(
-    run: Run, settings: Settings, arm: Arm, data: Data, record: Record, bar: Progress, after: Callable[[Run], None]
+    state: TrainState,
+    settings: Settings,
+    arm: Arm,
+    inputs: Inputs,
+    record: Record,
+    bar: Progress,
+    after: Callable[[TrainState], None],
 ) -> None:
     """Take a run to its end, a row of the table "path" each step; ``after`` is called after each."""
-    while not ended(run, settings):
-        row = advance_(run, settings, arm, data)
+    while not ended(state, settings):
+        row = advance_(state, settings, arm, inputs)
         record.add("path", **row)
         bar.advance(ν=row["nu"], loss=row["loss"])
-        after(run)
-    bar.advance(settings.steps - run.step)  # what early stopping saved
+        after(state)
+    bar.advance(settings.steps - state.step)  # what early stopping saved

@@ -24,7 +24,7 @@ class Digits:
     train: Tensor  # pixels, mean 0 and variance 1 over the training images, (N, 64)
     labels: Tensor  # classes, (N,)
     held_out: tuple[Tensor, Tensor]  # the same of images that are not learned from
-    inputs: int = 64  # pixels of an image (count)
+    features: int = 64  # pixels of an image (count)
     outputs: int = 10  # classes (count)
 
     def draws(self, steps: int, batch: int, seed: int) -> Tensor:
@@ -35,7 +35,7 @@ class Digits:
         """Mean cross-entropy (nat) of a batch given by index."""
         return F.cross_entropy(model(self.train[chosen]), self.labels[chosen])
 
-    def judged(self, model: nn.Module) -> Tensor:
+    def held_out_loss(self, model: nn.Module) -> Tensor:
         """Mean cross-entropy (nat) of all held-out images."""
         images, labels = self.held_out
         return F.cross_entropy(model(images), labels)
@@ -59,7 +59,7 @@ class Characters:
         """Mean cross-entropy (nat per character) of sequences given by their starts."""
         return self._loss(model, self.train[chosen[:, None] + torch.arange(self.length + 1)])
 
-    def judged(self, model: nn.Module) -> Tensor:
+    def held_out_loss(self, model: nn.Module) -> Tensor:
         """Mean cross-entropy (nat per character) of the held-out windows."""
         return self._loss(model, self.held_out)
 
@@ -68,10 +68,10 @@ class Characters:
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-Material = Digits | Characters
+Inputs = Digits | Characters
 
 
-def gather(settings: Transfer) -> Material:
+def gather(settings: Transfer) -> Inputs:
     """Read what a study learns from: the digits for the net, characters for language models."""
     return digits() if settings.model == "mlp" else characters(_text(settings.text), settings.length)
 
