@@ -29,10 +29,10 @@ from sparing.hypergrad import hypergradient
 from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.forward import ForwardGradient
 from sparing.jobs.adapt import meta
-from sparing.jobs.adapt.answering import judged, token_rows, unit
-from sparing.jobs.adapt.arms import arm
-from sparing.jobs.adapt.evaluate import adapted, losses, marks
-from sparing.jobs.adapt.prepare import Bench, prepare, streams
+from sparing.jobs.adapt.answering import evaluate_network, stream_weights, token_rows
+from sparing.jobs.adapt.arms import arm_of
+from sparing.jobs.adapt.evaluate import adapt_model, losses, score
+from sparing.jobs.adapt.prepare import Inputs, prepare, streams
 from sparing.jobs.adapt.problem import draw_window, problem
 from sparing.jobs.adapt.settings import EVERY, Adapt
 from sparing.report import Progress, environment
@@ -45,42 +45,42 @@ POINT = 20.0
 """CPU seconds that each space gets for its estimate in the table of cosines."""
 
 
-def bench_of(bench: Bench, seed: int) -> tuple[Bench, Adapt]:
+def inputs_of(inputs: Inputs, seed: int) -> tuple[Inputs, Adapt]:
     """The streams of a seed around the same model."""
     settings = replace(SETTINGS, seed=seed)
-    return Bench(bench.lm, bench.data, *streams(bench.lm, bench.data, settings)), settings
+    return Inputs(inputs.lm, inputs.data, *streams(inputs.lm, inputs.data, settings)), settings
 
 
-def look_(bench: Bench, course: meta.Course, settings: Adapt) -> float:
+def validate_(inputs: Inputs, state: meta.TrainState, settings: Adapt) -> float:
     """Objective on the validation stream at the rate of meta-training; the best network is kept."""
-    weights, window = unit(course.phi, bench.validation), bench.validation
-    theta = adapted(bench.lm, weights, window.stream.texts, lr=settings.lr, clip=settings.inner_clip)
-    nll, kl = losses(bench.lm, theta, window)
-    meta.keep_(course, nll + settings.locality * kl)
+    weights, window = stream_weights(state.phi, inputs.validation), inputs.validation
+    theta = adapt_model(inputs.lm, weights, window.stream.texts, lr=settings.lr, clip=settings.inner_clip)
+    nll, kl = losses(inputs.lm, theta, window)
+    meta.keep_best_(state, nll + settings.locality * kl)
     return nll + settings.locality * kl
 
 
-def answers_row(bench: Bench, seed: int, name: str) -> dict[str, object]:
+def answers_row(inputs: Inputs, seed: int, name: str) -> dict[str, object]:
     """Learn one method's weights for one seed and mark its answers."""
-    own, settings = bench_of(bench, seed)
+    own, settings = inputs_of(inputs, seed)
     if name == "base":
-        found, _ = marks(own.lm, own.lm.theta, own.test)
-        return {"steps": 0, "seconds": 0.0, **asdict(found), "questions": len(own.test.stream.asked.wanted)}
-    way, course, path = arm(name, settings), meta.begin(own.test.read.shape[1], settings), []
-    look_(own, course, settings)
+        found, _ = score(own.lm, own.lm.theta, own.test)
+        return {"steps": 0, "seconds": 0.0, **asdict(found), "questions": len(own.test.stream.questions.expected)}
+    arm, state, path = arm_of(name, settings), meta.start(own.test.features.shape[1], settings), []
+    validate_(own, state, settings)
     with Progress(f"{name}, seed {seed}", total=settings.steps, unit="outer step") as bar:
-        while way.method is not None and not meta.ended(course, settings):
-            before = meta.share(course, settings)
-            path.append(meta.outer_step_(course, own.lm, own.data, settings, way))
-            if meta.due(before, meta.share(course, settings), settings.looks):
-                path[-1]["validation"] = look_(own, course, settings)
+        while arm.method is not None and not meta.ended(state, settings):
+            before = meta.budget_used(state, settings)
+            path.append(meta.outer_step_(state, own.lm, own.data, settings, arm))
+            if meta.evaluation_due(before, meta.budget_used(state, settings), settings.looks):
+                path[-1]["validation"] = validate_(own, state, settings)
             bar.advance(answers=path[-1]["outer"])
-    row, tried, _ = judged(own, course.best, settings)
-    tokens = token_rows(own.lm, own.test, unit(course.best, own.test), count=6) if path else []
+    row, tried, _ = evaluate_network(own, state.best, settings)
+    tokens = token_rows(own.lm, own.test, stream_weights(state.best, own.test), count=6) if path else []
     kept = [
         {key: line[key] for key in ("step", "seconds", "outer", "norm", "validation") if key in line} for line in path
     ]
-    return {"steps": course.step, "seconds": course.seconds, **row, "sweep": tried, "path": kept, "tokens": tokens}
+    return {"steps": state.step, "seconds": state.seconds, **row, "sweep": tried, "path": kept, "tokens": tokens}
 
 
 def pointing(
@@ -97,21 +97,21 @@ def pointing(
     return {"cosine": cosine, "directions": 4 * count, "seconds": spent}
 
 
-def cosine_row(bench: Bench, seed: int) -> dict[str, object]:
+def cosine_row(inputs: Inputs, seed: int) -> dict[str, object]:
     """Both spaces at one seed: φ after two exact outer steps, so that every layer of the network matters."""
     settings = replace(SETTINGS, seed=seed)
-    course = meta.begin(bench.test.read.shape[1], settings)
+    state = meta.start(inputs.test.features.shape[1], settings)
     for _ in range(2):
-        meta.outer_step_(course, bench.lm, bench.data, settings, arm("checkpointed", settings))
-    window = draw_window(bench.lm, bench.data, 999, documents=settings.documents, context=settings.context, seed=seed)
+        meta.outer_step_(state, inputs.lm, inputs.data, settings, arm_of("checkpointed", settings))
+    window = draw_window(inputs.lm, inputs.data, 999, documents=settings.documents, context=settings.context, seed=seed)
     fixed = {"lr": settings.lr, "locality": settings.locality, "clip": settings.inner_clip}
-    posed = {space: problem(bench.lm, window, bottleneck=space == "psi", **fixed) for space in ("psi", "phi")}
+    posed = {space: problem(inputs.lm, window, bottleneck=space == "psi", **fixed) for space in ("psi", "phi")}
     begin = time.process_time()
-    exact = hypergradient(posed["psi"], course.phi, Checkpointed(), seed=seed).grad
-    row: dict[str, object] = {"exact_seconds": time.process_time() - begin, "tokens": len(window.read)}
-    row["parameters"] = sum(value.numel() for value in course.phi.values())
+    exact = hypergradient(posed["psi"], state.phi, Checkpointed(), seed=seed).grad
+    row: dict[str, object] = {"exact_seconds": time.process_time() - begin, "tokens": len(window.features)}
+    row["parameters"] = sum(value.numel() for value in state.phi.values())
     for space, one in posed.items():
-        row |= {f"{space}_{key}": value for key, value in pointing(one, course.phi, exact, seed).items()}
+        row |= {f"{space}_{key}": value for key, value in pointing(one, state.phi, exact, seed).items()}
     return row
 
 
@@ -139,13 +139,13 @@ def write(rows: dict[str, dict[str, object]], spent: float) -> None:
     sys.stderr.write(f"{len(rows)} rows, {spent:.0f} s of CPU time in this process\n")
 
 
-def wanted(bench: Bench) -> dict[str, Callable[[], dict[str, object]]]:
+def wanted(inputs: Inputs) -> dict[str, Callable[[], dict[str, object]]]:
     """Every row by key, in an order that makes whole seeds early."""
     todo: dict[str, Callable[[], dict[str, object]]] = {}
     for seed in SEEDS:
-        todo[f"cosine/both/{seed}"] = lambda seed=seed: cosine_row(bench, seed)
+        todo[f"cosine/both/{seed}"] = lambda seed=seed: cosine_row(inputs, seed)
         for name in ("base", *EVERY):
-            todo[f"answers/{name}/{seed}"] = lambda seed=seed, name=name: answers_row(bench, seed, name)
+            todo[f"answers/{name}/{seed}"] = lambda seed=seed, name=name: answers_row(inputs, seed, name)
     return todo
 
 
@@ -158,8 +158,8 @@ def main() -> None:
         once = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(5 * 10**8)}
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.adapt_table", *sys.argv[1:]], os.environ | once)
     torch.set_num_threads(1)
-    rows, bench = read(), prepare(SETTINGS, options.base)
-    for key, make in wanted(bench).items():
+    rows, inputs = read(), prepare(SETTINGS, options.base)
+    for key, make in wanted(inputs).items():
         if key not in rows:
             kind, label, seed = key.split("/")
             rows[key] = {"table": kind, "method": label, "seed": int(seed), **make()}

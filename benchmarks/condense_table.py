@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from sparing.errors import RunError, UserError
-from sparing.jobs.condense.course import begun
-from sparing.jobs.condense.evaluate import judged
+from sparing.jobs.condense.evaluate import accuracies
+from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import advance_, bytes_of_a_step, fix_length_
-from sparing.jobs.condense.material import Material, gather
-from sparing.jobs.condense.methods import PAPER, SOURCE, TITLES, simple
+from sparing.jobs.condense.methods import PAPER, SOURCE, TITLES, build_method
 from sparing.jobs.condense.settings import Condense, Method
+from sparing.jobs.condense.state import start as start_state
 from sparing.report import Record, environment
 from sparing.report.atomic import write_whole
 
@@ -76,9 +76,9 @@ CASES = (
 class Table:
     """The result file: rows by key, written after each."""
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         """Read what is there."""
-        self.material = material
+        self.inputs = inputs
         self.rows: dict[str, Any] = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else {}
 
     def row(self, key: str, make: Any) -> dict[str, Any]:
@@ -110,13 +110,13 @@ def paper_numbers() -> dict[str, Any]:
 
 def walk(table: Table, settings: Condense, *, steps: int, turn: int) -> dict[str, Any]:
     """One run of a given length, or why it stopped."""
-    course = begun(settings, table.material)
-    course.steps, course.turn = steps, turn
+    state = start_state(settings, table.inputs)
+    state.steps, state.turn = steps, turn
     record = Record(question="", settings=settings, seed=settings.seed, environment={})
     try:
-        advance_(course, record, {}, label=f"{settings.method}, {settings.per_class} a class")
+        advance_(state, record, {}, label=f"{settings.method}, {settings.per_class} a class")
     except (RunError, UserError) as error:
-        return {"failed": str(error), "steps": course.step, "seconds": course.seconds}
+        return {"failed": str(error), "steps": state.step, "seconds": state.seconds}
     row = record.table("methods")[0]
     warned = sum(bool(step["warning"]) for step in record.table("train"))
     keep = ("accuracy", "accuracy_low", "accuracy_high", "n", "steps", "seconds", "outer_lr")
@@ -126,9 +126,9 @@ def walk(table: Table, settings: Condense, *, steps: int, turn: int) -> dict[str
 def length(table: Table, case: Case, method: Method) -> dict[str, Any]:
     """Steps that fill the seconds of a run, timed once and used for every seed; and bytes of a step."""
     settings = case.settings(method, seconds=case.seconds)
-    course, record = begun(settings, table.material), Record(question="", settings={}, seed=0, environment={})
-    fix_length_(course, record)
-    return {"steps": course.steps, "turn": course.turn, "peak": bytes_of_a_step(course, simple(settings))}
+    state, record = start_state(settings, table.inputs), Record(question="", settings={}, seed=0, environment={})
+    fix_length_(state, record)
+    return {"steps": state.steps, "turn": state.turn, "peak": bytes_of_a_step(state, build_method(settings))}
 
 
 def trial(table: Table, case: Case, method: Method, rate: float, size: dict[str, Any]) -> dict[str, Any]:
@@ -163,11 +163,11 @@ def fill(table: Table, case: Case) -> None:
 
 def start(table: Table, case: Case) -> dict[str, Any]:
     """What the noise at the beginning teaches a net, and what as many real images do."""
-    course = begun(case.settings("reverse"), table.material)
-    images, labels = table.material.train
+    state = start_state(case.settings("reverse"), table.inputs)
+    images, labels = table.inputs.train
     chosen = [torch.nonzero(labels == kind)[: case.per_class, 0] for kind in range(10)]
     real = images[torch.cat(chosen)].float() / 255
-    return {name: judged(course, some, nets=5) for name, some in (("noise", course.images), ("real images", real))}
+    return {name: accuracies(state, some, nets=5) for name, some in (("noise", state.images), ("real images", real))}
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from benchmarks.memory_tables import table
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.figures import TITLES
 from sparing.jobs.transfer.grid import Cell, cells, lines
-from sparing.jobs.transfer.material import Material, gather
+from sparing.jobs.transfer.inputs import Inputs, gather
 from sparing.jobs.transfer.settings import Transfer
 from sparing.jobs.transfer.train import train
 from sparing.report import Progress, Record, environment
@@ -215,7 +215,7 @@ def fill(case: str, part: str, hours: float) -> None:
     mine = [one for at, one in enumerate(todo(CASES[case])) if at % of == share]
     left = [one for one in mine if key(one[0], one[2]) not in rows and key(one[0], one[2]) not in whole]
     saved = time.monotonic()
-    data = functools.lru_cache(_material)
+    data = functools.lru_cache(_inputs)
     with Progress(f"transfer {case}", total=len(mine), unit="run", resume_at=len(mine) - len(left)) as bar:
         for study, settings, cell in left:
             same = next((twin for twin in twins(study, settings, cell) if twin in rows), None)
@@ -241,7 +241,7 @@ def twins(study: str, settings: Transfer, cell: Cell) -> list[str]:
     return [key(study, dataclasses.replace(cell, rule=rule)) for rule in rules if cell.rule in rules]
 
 
-def _material(model: str, text: str, length: int) -> Material:
+def _inputs(model: str, text: str, length: int) -> Inputs:
     return gather(Transfer(model=model, text=text, length=length))  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.data import bundled_text, cache_directory, load_text
-from sparing.jobs.demo.materials import unwrapped
+from sparing.jobs.demo.inputs import unwrapped
 from sparing.jobs.demo.tiny import make_tiny_model
 from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.models import load_model, load_tokenizer

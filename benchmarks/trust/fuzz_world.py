@@ -137,14 +137,14 @@ def shrink() -> None:
     import torch
 
     from sparing.jobs.condense import job
-    from sparing.jobs.condense.material import Material
+    from sparing.jobs.condense.inputs import Inputs
     from sparing.jobs.demo import transfer
 
     def pair(count: int) -> tuple[Any, Any]:
         stream = torch.Generator().manual_seed(0)
         return torch.randint(0, 256, (count, 1, 16, 16), dtype=torch.uint8, generator=stream), torch.arange(count) % 2
 
-    small = Material(name="mnist", train=pair(40), held_out=pair(8), test=pair(20), classes=("up", "down"))
+    small = Inputs(name="mnist", train=pair(40), held_out=pair(8), test=pair(20), classes=("up", "down"))
     job.gather = lambda name, held_out: small  # type: ignore[assignment]
     transfer.WORKS["tiny"] = dataclasses.replace(
         transfer.WORK, widths=(64,), base_width=32, layers=1, densities=(1.0, 0.5), rates=(-8, -6), steps=10, batch=8,

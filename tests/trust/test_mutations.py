@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sparing.jobs.condense import job
-from sparing.jobs.condense.material import Material
+from sparing.jobs.condense.inputs import Inputs
 
 EACH = 5
 """Damaged copies for each kind of damage."""
@@ -29,7 +29,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     """Checkpoints that cost no second: of a job on made-up images without a page, and of an engine of one rank."""
     from benchmarks.trust.sources import SOURCES
 
-    material = Material(name="mnist", train=_pair(40), held_out=_pair(8), test=_pair(20), classes=("up", "down"))
+    material = Inputs(name="mnist", train=_pair(40), held_out=_pair(8), test=_pair(20), classes=("up", "down"))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's rules of forward mode warn of their own deprecation when first used
         patch.setattr(job, "gather", lambda name, held_out: material)

@@ -48,18 +48,18 @@ def book() -> str:
 @pytest.fixture
 def lm():
     """A Llama of a few thousand float64 weights, large enough to differ between tokens."""
-    from sparing.jobs.adapt.lm import language
+    from sparing.jobs.adapt.lm import as_functions
 
     model = zoo.llama(layers=2, vocab=258, tied=True, dtype=torch.float64, attn_implementation="eager")
     model.config.max_position_embeddings = 512
-    return language(zoo.redraw_(model, std=0.3), ByteTokenizer())
+    return as_functions(zoo.redraw_(model, std=0.3), ByteTokenizer())
 
 
 @pytest.fixture
 def data(lm, book):
-    from sparing.jobs.adapt.materials import materials
+    from sparing.jobs.adapt.corpus import build_corpus
 
-    return materials(lm, [book, book], book, length=100)
+    return build_corpus(lm, [book, book], book, length=100)
 
 
 @pytest.fixture(scope="session")

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparing.jobs.adapt.answering import passage_rows, pieces, sample_rows, token_rows
+from sparing.jobs.adapt.answering import passage_rows, sample_rows, token_rows, token_texts
+from sparing.jobs.adapt.corpus import stream_of
 from sparing.jobs.adapt.documents import Document, Question
-from sparing.jobs.adapt.materials import stream_of
-from sparing.jobs.adapt.problem import window_of
+from sparing.jobs.adapt.problem import make_window
 
 
 @pytest.fixture
 def window(lm, data):
     documents = [Document("abca", (Question("a b", "C"),)), Document("bca", (Question("b c", "A"),))]
-    return window_of(lm, stream_of(lm, documents), data.elsewhere_test[:1])
+    return make_window(lm, stream_of(lm, documents), data.elsewhere_test[:1])
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0])
 
 
 def test_pieces_are_the_tokens_as_text(lm, window):
-    assert pieces(lm, window.stream.texts[0]) == ["a", "b", "c", "a"]
+    assert token_texts(lm, window.stream.texts[0]) == ["a", "b", "c", "a"]
 
 
 def test_mean_weights_by_token_relative_to_the_stream(lm, window):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparing.jobs.adapt.documents import Document as Doc
-from sparing.jobs.adapt.documents import Question, ask, chapters, documents, is_prose, small_words, split
+from sparing.jobs.adapt.documents import Question, ask, chapters, documents, is_prose, lowercase_words, split
 
 
 def test_headings_verse_and_pictures_are_left_out(book):
@@ -46,7 +46,7 @@ def test_documents_fit_and_say_what_is_asked(book):
     for document in made:
         for question in document.questions:
             assert f"{question.prompt} {question.answer}" in document.text
-    assert "the" in small_words(book)
+    assert "the" in lowercase_words(book)
 
 
 def test_documents_do_not_span_chapters(book):

@@ -7,21 +7,21 @@ import math
 import pytest
 import torch
 
+from sparing.jobs.adapt.corpus import encode_questions, stream_of
 from sparing.jobs.adapt.documents import Question
-from sparing.jobs.adapt.evaluate import adapted, answers, best_rate, losses, marks, sweep
-from sparing.jobs.adapt.materials import ask_in_ids, stream_of
-from sparing.jobs.adapt.problem import window_of
+from sparing.jobs.adapt.evaluate import adapt_model, answers, best_rate, losses, score, sweep
+from sparing.jobs.adapt.problem import make_window
 from sparing.jobs.adapt.weights import START
 
 
 @pytest.fixture
 def window(lm, data):
-    return window_of(lm, stream_of(lm, data.train[:3]), data.elsewhere_test[:2])
+    return make_window(lm, stream_of(lm, data.train[:3]), data.elsewhere_test[:2])
 
 
 def test_one_pass_is_torch_sgd(lm, window):
-    weights = torch.rand(len(window.read), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = adapted(lm, weights, window.stream.texts, lr=0.05)
+    weights = torch.rand(len(window.features), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = adapt_model(lm, weights, window.stream.texts, lr=0.05)
     model, at = lm.scored.model, 0
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -40,34 +40,36 @@ def test_one_pass_is_torch_sgd(lm, window):
 
 def test_adapting_leaves_the_model_alone_and_helps(lm, window):
     before = {name: value.clone() for name, value in lm.theta.items()}
-    weights = torch.full((len(window.read),), START, dtype=torch.float64)
-    theta = adapted(lm, weights, window.stream.texts, lr=0.3)
+    weights = torch.full((len(window.features),), START, dtype=torch.float64)
+    theta = adapt_model(lm, weights, window.stream.texts, lr=0.3)
     assert losses(lm, theta, window)[0] < losses(lm, lm.theta, window)[0]
     assert all(torch.equal(before[name], value) for name, value in lm.theta.items())
 
 
 def test_greedy_answers_are_those_of_one_question_at_a_time(lm):
     questions = [Question("Off to the town of", "Rome"), Question("He met", "Ur"), Question("One day the cat", "X")]
-    asked = ask_in_ids(lm, questions, context=99)
-    together, alone = (answers(lm, lm.theta, asked, most=5, batch=batch) for batch in (3, 1))
+    questions = encode_questions(lm, questions, context=99)
+    together, alone = (answers(lm, lm.theta, questions, most=5, batch=batch) for batch in (3, 1))
     assert together == alone
-    ids = asked.prompts[1]
+    ids = questions.prompts[1]
     for _ in range(5):
         scores = lm.scored.model(input_ids=ids[None]).logits[0, -1]
         ids = torch.cat([ids, scores.argmax()[None]])
-    written = bytes(token for token in ids[len(asked.prompts[1]) :].tolist() if token < 256).decode("utf-8", "replace")
+    written = bytes(token for token in ids[len(questions.prompts[1]) :].tolist() if token < 256).decode(
+        "utf-8", "replace"
+    )
     assert together[1] in written
 
 
 def test_marks_of_a_model_that_knows_nothing(lm, window):
-    found, given = marks(lm, lm.theta, window)
-    assert len(given) == len(window.stream.asked.wanted)
+    found, given = score(lm, lm.theta, window)
+    assert len(given) == len(window.stream.questions.expected)
     assert found.em == 0.0
     assert found.kl == pytest.approx(0.0, abs=1e-9)
 
 
 def test_sweep_and_the_rate_it_gives(lm, window):
-    weights = torch.full((len(window.read),), START, dtype=torch.float64)
+    weights = torch.full((len(window.features),), START, dtype=torch.float64)
     rows = sweep(lm, weights, window, (0.1, 0.3, 1e6), locality=0.5)
     assert rows[0]["objective"] == pytest.approx(rows[0]["nll"] + 0.5 * rows[0]["kl"])
     assert best_rate(rows) == min(rows[:2], key=lambda row: row["objective"])["lr"]

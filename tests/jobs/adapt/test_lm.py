@@ -6,7 +6,7 @@ import pytest
 
 import zoo
 from sparing.errors import UserError
-from sparing.jobs.adapt.lm import language
+from sparing.jobs.adapt.lm import as_functions
 
 
 class Letters:
@@ -22,11 +22,11 @@ class Letters:
 @pytest.mark.parametrize("start", [64, None])
 def test_a_first_token_that_the_model_does_not_know_is_refused(start: int | None) -> None:
     with pytest.raises(UserError, match=rf"the model knows 64 tokens, and texts would begin with token {start}"):
-        language(zoo.llama(layers=1, vocab=64), Letters(0, start))
+        as_functions(zoo.llama(layers=1, vocab=64), Letters(0, start))
 
 
 def test_a_token_that_the_model_does_not_know_is_refused() -> None:
-    lm = language(zoo.llama(layers=1, vocab=64), Letters(62, 63))
+    lm = as_functions(zoo.llama(layers=1, vocab=64), Letters(62, 63))
     assert lm.encode("ab") == [62, 63]
     with pytest.raises(UserError, match=r"the model knows 64 tokens, the tokenizer gives token 64; use the tokenizer"):
         lm.encode("abc")

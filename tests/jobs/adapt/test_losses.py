@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from sparing.jobs.adapt.corpus import encode_questions
 from sparing.jobs.adapt.documents import Question
 from sparing.jobs.adapt.lm import padded, positions
 from sparing.jobs.adapt.losses import answer_loss, divergence, document_loss, log_probabilities
-from sparing.jobs.adapt.materials import ask_in_ids
 
 
 def test_uniform_weights_are_the_models_own_loss(lm):
@@ -26,11 +26,11 @@ def test_a_weight_scales_its_token_alone(lm):
 
 def test_padding_does_not_move_the_answer_loss(lm):
     short, long = Question("Off to", "Rome"), Question("After a long while they came to", "Ur")
-    both = answer_loss(lm, lm.theta, ask_in_ids(lm, [short, long], context=99))
-    alone = [ask_in_ids(lm, [question], context=99) for question in (short, long)]
-    losses = [answer_loss(lm, lm.theta, asked) * len(asked.rows) for asked in alone]
+    both = answer_loss(lm, lm.theta, encode_questions(lm, [short, long], context=99))
+    alone = [encode_questions(lm, [question], context=99) for question in (short, long)]
+    losses = [answer_loss(lm, lm.theta, questions) * len(questions.rows) for questions in alone]
     # the mean is over answer tokens, wherever they stand; Llama normalises in float32
-    torch.testing.assert_close(both, sum(losses) / sum(len(asked.rows) for asked in alone), rtol=1e-6, atol=0)
+    torch.testing.assert_close(both, sum(losses) / sum(len(questions.rows) for questions in alone), rtol=1e-6, atol=0)
 
 
 def test_padding_id_counts_where_it_is_real(lm):

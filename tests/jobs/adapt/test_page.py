@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparing.jobs.adapt.job import begun
+from sparing.jobs.adapt.job import new_record
 from sparing.jobs.adapt.page import answer, marked
 from sparing.jobs.adapt.settings import Adapt
 
@@ -19,7 +19,7 @@ def test_neighbours_in_bold_are_one_run():
 
 
 def test_the_answer_names_the_best_and_uniform():
-    record = begun(Adapt())
+    record = new_record(Adapt())
     for method, nll, em in (("base", 9.0, 0.0), ("uniform", 5.0, 2.0), ("fg-psi", 4.0, 10.0)):
         record.add("answers", method=method, nll=nll, em=em)
     text = answer(record)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sparing import hypergrad as hg
-from sparing.jobs.adapt.evaluate import adapted
+from sparing.jobs.adapt.evaluate import adapt_model
 from sparing.jobs.adapt.problem import draw_window, problem
-from sparing.jobs.adapt.weights import fresh, weigh
+from sparing.jobs.adapt.weights import init_weights, weigh
 from sparing.vectors import dot, norm
 
 
@@ -19,20 +19,20 @@ def window(lm, data):
 
 @pytest.fixture
 def phi(window):
-    made = fresh(window.read.shape[1], width=8, seed=0, dtype=torch.float64)
+    made = init_weights(window.features.shape[1], width=8, seed=0, dtype=torch.float64)
     drawn = torch.randn(made["head.1.weight"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return made | {"head.1.weight": drawn}
 
 
 def test_the_bottleneck_counts_real_tokens_only(window):
-    assert len(window.read) == sum(len(text) - 1 for text in window.stream.texts)
+    assert len(window.features) == sum(len(text) - 1 for text in window.stream.texts)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_solve_is_plain_sgd(lm, window, phi, clip):
     posed = problem(lm, window, lr=0.05, locality=0.1, clip=clip)
     theta = hg.solve(posed, phi)
-    plain = adapted(lm, weigh(phi, window.read), window.stream.texts, lr=0.05, clip=clip)
+    plain = adapt_model(lm, weigh(phi, window.features), window.stream.texts, lr=0.05, clip=clip)
     for name, value in theta.items():
         torch.testing.assert_close(value, plain[name], rtol=1e-12, atol=1e-14)  # same sums, perhaps in another order
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from sparing.jobs.adapt.squad import answer_in, exact, f1, normalised
+from sparing.jobs.adapt.squad import answer_in, exact_match, f1, normalized
 
 
 def test_case_articles_and_punctuation_do_not_count():
-    assert normalised("  The  Spanish-Hen, an\nEGG.") == ["spanishhen", "egg"]
-    assert exact("the Mock Turtle!", "Mock turtle") == 1.0
-    assert exact("Mock", "Mock turtle") == 0.0
+    assert normalized("  The  Spanish-Hen, an\nEGG.") == ["spanishhen", "egg"]
+    assert exact_match("the Mock Turtle!", "Mock turtle") == 1.0
+    assert exact_match("Mock", "Mock turtle") == 0.0
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "score"),
+    ("given", "expected", "score"),
     [("Buster Bear", "Buster Bear", 1.0), ("Buster", "Buster Bear", 2 / 3), ("Fox", "Bear", 0.0), ("", "Bear", 0.0)],
 )
-def test_f1(given, wanted, score):
-    assert f1(given, wanted) == pytest.approx(score)
+def test_f1(given, expected, score):
+    assert f1(given, expected) == pytest.approx(score)
 
 
 def test_repeated_words_count_once_each():

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sparing.jobs.condense import Condense
-from sparing.jobs.condense import job as room
-from sparing.jobs.condense.material import Material
+from sparing.jobs.condense import job as module
+from sparing.jobs.condense.inputs import Inputs
 from sparing.seeds import stream
 
 SMALL = Condense(
@@ -39,13 +39,13 @@ def pair(count: int, label: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture
-def material() -> Material:
+def inputs() -> Inputs:
     train, held_out, test = (pair(count, name) for count, name in ((40, "train"), (8, "held out"), (20, "test")))
-    return Material(name="mnist", train=train, held_out=held_out, test=test, classes=("up", "down"))
+    return Inputs(name="mnist", train=train, held_out=held_out, test=test, classes=("up", "down"))
 
 
 @pytest.fixture
-def small(tmp_path: Path, material: Material, monkeypatch: pytest.MonkeyPatch) -> Condense:
+def small(tmp_path: Path, inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> Condense:
     """Settings of a run that takes a second, on made-up data."""
-    monkeypatch.setattr(room, "gather", lambda name, held_out: material)
+    monkeypatch.setattr(module, "gather", lambda name, held_out: inputs)
     return dataclasses.replace(SMALL, out=tmp_path / "run")

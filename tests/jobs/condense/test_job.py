@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from sparing.errors import UserError
 from sparing.jobs.condense import Condense, StoppedError, run, show
-from sparing.jobs.condense import job as room
+from sparing.jobs.condense import job as module
 from sparing.jobs.condense.methods import TITLES
 from sparing.report import Record
 
@@ -49,8 +49,8 @@ def test_it_leaves_images_record_and_page(small, capsys) -> None:
 @pytest.fixture
 def unseen(monkeypatch) -> None:
     """No pictures: drawing them takes longer than the runs."""
-    monkeypatch.setattr(room, "write_page", lambda *_: None)
-    monkeypatch.setattr(room, "gallery", lambda *_, **__: SimpleNamespace(save_png=lambda path: path.touch()))
+    monkeypatch.setattr(module, "write_page", lambda *_: None)
+    monkeypatch.setattr(module, "gallery", lambda *_, **__: SimpleNamespace(save_png=lambda path: path.touch()))
 
 
 @pytest.mark.usefixtures("unseen")
@@ -59,20 +59,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(small, tmp_path, monkeypatc
     whole = dataclasses.replace(small, out=tmp_path / "whole", method=method)
     expected = [row for row in run(whole).rows if row["table"] == "train"]
     broken = dataclasses.replace(small, method=method, save_every=0)
-    step = room.advance_
+    step = module.advance_
 
-    def interrupted(course, record, kept, *, label, after):
-        def kill(course) -> None:
-            if course.step == 2:
+    def interrupted(state, record, kept, *, label, after):
+        def kill(state) -> None:
+            if state.step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
-            after(course)
+            after(state)
 
-        step(course, record, kept, label=label, after=kill)
+        step(state, record, kept, label=label, after=kill)
 
-    monkeypatch.setattr(room, "advance_", interrupted)
+    monkeypatch.setattr(module, "advance_", interrupted)
     with pytest.raises(StoppedError, match="outer step 2 of 4 is saved"):
         run(broken)
-    monkeypatch.setattr(room, "advance_", step)
+    monkeypatch.setattr(module, "advance_", step)
     found = [row for row in run(dataclasses.replace(broken, resume=True)).rows if row["table"] == "train"]
     timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in rows] for rows in (found, expected)]
     assert timeless[0] == timeless[1]

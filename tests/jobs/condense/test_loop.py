@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing import hypergrad as hg
-from sparing.jobs.condense import loop as room
-from sparing.jobs.condense.course import begun
+from sparing.jobs.condense import loop as module
 from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_, look_steps
+from sparing.jobs.condense.state import start
 from sparing.report import Record
 
 
@@ -30,13 +30,13 @@ def test_looks_are_even_and_reach_both_ends(steps: int, looks: int) -> None:
     assert max(gaps) - min(gaps) <= 1
 
 
-def test_a_run_fills_its_tables(small, material) -> None:
+def test_a_run_fills_its_tables(small, inputs) -> None:
     settings = dataclasses.replace(small, method="truncated")
-    course, record, kept, seen = begun(settings, material), empty(settings), {}, []
-    advance_(course, record, kept, after=lambda course: seen.append(course.step))
+    state, record, kept, seen = start(settings, inputs), empty(settings), {}, []
+    advance_(state, record, kept, after=lambda state: seen.append(state.step))
     assert [row["step"] for row in record.table("train")] == seen == [1, 2, 3, 4]
     assert [row["step"] for row in record.table("curve")] == sorted(kept) == [0, 2, 4]
-    assert torch.equal(kept[4], course.images)
+    assert torch.equal(kept[4], state.images)
     assert not torch.equal(kept[0], kept[2])
     (row,) = record.table("methods")
     assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
@@ -46,42 +46,42 @@ def test_a_run_fills_its_tables(small, material) -> None:
 
 
 @pytest.mark.slow  # a net learns
-def test_the_images_come_to_teach_the_classes(small, material) -> None:
+def test_the_images_come_to_teach_the_classes(small, inputs) -> None:
     """Bright above against bright below is learnt from one image of each; noise does not teach it."""
     settings = dataclasses.replace(small, method="checkpointed", unroll=5, steps=25, looks=0, eval_steps=5, eval_lr=0.1)
     record = empty(settings)
-    advance_(begun(settings, material), record, {})
+    advance_(start(settings, inputs), record, {})
     assert record.table("methods")[0]["accuracy"] == 100  # nets see what they were condensed for: five steps at 0.1
     assert record.table("train")[-1]["loss"] < 0.2 < record.table("train")[0]["loss"]  # chance is 0.69
     assert record.table("curve") == []
 
 
-def test_seconds_become_steps_once(small, material, monkeypatch) -> None:
+def test_seconds_become_steps_once(small, inputs, monkeypatch) -> None:
     monkeypatch.setattr(
-        room, "seconds_of_a_step", lambda course, method: 3.0 if type(method) is hg.HessianFree else 2.0
+        module, "seconds_of_a_step", lambda state, method: 3.0 if type(method) is hg.HessianFree else 2.0
     )
     settings = dataclasses.replace(small, seconds=60.0)
-    course, record = begun(settings, material), empty(settings)
-    fix_length_(course, record)
-    assert (course.steps, course.turn) == (30, 0)
-    course = begun(dataclasses.replace(settings, method="two-phase", first_phase=0.25), material)
-    fix_length_(course, record)
-    assert (course.steps, course.turn) == (5 + 22, 5)  # 15 s at 3 s, then 45 s at 2 s
+    state, record = start(settings, inputs), empty(settings)
+    fix_length_(state, record)
+    assert (state.steps, state.turn) == (30, 0)
+    state = start(dataclasses.replace(settings, method="two-phase", first_phase=0.25), inputs)
+    fix_length_(state, record)
+    assert (state.steps, state.turn) == (5 + 22, 5)  # 15 s at 3 s, then 45 s at 2 s
     assert [row["steps"] for row in record.table("length")] == [30, 27]
 
 
-def test_a_number_of_steps_is_kept(small, material) -> None:
-    course, record = begun(dataclasses.replace(small, method="two-phase"), material), empty(small)
-    fix_length_(course, record)
-    assert (course.steps, course.turn) == (4, 2)
+def test_a_number_of_steps_is_kept(small, inputs) -> None:
+    state, record = start(dataclasses.replace(small, method="two-phase"), inputs), empty(small)
+    fix_length_(state, record)
+    assert (state.steps, state.turn) == (4, 2)
 
 
-def test_reverse_holds_more_the_longer_it_unrolls_and_forward_does_not(small, material) -> None:
+def test_reverse_holds_more_the_longer_it_unrolls_and_forward_does_not(small, inputs) -> None:
     held = {}
     for unroll in (4, 16):
-        course = begun(dataclasses.replace(small, unroll=unroll, batch=2), material)
+        state = start(dataclasses.replace(small, unroll=unroll, batch=2), inputs)
         for method in (hg.Reverse(), hg.ForwardGradient(directions=2)):
-            held[type(method), unroll] = bytes_of_a_step(course, method)
+            held[type(method), unroll] = bytes_of_a_step(state, method)
     assert held[hg.Reverse, 16] > 2.5 * held[hg.Reverse, 4]
     # constant in T but for what a step leaves until the next one replaces it
     assert held[hg.ForwardGradient, 16] < 1.1 * held[hg.ForwardGradient, 4]

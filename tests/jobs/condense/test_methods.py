@@ -9,7 +9,7 @@ import pytest
 
 from sparing import hypergrad as hg
 from sparing.jobs.condense import Condense
-from sparing.jobs.condense.methods import PAPER, ROLES, TITLES, schedule, simple
+from sparing.jobs.condense.methods import PAPER, ROLES, TITLES, build_method, schedule
 from sparing.jobs.condense.settings import Method
 
 
@@ -30,7 +30,7 @@ def test_every_setting_is_a_value(method: Method, expected: object) -> None:
     settings = Condense(
         method=method, directions=7, chunk=2, truncate=3, neumann_step=0.2, terms=5, damping=0.01
     )  # fmt: skip
-    assert simple(settings) == expected
+    assert build_method(settings) == expected
 
 
 def test_every_method_has_a_name_and_a_look_of_its_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.jobs.condense.net import Shape, initial, logits, penalty
+from sparing.jobs.condense.net import Shape, init_weights, logits, penalty
 from sparing.seeds import stream
 
 
@@ -17,7 +17,7 @@ from sparing.seeds import stream
 def test_the_paper_counts_the_same_parameters(channels: int, side: int, classes: int, count: int) -> None:
     shape = Shape(channels=channels, side=side, classes=classes, width=128)
     assert shape.count == count
-    assert sum(weight.numel() for weight in initial(shape, stream(0)).values()) == count
+    assert sum(weight.numel() for weight in init_weights(shape, stream(0)).values()) == count
 
 
 def by_modules(weights: dict[str, torch.Tensor], width: int, depth: int) -> nn.Sequential:
@@ -39,7 +39,7 @@ def by_modules(weights: dict[str, torch.Tensor], width: int, depth: int) -> nn.S
 def test_it_computes_what_the_modules_compute(side: int) -> None:
     shape = Shape(channels=3, side=side, classes=5, width=6)
     generator = stream(0, "net")
-    weights = {name: weight.double() for name, weight in initial(shape, generator).items()}
+    weights = {name: weight.double() for name, weight in init_weights(shape, generator).items()}
     weights |= {name: torch.randn(weight.shape, generator=generator).double() for name, weight in weights.items()}
     images = torch.rand(7, 3, side, side, generator=generator).double()
     expected = by_modules(weights, 6, 3)(images)
@@ -49,7 +49,7 @@ def test_it_computes_what_the_modules_compute(side: int) -> None:
 
 def test_the_start_belongs_to_its_generator_and_has_unit_variance_per_input() -> None:
     shape = Shape(channels=1, side=28, classes=10, width=32)
-    one, same, other = (initial(shape, stream(0, "net", step)) for step in (1, 1, 2))
+    one, same, other = (init_weights(shape, stream(0, "net", step)) for step in (1, 1, 2))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["block1.weight"], other["block1.weight"])
     # 9,216 draws: the variance is known to 1.5 %; 6 standard errors

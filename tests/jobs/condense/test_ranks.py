@@ -21,10 +21,10 @@ from jobs.condense import conftest as made_up
 from oracles import processes
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
-from sparing.jobs.condense import Condense, StoppedError, course, ranks
-from sparing.jobs.condense import job as room
-from sparing.jobs.condense.material import Material
-from sparing.jobs.condense.ranks import Crew, crew
+from sparing.jobs.condense import Condense, StoppedError, ranks, state
+from sparing.jobs.condense import job as module
+from sparing.jobs.condense.inputs import Inputs
+from sparing.jobs.condense.ranks import Ranks, join_ranks
 
 # slow: two processes import torch.func
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -36,28 +36,28 @@ CASES: dict[str, Condense] = {
 }
 
 
-def material() -> Material:
+def inputs() -> Inputs:
     parts = (made_up.pair(count, name) for count, name in ((40, "train"), (8, "held out"), (20, "test")))
     train, held_out, test = parts
-    return Material(name="mnist", train=train, held_out=held_out, test=test, classes=("up", "down"))
+    return Inputs(name="mnist", train=train, held_out=held_out, test=test, classes=("up", "down"))
 
 
 def run(settings: Condense) -> Any:
     """What a run recorded, or the error it ended with; without pictures and peaks, which take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "gather", lambda name, held_out: material())
-        patch.setattr(room, "write_page", lambda *_: None)
-        patch.setattr(room, "bytes_of_a_step", lambda *_: 0)
-        patch.setattr(room, "gallery", lambda *_, **__: SimpleNamespace(save_png=lambda path: path.touch()))
+        patch.setattr(module, "gather", lambda name, held_out: inputs())
+        patch.setattr(module, "write_page", lambda *_: None)
+        patch.setattr(module, "bytes_of_a_step", lambda *_: 0)
+        patch.setattr(module, "gallery", lambda *_, **__: SimpleNamespace(save_png=lambda path: path.touch()))
         try:
-            return room.run(settings).rows
+            return module.run(settings).rows
         except (UserError, RunError, StoppedError, OSError) as error:
             return f"{type(error).__name__}: {error}"
 
 
 def at_step(step: int, act: Callable[[], object]) -> Callable[..., Any]:
     """The hypergradient of a course, before which something happens once."""
-    whole = course.hypergradient_at
+    whole = state.hypergradient_at
 
     def hypergradient_at(now: Any, at: int, method: Any) -> Any:
         if at == step:
@@ -72,7 +72,7 @@ def struck(settings: Condense, rank: int, step: int, act: Callable[[], object]) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "DELIVERY", 2.0)
         if int(os.environ["RANK"]) == rank:
-            patch.setattr(course, "hypergradient_at", at_step(step, act))
+            patch.setattr(state, "hypergradient_at", at_step(step, act))
         return run(settings)
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_met(
     monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=words), crew(dataclasses.replace(BASE, **wrong)):
+    with pytest.raises(UserError, match=words), join_ranks(dataclasses.replace(BASE, **wrong)):
         pass
 
 
@@ -209,9 +209,9 @@ class Place:
 PHI = torch.zeros(2)
 
 
-def three() -> list[Crew]:
+def three() -> list[Ranks]:
     store = HashStore()
-    return [Crew(Place(rank), store, [0, 1, 2]) for rank in range(3)]  # type: ignore[arg-type]
+    return [Ranks(Place(rank), store, [0, 1, 2]) for rank in range(3)]  # type: ignore[arg-type]
 
 
 def test_a_step_begins_for_those_who_live_and_hold_the_same_images() -> None:
@@ -270,10 +270,10 @@ def test_a_signal_to_another_is_heard_by_the_first() -> None:
 
 
 def test_one_process_shares_nothing() -> None:
-    alone, method = Crew(), hg.ForwardGradient(directions=5)
+    alone, method = Ranks(), hg.ForwardGradient(directions=5)
     alone.begin_step(0, PHI)
-    assert alone.shared(method) is alone.own(method) is method
-    assert (alone.first, alone.several, alone.end_step(), alone.told(3), alone.heard([15])) == (
+    assert alone.shared(method) is alone.per_rank(method) is method
+    assert (alone.first, alone.several, alone.end_step(), alone.broadcast(3), alone.heard([15])) == (
         True,
         False,
         {},
@@ -284,5 +284,5 @@ def test_one_process_shares_nothing() -> None:
 
 def test_what_a_process_does_at_most() -> None:
     one = three()[1]
-    assert one.own(hg.ForwardGradient(directions=7, chunk=5)) == hg.ForwardGradient(directions=3, chunk=3)
-    assert one.own(hg.HessianFree()) == hg.HessianFree()
+    assert one.per_rank(hg.ForwardGradient(directions=7, chunk=5)) == hg.ForwardGradient(directions=3, chunk=3)
+    assert one.per_rank(hg.HessianFree()) == hg.HessianFree()

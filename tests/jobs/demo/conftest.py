@@ -12,11 +12,11 @@ import pytest
 from sparing.data import bundled_text
 from sparing.jobs import demo
 from sparing.jobs.demo import condensation, federated, sharding, transfer, valley
-from sparing.jobs.demo.materials import RATES, Materials, split
+from sparing.jobs.demo.inputs import RATES, Inputs, split
 from sparing.jobs.demo.settings import Settings
 from sparing.jobs.demo.sharding_ranks import Work as Ranks
 from sparing.jobs.demo.tiny import make_tiny_model
-from sparing.jobs.demo.typeset import drawn
+from sparing.jobs.demo.typeset import draw_digits
 from sparing.jobs.lm.models import load_tokenizer
 from sparing.jobs.scan.settings import Settings as Scan
 from sparing.jobs.subjects.nets import Training
@@ -44,24 +44,24 @@ FEDERATE = dataclasses.replace(
 )  # fmt: skip
 
 
-def materials(folder: Path) -> Materials:
+def inputs(folder: Path) -> Inputs:
     """A model and rows for seconds."""
     text = bundled_text("alice")[:6000]
     path = make_tiny_model(folder / "tiny", text, steps=2)
     ids = load_tokenizer(path)(text, add_special_tokens=False)["input_ids"]
     train, dev, test = split(ids, 16, rows=(16, 2, 2))
-    return Materials(
+    return Inputs(
         model=path, title="a tiny model", licence="public domain", train=train, dev=dev, test=test, batch=2, steps=4,
         trial=1, prompts=("Alice was",),
         rates={arm: rates[: 2 if arm == "LISA" else 1] for arm, rates in RATES.items()},
     )  # fmt: skip
 
 
-def digits() -> condensation.Material:
+def digits() -> condensation.Inputs:
     """Typeset digits under the name of the handwritten ones."""
-    parts = [drawn(20, stream(0, "tests", part)) for part in ("train", "held", "test")]
+    parts = [draw_digits(20, stream(0, "tests", part)) for part in ("train", "held", "test")]
     made = dict(zip(("train", "held_out", "test"), parts, strict=True))
-    return condensation.Material(name="mnist", classes=tuple(map(str, range(10))), **made)
+    return condensation.Inputs(name="mnist", classes=tuple(map(str, range(10))), **made)
 
 
 def drawn_once(patch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,13 @@ def small() -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def priced() -> list[dict]:
     """Every plan for every case, computed once."""
-    return sharding.planned(sharding.CASES)
+    return sharding.plan_cases(sharding.CASES)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Materials:
+def made(tmp_path_factory) -> Inputs:
     """What the first chapter works on."""
-    return materials(tmp_path_factory.mktemp("model"))
+    return inputs(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +99,10 @@ def finished(made, small, tmp_path_factory):
     works = {condensation: small.condense, transfer: small.transfer, sharding: small.shard, valley: small.valley}
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when forward mode is first used
-        for room, work in (works | {federated: small.federate}).items():
-            patch.setitem(room.WORKS, "tiny", work)
+        for module, work in (works | {federated: small.federate}).items():
+            patch.setitem(module.WORKS, "tiny", work)
         patch.setattr(demo, "gather", lambda source, out, scale: made)
-        patch.setattr(condensation, "material", digits)
+        patch.setattr(condensation, "load_digits", digits)
         drawn_once(patch)
         folder = tmp_path_factory.mktemp("demo")
         yield demo.run(Settings(out=folder, scale="tiny")), folder

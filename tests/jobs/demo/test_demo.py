@@ -105,12 +105,12 @@ def test_nothing_finished_is_run_again(finished, monkeypatch):
     """Every chapter's own work would fail; the record stays as it is, but for the row that says where the page is."""
     record, folder = finished
     before = list(record.rows)
-    for room, work in (
-        (demo, "gather"), (condensation, "material"), (transfer, "digits"), (sharding, "run_ranks"), (valley, "stage"),
-        (job, "run"), (demo, "write_overview"),
+    for module, work in (
+        (demo, "gather"), (condensation, "load_digits"), (transfer, "digits"), (sharding, "run_ranks"),
+        (valley, "load_inputs"), (job, "run"), (demo, "write_overview"),
     ):  # fmt: skip
         stop = pytest.fail if work != "write_overview" else lambda *_: None
-        monkeypatch.setattr(room, work, lambda *_, work=work, stop=stop, **__: stop(f"{work} ran again"))
+        monkeypatch.setattr(module, work, lambda *_, work=work, stop=stop, **__: stop(f"{work} ran again"))
     monkeypatch.setattr(demo, "write_page", lambda *_: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert again(folder).rows == [*before, before[-1]]
@@ -134,7 +134,7 @@ def test_other_materials_than_it_began_with_are_refused(finished, made):
     record, folder = finished
     half = Record.read(folder / "record.jsonl")
     half.rows = [row for row in half.rows if row["table"] != "arms" or row["method"] != "LoRA"]
-    assert layers.left(half) == ["LoRA"]
+    assert layers.remaining(half) == ["LoRA"]
     assert "memory" not in page.finished(half)  # half a chapter is on no page
     next(row for row in half.rows if row["table"] == "materials")["name"] = "another model"
     with pytest.raises(UserError, match="began on another model"):
@@ -194,7 +194,7 @@ def test_bytes_of_the_processes_are_those_of_closed_forms(finished, small):
     assert rows["NNN"]["sent_inter"] == 2 * weights
     assert rows["IIG"]["sent_inter"] == 2 * weights
     assert sharding_page.exact(record)
-    assert sharding_page.apart(record) < 1e-5  # float32 sums in another order
+    assert sharding_page.largest_loss_gap(record) < 1e-5  # float32 sums in another order
     assert "37.5 %" in sharding_page.answer(record)
     assert sharding_page.numbers(record)[1].value == "37.5 %"
 
@@ -248,10 +248,10 @@ def test_without_a_calibration_the_gap_is_measured_and_not_predicted(finished, t
         raise UserError("calibration", got="the shipped file", why="it has too few pairs", do="measure them")
 
     monkeypatch.setattr(valley, "predict_merge", missing)
-    on = valley.stage(small.valley, 0)
+    inputs = valley.load_inputs(small.valley, 0)
     record = Record(question="Q?", settings={}, seed=0, environment={})
-    load = valley.train_all(on, finished[0], finished[1] / "record.jsonl")
-    valley.merge_pair(on, record, tmp_path / "record.jsonl", "one start", load)
+    load = valley.train_all(inputs, finished[0], finished[1] / "record.jsonl")
+    valley.merge_pair(inputs, record, tmp_path / "record.jsonl", "one start", load)
     (row,) = record.table("valley_merges")
     assert row["predicted"] is None
     assert row["gap"] == finished[0].table("valley_merges")[0]["gap"]

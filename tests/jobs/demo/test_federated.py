@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sparing.jobs.demo import federated as room
+from sparing.jobs.demo import federated as module
 from sparing.jobs.demo.federated import run_chapter, settings_of
 from sparing.jobs.federate import job
 from sparing.report import Record
 
 
 def test_without_flower_its_run_is_left_out(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(job, "run", lambda settings: Record(question="", settings=settings, seed=0, environment={}))
     record = Record(question="Q?", settings={}, seed=0, environment={})
     run_chapter(record, seed=0, path=tmp_path / "record.jsonl", work=small.federate)

@@ -7,7 +7,7 @@ import pytest
 from sparing.errors import RunError, UserError
 from sparing.jobs import demo
 from sparing.jobs.demo import page, sharding, transfer
-from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.demo.resuming import require_unchanged
 from sparing.jobs.demo.settings import NAMES, Settings
 from sparing.report import Record
 from sparing.report.figure import Figure
@@ -23,7 +23,7 @@ def quick(small, priced, monkeypatch):
 
     monkeypatch.setitem(transfer.WORKS, "tiny", small.transfer)
     monkeypatch.setattr(sharding, "run_ranks", broken)
-    monkeypatch.setattr(sharding, "planned", lambda cases: priced)
+    monkeypatch.setattr(sharding, "plan_cases", lambda cases: priced)
     monkeypatch.setattr(Figure, "svg", lambda *_, **__: "<svg ></svg>")
 
 
@@ -81,11 +81,11 @@ def test_no_chapter_or_one_twice_is_refused(chapters):
 
 def test_other_data_than_a_chapter_began_with_are_refused():
     record = Record(question="Q?", settings={}, seed=0, environment={})
-    unchanged(record, "valley_data", "digits")
+    require_unchanged(record, "valley_data", "digits")
     record.add("valley_data", name="fashion-mnist")
-    unchanged(record, "valley_data", "fashion-mnist")
+    require_unchanged(record, "valley_data", "fashion-mnist")
     with pytest.raises(UserError, match="began on fashion-mnist"):
-        unchanged(record, "valley_data", "digits")
+        require_unchanged(record, "valley_data", "digits")
 
 
 def test_times_of_an_interrupted_chapter_add_up():

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from sparing.errors import RunError
-from sparing.jobs.demo import sharding as room
+from sparing.jobs.demo import sharding as module
 from sparing.jobs.demo.sharding import run_chapter
 from sparing.jobs.demo.sharding_page import chapter, statements
 from sparing.jobs.demo.sharding_ranks import Work
@@ -18,7 +18,7 @@ from sparing.report import Record
 def planned(tmp_path_factory) -> Record:
     """The chapter where no process can be started."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "run_ranks", broken)
+        patch.setattr(module, "run_ranks", broken)
         record = Record(question="Q?", settings={}, seed=0, environment={})
         run_chapter(record, seed=0, path=tmp_path_factory.mktemp("demo") / "record.jsonl")
     return record
@@ -53,4 +53,4 @@ def test_the_paper_s_statements_hold(planned):
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others_and_is_told(small):
     with pytest.raises(RunError, match="status 1"):
-        room.run_ranks(dataclasses.replace(small.shard, plans=("INN",)))  # a plan that breaks the rule
+        module.run_ranks(dataclasses.replace(small.shard, plans=("INN",)))  # a plan that breaks the rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sparing.jobs.demo.typeset import FACES, SIDE, drawn, glyphs, typeset_digits
+from sparing.jobs.demo.typeset import FACES, SIDE, draw_digits, glyphs, typeset_digits
 from sparing.seeds import stream
 
 
@@ -27,8 +27,8 @@ def test_digits_of_a_kind_are_alike_and_others_are_not() -> None:
 
 
 def test_a_draw_belongs_to_its_generator_and_keeps_labels() -> None:
-    images, labels = drawn(60, stream(0, "x"))
-    again, _ = drawn(60, stream(0, "x"))
+    images, labels = draw_digits(60, stream(0, "x"))
+    again, _ = draw_digits(60, stream(0, "x"))
     assert torch.equal(images, again)
     assert images.shape == (60, 1, SIDE, SIDE)
     assert images.dtype == torch.uint8

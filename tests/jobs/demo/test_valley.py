@@ -7,16 +7,16 @@ import logging
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.demo import valley as room
-from sparing.jobs.demo.valley import run_chapter, stage
+from sparing.jobs.demo import valley as module
+from sparing.jobs.demo.valley import load_inputs, run_chapter
 from sparing.report import Record
 
 pytest.importorskip("sklearn", reason="its digits are the images")
 
 
 def test_the_three_parts_of_the_images_do_not_overlap(small):
-    on = stage(small.valley, 0)
-    rows = [on.start[0], on.halves["a"][0], on.halves["b"][0]]
+    inputs = load_inputs(small.valley, 0)
+    rows = [inputs.start[0], inputs.halves["a"][0], inputs.halves["b"][0]]
     assert list(map(len, rows)) == [120, 60, 60]
     assert len({image.numpy().tobytes() for part in rows for image in part}) == 240  # each image once
 
@@ -25,9 +25,9 @@ def test_digits_stand_in_for_images_that_cannot_be_had(small, monkeypatch, caplo
     def missing(*_, **__):
         raise UserError("asset", got="fashion-mnist", why="no network", do="try later")
 
-    monkeypatch.setattr(room, "image_rows", missing)
+    monkeypatch.setattr(module, "image_rows", missing)
     caplog.set_level(logging.WARNING)
-    assert stage(small.valley, 0).name == "digits"
+    assert load_inputs(small.valley, 0).name == "digits"
     assert "stand in" in caplog.text
 
 
@@ -35,7 +35,7 @@ def test_without_any_images_the_chapter_is_left_out_and_said_to_be(small, monkey
     def missing(*_, **__):
         raise UserError("data", got="digits", why="they come with scikit-learn", do="run: pip install scikit-learn")
 
-    monkeypatch.setattr(room, "stage", missing)
+    monkeypatch.setattr(module, "load_inputs", missing)
     record = Record(question="Q?", settings={}, seed=0, environment={})
     run_chapter(record, seed=0, path=tmp_path / "record.jsonl", work=small.valley)
     assert record.rows == []

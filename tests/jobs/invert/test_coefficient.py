@@ -45,13 +45,13 @@ def test_roughness_of_a_wave():
 def test_the_chain_rule_is_applied_once(parameter):
     """The released code perturbs p, so that its difference is du/dp, and multiplies by dν/dp = 2p again."""
     settings = small(parameter=parameter, probe=1e-4)
-    data, nu, gap = observe(settings), 0.08, 1e-4
+    inputs, nu, gap = observe(settings), 0.08, 1e-4
     p = torch.tensor([np.log(nu) if parameter == "log" else np.sqrt(nu)], dtype=torch.float64)
-    result = hg.hypergradient(black_box(settings, data), {"p": p}, numerical(settings, data).method, seed=0)
+    result = hg.hypergradient(black_box(settings, inputs), {"p": p}, numerical(settings, inputs).method, seed=0)
 
     def loss(value):
-        u = solve(BURGERS, value, data.times, grid=64, tolerance=1e-10) @ interpolation(64, data.where).T
-        return float(np.mean((u - data.values.numpy()) ** 2))
+        u = solve(BURGERS, value, inputs.times, grid=64, tolerance=1e-10) @ interpolation(64, inputs.where).T
+        return float(np.mean((u - inputs.values.numpy()) ** 2))
 
     slope = (loss(nu + gap * nu) - loss(nu - gap * nu)) / (2 * gap * nu)
     once = nu if parameter == "log" else 2 * np.sqrt(nu)
@@ -61,8 +61,8 @@ def test_the_chain_rule_is_applied_once(parameter):
 
 def test_a_whole_frame_gives_the_gradient_of_a_field():
     settings = small(field=8, observe=(4, 8), law="orthonormal", directions=8, penalty=1e-3, probe=1e-4)
-    data = observe(settings)
-    arm, problem = numerical(settings, data), black_box(settings, data)
+    inputs = observe(settings)
+    arm, problem = numerical(settings, inputs), black_box(settings, inputs)
     p = arm.coefficient.guess(BURGERS, 0) + 0.2 * torch.sin(torch.arange(8, dtype=torch.float64))
     found = hg.hypergradient(problem, {"p": p}, arm.method, seed=0).grad["p"]
 
@@ -76,8 +76,8 @@ def test_a_whole_frame_gives_the_gradient_of_a_field():
 def test_the_loss_is_the_mean_of_the_squares_not_the_square_of_the_mean():
     """The released code logs mean(error)²."""
     settings = small()
-    data = observe(settings)
-    off = torch.ones_like(data.values)
+    inputs = observe(settings)
+    off = torch.ones_like(inputs.values)
     off[::2] = -1
     phi = {"p": torch.zeros(1, dtype=torch.float64)}
-    assert black_box(settings, data).outer(data.values + off, phi).item() == pytest.approx(1)
+    assert black_box(settings, inputs).outer(inputs.values + off, phi).item() == pytest.approx(1)

@@ -16,17 +16,17 @@ def test_observations_lie_inside_and_no_place_is_seen_twice():
 
 
 def test_burgers_is_observed_in_closed_form():
-    data = observe(Settings(equation="burgers", grid=32))
-    assert data.values.shape == (8, 8)
-    assert data.solution.shape == (512, 32)
-    assert np.abs(data.values.numpy() - burgers(0.01 / np.pi, data.times, data.where)).max() < 1e-12
-    assert np.abs(data.solution - burgers(0.01 / np.pi, data.grid_times, points(32))).max() < 1e-12
+    inputs = observe(Settings(equation="burgers", grid=32))
+    assert inputs.values.shape == (8, 8)
+    assert inputs.solution.shape == (512, 32)
+    assert np.abs(inputs.values.numpy() - burgers(0.01 / np.pi, inputs.times, inputs.where)).max() < 1e-12
+    assert np.abs(inputs.solution - burgers(0.01 / np.pi, inputs.grid_times, points(32))).max() < 1e-12
 
 
 def test_rows_are_those_of_their_times():
-    data = observe(Settings(equation="allen-cahn", grid=64, observe=(3, 4)))
-    again = reference(ALLEN_CAHN, field=False, times=data.times, where=data.where, grid=64)
-    assert np.abs(data.values.numpy() - again).max() < 1e-7  # tolerance 1e-10 a step, other stops on the way
+    inputs = observe(Settings(equation="allen-cahn", grid=64, observe=(3, 4)))
+    again = reference(ALLEN_CAHN, field=False, times=inputs.times, where=inputs.where, grid=64)
+    assert np.abs(inputs.values.numpy() - again).max() < 1e-7  # tolerance 1e-10 a step, other stops on the way
 
 
 def test_noise_has_the_deviation_asked_for_and_repeats():

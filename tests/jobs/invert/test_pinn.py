@@ -58,8 +58,8 @@ def test_the_initial_condition_holds_whatever_the_weights(name, theta):
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_one_direction_is_exact_for_one_number(name, theta):
     settings = Settings(equation=name, method="pinn", pinn=SHAPE, grid=32, observe=(2, 4), tolerance=1e-6)
-    data, p = observe(settings), torch.tensor([-2.0], dtype=torch.float64)
-    problem = pinn.bilevel(settings, data, Coefficient(size=0, grid=32), theta)
+    inputs, p = observe(settings), torch.tensor([-2.0], dtype=torch.float64)
+    problem = pinn.bilevel(settings, inputs, Coefficient(size=0, grid=32), theta)
     forward, reverse = (
         hg.hypergradient(problem, {"p": p}, m, seed=0) for m in (ForwardGradient(directions=1), Reverse())
     )

@@ -16,7 +16,7 @@ import pytest
 from patience import PATIENCE
 from sparing.errors import UserError
 from sparing.jobs.transfer import StoppedError, Transfer, run, show
-from sparing.jobs.transfer import job as room
+from sparing.jobs.transfer import job as module
 from sparing.jobs.transfer.grid import cells
 from sparing.jobs.transfer.job import identity
 from sparing.jobs.transfer.study import Study
@@ -29,7 +29,7 @@ pytest.importorskip("sklearn")
 @pytest.fixture
 def unseen(monkeypatch) -> None:
     """No pictures: drawing them takes longer than the runs."""
-    monkeypatch.setattr(room, "write_page", lambda *_: None)
+    monkeypatch.setattr(module, "write_page", lambda *_: None)
 
 
 def numbers(record: Record) -> list[dict]:
@@ -65,7 +65,7 @@ def test_dense_runs_at_the_base_are_the_same_under_every_rule(tiny) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, "in the middle"])
 def test_an_interrupted_study_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch, how) -> None:
     whole = run(dataclasses.replace(tiny, out=tmp_path / "whole"))
-    real, done = room.train, []
+    real, done = module.train, []
 
     def train(*args):
         done.append(args)
@@ -75,7 +75,7 @@ def test_an_interrupted_study_goes_on_to_the_same_numbers(tiny, tmp_path, monkey
             os.kill(os.getpid(), how)
         return real(*args)
 
-    monkeypatch.setattr(room, "train", train)
+    monkeypatch.setattr(module, "train", train)
     with pytest.raises((StoppedError, RuntimeError)):
         run(tiny)
     done += [None] * 3  # no further interruption
@@ -87,8 +87,8 @@ def test_an_interrupted_study_goes_on_to_the_same_numbers(tiny, tmp_path, monkey
 @pytest.mark.usefixtures("unseen")
 def test_the_grid_may_grow_and_nothing_is_done_twice(tiny, monkeypatch) -> None:
     run(tiny)
-    real, done = room.train, []
-    monkeypatch.setattr(room, "train", lambda *args: done.append(args[2]) or real(*args))
+    real, done = module.train, []
+    monkeypatch.setattr(module, "train", lambda *args: done.append(args[2]) or real(*args))
 
     record = run(dataclasses.replace(tiny, resume=True, seeds=(0, 1)))
 
@@ -118,7 +118,7 @@ def begun(settings: Transfer) -> Study:
     from sparing.jobs.transfer.study import study_name
 
     mark = identity(settings)
-    room.folder_of(settings).claim_(mark)
+    module.folder_of(settings).claim_(mark)
     digest = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()
     return Study(settings.out, study_name(digest), storage=None, fresh=False)
 

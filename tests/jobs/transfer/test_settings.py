@@ -6,7 +6,7 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.transfer import Transfer
-from sparing.jobs.transfer.grid import cells, left_out, lines
+from sparing.jobs.transfer.grid import cells, lines, omitted
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_every_run_stands_once_seed_by_seed():
 
 def test_too_sparse_places_are_left_out_and_named():
     settings = Transfer(widths=(64, 128), densities=(1.0, 1 / 16), least_live=8)
-    assert left_out(settings) == [(64, 1 / 16)]
+    assert omitted(settings) == [(64, 1 / 16)]
     assert {(cell.width, cell.density) for cell in cells(settings)} == {(64, 1.0), (128, 1.0), (128, 1 / 16)}
 
 

@@ -11,8 +11,8 @@ import torch
 from sparing.blocks import named_parameters
 from sparing.jobs.transfer import Transfer
 from sparing.jobs.transfer.grid import Cell
-from sparing.jobs.transfer.material import characters, digits, gather
-from sparing.jobs.transfer.train import factor, prepared, reference_norm, summary, train
+from sparing.jobs.transfer.inputs import characters, digits, gather
+from sparing.jobs.transfer.train import factor, prepare, reference_norm, summary, train
 
 pytest.importorskip("sklearn")
 
@@ -32,28 +32,28 @@ def test_the_rate_rises_and_falls_in_straight_lines():
 
 
 def test_weights_are_paired_and_masks_nested_over_rules_and_densities():
-    material = digits()
-    dense, _ = prepared(SMALL, material, Cell("sp", 32, 1.0, -7.0, 3))
-    half, more = prepared(SMALL, material, Cell("sp", 32, 0.5, -7.0, 3))
-    quarter, less = prepared(SMALL, material, Cell("supar", 32, 0.25, -7.0, 3))
+    inputs = digits()
+    dense, _ = prepare(SMALL, inputs, Cell("sp", 32, 1.0, -7.0, 3))
+    half, more = prepare(SMALL, inputs, Cell("sp", 32, 0.5, -7.0, 3))
+    quarter, less = prepare(SMALL, inputs, Cell("supar", 32, 0.25, -7.0, 3))
     for name, mask in less.items():
         assert bool((mask <= more[name]).all())
         live = named_parameters(quarter)[name][mask]
         torch.testing.assert_close(live, 2 * named_parameters(dense)[name][mask])  # √(1/ρ): fan-in init has the width
         assert torch.equal(named_parameters(half)[name][mask], named_parameters(dense)[name][mask])
-    other, _ = prepared(SMALL, material, Cell("sp", 32, 1.0, -7.0, 4))
+    other, _ = prepare(SMALL, inputs, Cell("sp", 32, 1.0, -7.0, 4))
     assert not torch.equal(named_parameters(other)["head.weight"], named_parameters(dense)["head.weight"])
 
 
 def test_batches_belong_to_the_seed():
-    material = digits()
-    assert torch.equal(material.draws(5, 8, 0), material.draws(5, 8, 0))
-    assert not torch.equal(material.draws(5, 8, 0), material.draws(5, 8, 1))
+    inputs = digits()
+    assert torch.equal(inputs.draws(5, 8, 0), inputs.draws(5, 8, 0))
+    assert not torch.equal(inputs.draws(5, 8, 0), inputs.draws(5, 8, 1))
 
 
 def test_a_run_repeats_to_the_bit_and_learns():
-    material, cell = digits(), Cell("supar", 32, 0.25, -6.0, 0)
-    first, second = (train(SMALL, material, cell) for _ in range(2))
+    inputs, cell = digits(), Cell("supar", 32, 0.25, -6.0, 0)
+    first, second = (train(SMALL, inputs, cell) for _ in range(2))
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     assert first["loss"] < first["start"] - 0.3
     assert first["live"] == 0.25
@@ -61,8 +61,8 @@ def test_a_run_repeats_to_the_bit_and_learns():
 
 def test_the_initial_scale_is_that_of_hidden_weights():
     swept = dataclasses.replace(SMALL, axis="std", rates=(-7.0,))
-    material = digits()
-    one, two = (prepared(swept, material, Cell("mup", 32, 1.0, x, 0))[0] for x in (0.0, 1.0))
+    inputs = digits()
+    one, two = (prepare(swept, inputs, Cell("mup", 32, 1.0, x, 0))[0] for x in (0.0, 1.0))
     for name, weight in named_parameters(one).items():
         scale = 2 if name.startswith("hidden") else 1
         torch.testing.assert_close(named_parameters(two)[name], scale * weight)

@@ -10,70 +10,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.jobs.adapt.evaluate import adapted, best_rate, marks, sweep
-from sparing.jobs.adapt.lm import Language
-from sparing.jobs.adapt.materials import live
-from sparing.jobs.adapt.prepare import Bench
+from sparing.jobs.adapt.corpus import weight_spans
+from sparing.jobs.adapt.evaluate import adapt_model, best_rate, score, sweep
+from sparing.jobs.adapt.lm import LanguageModel
+from sparing.jobs.adapt.prepare import Inputs
 from sparing.jobs.adapt.problem import Window
 from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.weights import Phi, weigh
 
-SHOWN = 6
-"""Questions shown with their answers."""
+SHOWN = 6  # questions shown with their answers
 
-OFTEN = 2
-"""Times that a token occurs before its mean weight is listed."""
+OFTEN = 2  # times that a token occurs before its mean weight is listed
 
 
 @torch.no_grad()
-def unit(phi: Phi, window: Window) -> Tensor:
-    """Weights of a stream's tokens.
-
-    Args:
-        phi: The network.
-        window: The stream.
-
-    Returns:
-        Shape (n,).
-    """
-    return weigh(phi, window.read)
+def stream_weights(phi: Phi, window: Window) -> Tensor:
+    """Weights of a stream's tokens, shape (n,)."""
+    return weigh(phi, window.features)
 
 
-def judged(bench: Bench, phi: Phi, settings: Adapt) -> tuple[dict[str, Any], list[dict[str, float]], list[str]]:
-    """Choose a rate on validation, adapt once to the test stream, mark the answers.
-
-    Args:
-        bench: Model and streams.
-        phi: The network.
-        settings: Rates and locality.
-
-    Returns:
-        (lr, nll, em, f1, kl; the rows of the sweep; the answers).
-    """
+def evaluate_network(
+    inputs: Inputs, phi: Phi, settings: Adapt
+) -> tuple[dict[str, Any], list[dict[str, float]], list[str]]:
+    """Choose a rate on validation, adapt once to the test stream: (scores, rows of the sweep, answers)."""
     tried = sweep(
-        bench.lm,
-        unit(phi, bench.validation),
-        bench.validation,
+        inputs.lm,
+        stream_weights(phi, inputs.validation),
+        inputs.validation,
         settings.rates,
         locality=settings.locality,
         clip=settings.inner_clip,
     )
     lr = best_rate(tried)
-    theta = adapted(bench.lm, unit(phi, bench.test), bench.test.stream.texts, lr=lr, clip=settings.inner_clip)
-    found, given = marks(bench.lm, theta, bench.test)
+    theta = adapt_model(
+        inputs.lm, stream_weights(phi, inputs.test), inputs.test.stream.texts, lr=lr, clip=settings.inner_clip
+    )
+    found, given = score(inputs.lm, theta, inputs.test)
     return {"lr": lr, **asdict(found)}, tried, given
 
 
-def pieces(lm: Language, text: Tensor) -> list[str]:
-    """The tokens of a document as text, without the start token.
-
-    Args:
-        lm: Whose tokens.
-        text: Ids, shape (L,).
-
-    Returns:
-        One string per token; blanks where the text has them.
-    """
+def token_texts(lm: LanguageModel, text: Tensor) -> list[str]:
+    """The tokens of a document (L,) as text, without the start token; blanks stay where the text has them."""
     ids, found, before = text.tolist(), [], ""
     for end in range(2, len(ids) + 1):
         whole: str = lm.tokenizer.decode(ids[:end], skip_special_tokens=True)
@@ -82,18 +59,8 @@ def pieces(lm: Language, text: Tensor) -> list[str]:
     return found
 
 
-def token_rows(lm: Language, window: Window, weights: Tensor, *, count: int = 10) -> list[dict[str, Any]]:
-    """The tokens with the highest and the lowest mean weight.
-
-    Args:
-        lm: Whose tokens.
-        window: A stream.
-        weights: Of its tokens, shape (n,).
-        count: Rows of each kind.
-
-    Returns:
-        token, weight (1 is the mean of the stream), times, end ("high" or "low").
-    """
+def token_rows(lm: LanguageModel, window: Window, weights: Tensor, *, count: int = 10) -> list[dict[str, Any]]:
+    """The tokens of highest and lowest mean weight, ``count`` of each; a weight of 1 is the mean of the stream (n,)."""
     sums: dict[int, list[float]] = defaultdict(list)
     ids = torch.cat([text[1:] for text in window.stream.texts]).tolist()
     for token, weight in zip(ids, (weights / weights.mean()).tolist(), strict=True):
@@ -106,39 +73,27 @@ def token_rows(lm: Language, window: Window, weights: Tensor, *, count: int = 10
     ]
 
 
-def passage_rows(lm: Language, window: Window, weights: dict[str, Tensor], *, number: int = 0) -> list[dict[str, Any]]:
-    """One document token by token, with its weights under every method.
-
-    Args:
-        lm: Whose tokens.
-        window: A stream.
-        weights: By method, each of shape (n,).
-        number: Which document.
-
-    Returns:
-        token, and per method its weight relative to the stream's mean.
-    """
-    first, end = live(window.stream.texts)[number]
+def passage_rows(
+    lm: LanguageModel, window: Window, weights: dict[str, Tensor], *, number: int = 0
+) -> list[dict[str, Any]]:
+    """One document token by token, with its weights (n,) under every method relative to the stream's mean."""
+    first, end = weight_spans(window.stream.texts)[number]
     shares = {name: (value / value.mean())[first:end].tolist() for name, value in weights.items()}
-    tokens = pieces(lm, window.stream.texts[number])
+    tokens = token_texts(lm, window.stream.texts[number])
     return [{"token": token, **{name: shares[name][at] for name in shares}} for at, token in enumerate(tokens)]
 
 
 def sample_rows(window: Window, given: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Some questions, and what each method answers.
-
-    Args:
-        window: The stream.
-        given: Answers by method.
-
-    Returns:
-        Those where the methods differ most come first, of those that any answers.
-    """
-    asked = window.stream.asked
-    right = {name: [a == b for a, b in zip(said, asked.wanted, strict=True)] for name, said in given.items()}
-    order = sorted(range(len(asked.wanted)), key=lambda at: -len({said[at] for said in given.values()}))
+    """Some questions with each method's answer: those any method gets right first, then by how much methods differ."""
+    questions = window.stream.questions
+    right = {name: [a == b for a, b in zip(said, questions.expected, strict=True)] for name, said in given.items()}
+    order = sorted(range(len(questions.expected)), key=lambda at: -len({said[at] for said in given.values()}))
     order.sort(key=lambda at: not any(marked[at] for marked in right.values()))
     return [
-        {"prompt": asked.asking[at], "answer": asked.wanted[at], **{name: said[at] for name, said in given.items()}}
+        {
+            "prompt": questions.prompt_texts[at],
+            "answer": questions.expected[at],
+            **{name: said[at] for name, said in given.items()},
+        }
         for at in order[:SHOWN]
     ]

@@ -12,8 +12,7 @@ from sparing.hypergrad.reverse import Reverse
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.report import plots
 
-CAMELS = 6
-"""Documents that CaMeLS unrolls in reverse, all that memory let it."""
+CAMELS = 6  # what CaMeLS unrolls in reverse, all that its memory allowed (count)
 
 LABELS: dict[str, str] = {
     "base": "no adapting",
@@ -23,7 +22,6 @@ LABELS: dict[str, str] = {
     "fg-psi": "(FG)²U in ψ",
     "checkpointed": "checkpointed reverse",
 }
-"""Names for people."""
 
 ROLES: dict[str, plots.Role] = {
     "base": "baseline",
@@ -41,28 +39,13 @@ class Arm:
     """One way to learn the weights."""
 
     name: str
-    """Its name in the settings."""
-
-    method: Any
-    """The hypergradient's method; None learns nothing."""
-
-    documents: int
-    """Depth of its windows (count)."""
-
-    bottleneck: bool
-    """Whether the run sees φ through ψ."""
+    method: Any  # of the hypergradient; None learns nothing
+    documents: int  # depth of its windows (count)
+    bottleneck: bool  # whether the run sees φ through ψ
 
 
-def arm(name: Name, settings: Adapt) -> Arm:
-    """The rival of a name.
-
-    Args:
-        name: One of them.
-        settings: Depth and directions.
-
-    Returns:
-        It. RGU is plain reverse over windows of 6 documents, as CaMeLS trains, not truncated reverse over T.
-    """
+def arm_of(name: Name, settings: Adapt) -> Arm:
+    """The arm of a method. RGU is plain reverse over windows of 6 documents, as CaMeLS trains, not truncated over T."""
     depth, sampled = settings.documents, ForwardGradient(directions=settings.directions)
     arms: Sequence[Arm] = (
         Arm("uniform", None, depth, bottleneck=True),

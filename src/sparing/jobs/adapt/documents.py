@@ -14,8 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-FEWEST = 4
-"""Words that a question has at least."""
+FEWEST = 4  # words that a question has at least
 
 SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z])""")
 NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*\b|(?<= )\d[\d,]*\b")
@@ -27,11 +26,8 @@ WORD = re.compile(r"\b[a-z]+\b")
 class Question:
     """A sentence's beginning and the name or number that it goes on with."""
 
-    prompt: str
-    """The sentence up to the answer."""
-
-    answer: str
-    """A run of capitalised words, or a number."""
+    prompt: str  # the sentence up to the answer
+    answer: str  # a run of capitalized words, or a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +35,11 @@ class Document:
     """Consecutive sentences of one chapter."""
 
     text: str
-    """The sentences, joined by blanks."""
-
     questions: tuple[Question, ...]
-    """What can be asked about it."""
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is neither heading, picture nor verse.
-
-    Args:
-        paragraph: Its lines.
-
-    Returns:
-        False for words in capitals only, for brackets, and where most of several short lines begin with a capital.
-    """
+    """Whether a paragraph is neither heading, picture nor verse."""
     text = paragraph.strip()
     if not text or text.upper() == text or text.startswith(("[", "*")):
         return False
@@ -64,14 +50,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def chapters(book: str) -> list[list[str]]:
-    """The sentences of a book.
-
-    Args:
-        book: Plain text, paragraphs separated by empty lines.
-
-    Returns:
-        One list of sentences per chapter; a heading in capitals ends the one before.
-    """
+    """The sentences of a book, one list per chapter; a heading in capitals ends a chapter."""
     found: list[list[str]] = [[]]
     for paragraph in re.split(r"\n\s*\n", book):
         if is_prose(paragraph):
@@ -82,27 +61,13 @@ def chapters(book: str) -> list[list[str]]:
     return [chapter for chapter in found if chapter]
 
 
-def small_words(book: str) -> frozenset[str]:
-    """The words that a book writes in small letters somewhere.
-
-    Args:
-        book: Its text.
-
-    Returns:
-        Them.
-    """
+def lowercase_words(book: str) -> frozenset[str]:
+    """The words that a book writes in small letters somewhere."""
     return frozenset(WORD.findall(book))
 
 
 def ask(sentence: str, small: frozenset[str]) -> Question | None:
-    """The question that a sentence gives.
-
-    Args:
-        sentence: One.
-        small: Words that are no names.
-
-    Returns:
-        The question, or None if it gives none.
+    """The question that a sentence gives, or None; ``small`` are words that the book also writes in small letters.
 
     Example:
         >>> ask("One fine day in June a cat met Margery Daw.", frozenset({"cat"}))
@@ -119,17 +84,8 @@ def ask(sentence: str, small: frozenset[str]) -> Question | None:
 
 
 def documents(book: str, size: Callable[[str], int], *, length: int) -> list[Document]:
-    """Pack a book into documents.
-
-    Args:
-        book: Plain text.
-        size: Tokens of a text.
-        length: Most tokens a document has; a longer sentence is left out.
-
-    Returns:
-        All of them in the order of the book, those without a question too.
-    """
-    small, packed = small_words(book), []
+    """Pack a book into documents of at most ``length`` tokens, in order, also those without a question."""
+    small, packed = lowercase_words(book), []
     for chapter in chapters(book):
         packed += _pack(chapter, size, length)
     made = []
@@ -156,30 +112,14 @@ def _pack(sentences: Sequence[str], size: Callable[[str], int], length: int) -> 
 class Split:
     """Documents for learning the weights, for choosing rates, and for the final answer."""
 
-    plain: tuple[Document, ...]
-    """Documents beside the meta-train ones about which nothing can be asked: what the base model is tuned on."""
-
-    train: tuple[Document, ...]
-    """Meta-train: what φ is learnt on."""
-
-    validation: tuple[Document, ...]
-    """Meta-validation: what the rate of adapting is chosen on."""
-
-    test: tuple[Document, ...]
-    """Meta-test: looked at once."""
+    plain: tuple[Document, ...]  # beside the meta-train ones, but nothing can be asked about them
+    train: tuple[Document, ...]  # φ is learned on these
+    validation: tuple[Document, ...]  # the rate of adapting is chosen on these
+    test: tuple[Document, ...]  # looked at once
 
 
 def split(books: Sequence[Sequence[Document]], *, validation: float = 0.15, test: float = 0.25) -> Split:
-    """Cut each book into three runs of consecutive documents, and keep those with a question.
-
-    Args:
-        books: Documents of each book, in order.
-        validation: Share that comes before the last.
-        test: Share at the end.
-
-    Returns:
-        The parts, book after book.
-    """
+    """Cut each book into three runs of consecutive documents and keep those with a question; shares from 0 to 1."""
     parts: tuple[list[Document], list[Document], list[Document]] = ([], [], [])
     for book in books:
         last = len(book) - round(test * len(book))

@@ -9,49 +9,31 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from sparing.jobs.adapt.lm import Language, Theta, padded
+from sparing.jobs.adapt.corpus import Questions, weight_spans
+from sparing.jobs.adapt.lm import LanguageModel, Theta, padded
 from sparing.jobs.adapt.losses import answer_loss, divergence, document_loss
-from sparing.jobs.adapt.materials import Asked, live
 from sparing.jobs.adapt.problem import Window
-from sparing.jobs.adapt.squad import answer_in, exact, f1
+from sparing.jobs.adapt.squad import answer_in, exact_match, f1
 from sparing.vectors import norm
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class Scores:
     """How well a model answers after adapting."""
 
-    nll: float
-    """Mean NLL of answer tokens (nat/token)."""
-
-    em: float
-    """Exact match (%)."""
-
-    f1: float
-    """F1 of words (%)."""
-
-    kl: float
-    """KL(p_θ₀ ‖ p_θ) on other text (nat/token)."""
+    nll: float  # mean over answer tokens (nat/token)
+    em: float  # exact match (%)
+    f1: float  # of words (%)
+    kl: float  # KL(p_θ₀ ‖ p_θ) on other text (nat/token)
 
 
 @torch.no_grad()
-def adapted(
-    lm: Language, weights: Tensor, texts: Sequence[Tensor], *, lr: float, clip: float | None = None
+def adapt_model(
+    lm: LanguageModel, weights: Tensor, texts: Sequence[Tensor], *, lr: float, clip: float | None = None
 ) -> dict[str, Tensor]:
-    """One pass over documents: SGD, one document a step, on its weighted loss.
-
-    Args:
-        lm: Starts from its θ₀.
-        weights: Shape (Σ (L_t − 1),).
-        texts: Documents as ids, in order of arrival.
-        lr: Rate η.
-        clip: Norm above which a gradient is scaled down; None: never.
-
-    Returns:
-        New weights θ_T.
-    """
+    """θ_T after one pass over the documents: one SGD step each, its loss weighted by ``weights`` (Σ (L_t − 1),)."""
     theta = dict(lm.theta)
-    for text, (first, end) in zip(texts, live(texts), strict=True):
+    for text, (first, end) in zip(texts, weight_spans(texts), strict=True):
         slope = grad(lambda now, part=weights[first:end], text=text: document_loss(lm, now, part, text))(theta)
         size = 1.0 if clip is None else min(1.0, clip / (float(norm(slope)) + 1e-6))  # as clip_grad_norm_
         theta = {name: value - lr * size * slope[name] for name, value in theta.items()}
@@ -59,33 +41,22 @@ def adapted(
 
 
 @torch.no_grad()
-def answers(lm: Language, theta: Theta, asked: Asked, *, most: int = 8, batch: int = 16) -> list[str]:
-    """Greedy answers: always the likeliest token.
-
-    Args:
-        lm: The model.
-        theta: Its weights.
-        asked: Questions.
-        most: Tokens written after each question; the answer is the name or number at their head.
-        batch: Questions at once.
-
-    Returns:
-        One answer per question.
-    """
+def answers(lm: LanguageModel, theta: Theta, questions: Questions, *, most: int = 8, batch: int = 16) -> list[str]:
+    """Greedy answers: up to ``most`` likeliest tokens, and the name or number at their head."""
     written: list[str] = []
-    for at in range(0, len(asked.prompts), batch):
-        texts = list(asked.prompts[at : at + batch])
+    for at in range(0, len(questions.prompts), batch):
+        texts = list(questions.prompts[at : at + batch])
         rows = torch.arange(len(texts))
         for _ in range(most):
             ends = torch.tensor([len(text) - 1 for text in texts])
             likeliest = lm.logits(theta, padded(texts), rows, ends).argmax(dim=-1)
             texts = [torch.cat([text, token[None]]) for text, token in zip(texts, likeliest, strict=True)]
-        for text, prompt in zip(texts, asked.prompts[at : at + batch], strict=True):
+        for text, prompt in zip(texts, questions.prompts[at : at + batch], strict=True):
             written.append(answer_in(_continuation(lm, text, len(prompt))))
     return written
 
 
-def _continuation(lm: Language, text: Tensor, prompt: int) -> str:
+def _continuation(lm: LanguageModel, text: Tensor, prompt: int) -> str:
     """What was written after a prompt, cut where the model ended the text; decoded whole, for the blanks between."""
     tokens = text.tolist()
     tail = tokens[prompt:]
@@ -96,41 +67,23 @@ def _continuation(lm: Language, text: Tensor, prompt: int) -> str:
 
 
 @torch.no_grad()
-def losses(lm: Language, theta: Theta, window: Window) -> tuple[float, float]:
-    """The two parts of the outer loss.
-
-    Args:
-        lm: The model.
-        theta: Its weights after adapting.
-        window: Questions and other text.
-
-    Returns:
-        (NLL of answers, KL on other text), nat/token.
-    """
-    nll = answer_loss(lm, theta, window.stream.asked).item()
+def losses(lm: LanguageModel, theta: Theta, window: Window) -> tuple[float, float]:
+    """The two parts of the outer loss: NLL of answers, KL on other text (nat/token)."""
+    nll = answer_loss(lm, theta, window.stream.questions).item()
     return nll, divergence(lm, theta, window.elsewhere, window.before).item()
 
 
-def marks(lm: Language, theta: Theta, window: Window) -> tuple[Marks, list[str]]:
-    """Mark a model on every question of a stream.
-
-    Args:
-        lm: The model.
-        theta: Its weights after adapting.
-        window: The stream.
-
-    Returns:
-        (marks, the answers that it gave).
-    """
-    given = answers(lm, theta, window.stream.asked)
-    pairs = list(zip(given, window.stream.asked.wanted, strict=True))
+def score(lm: LanguageModel, theta: Theta, window: Window) -> tuple[Scores, list[str]]:
+    """Score a model on every question of a stream; also the answers that it gave."""
+    given = answers(lm, theta, window.stream.questions)
+    pairs = list(zip(given, window.stream.questions.expected, strict=True))
     nll, kl = losses(lm, theta, window)
-    scores = [100 * sum(mark(*pair) for pair in pairs) / len(pairs) for mark in (exact, f1)]
-    return Marks(nll, scores[0], scores[1], kl), given
+    scores = [100 * sum(mark(*pair) for pair in pairs) / len(pairs) for mark in (exact_match, f1)]
+    return Scores(nll, scores[0], scores[1], kl), given
 
 
 def sweep(
-    lm: Language,
+    lm: LanguageModel,
     weights: Tensor,
     window: Window,
     rates: Sequence[float],
@@ -138,34 +91,15 @@ def sweep(
     locality: float,
     clip: float | None = None,
 ) -> list[dict[str, float]]:
-    """Adapt to a validation stream at several rates.
-
-    Args:
-        lm: The model.
-        weights: Of the stream's tokens, shape (n,).
-        window: The stream.
-        rates: Rates η to try.
-        locality: Factor c of the divergence.
-        clip: Norm above which a gradient is scaled down; None: never.
-
-    Returns:
-        One row per rate: lr, nll, kl, and objective = nll + c · kl, which the rate is chosen by.
-    """
+    """Adapt to a validation stream at several rates; a rate is chosen by objective = nll + locality · kl."""
     rows = []
     for lr in rates:
-        nll, kl = losses(lm, adapted(lm, weights, window.stream.texts, lr=lr, clip=clip), window)
+        nll, kl = losses(lm, adapt_model(lm, weights, window.stream.texts, lr=lr, clip=clip), window)
         rows.append({"lr": lr, "nll": nll, "kl": kl, "objective": nll + locality * kl})
     return rows
 
 
 def best_rate(rows: Sequence[dict[str, float]]) -> float:
-    """The rate with the lowest objective.
-
-    Args:
-        rows: Of ``sweep``; one that diverged does not count.
-
-    Returns:
-        Its rate; the lowest where all diverged.
-    """
+    """The rate of lowest objective; the lowest rate where all diverged."""
     finite = [row for row in rows if row["objective"] < float("inf")]
     return min(finite, key=lambda row: row["objective"])["lr"] if finite else min(row["lr"] for row in rows)

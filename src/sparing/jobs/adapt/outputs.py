@@ -10,22 +10,14 @@ from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import Folder
 
-WEIGHTS, BASE = "weights", "base.safetensors"
-"""What a run writes beside what every job does: learnt weights by method, and the tuned model θ₀."""
+WEIGHTS, BASE = "weights", "base.safetensors"  # learned weights by method; the tuned θ₀
 
 HARMLESS = {"seconds", "steps", "methods"}
 """Settings that may differ when a run is resumed: they say how far it goes, not where."""
 
 
 def folder_of(settings: Adapt) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes; what it reads is safe there.
-    """
+    """The directory of a run; what it reads is safe there."""
     elsewhere = () if settings.elsewhere is None else (settings.elsewhere,)
     reads = (Path(settings.model), *settings.books, *elsewhere)
     return Folder(
@@ -34,27 +26,12 @@ def folder_of(settings: Adapt) -> Folder:
 
 
 def weights_of(settings: Adapt, name: str) -> Path:
-    """File of the network that a method learnt.
-
-    Args:
-        settings: Of the run.
-        name: The method.
-
-    Returns:
-        Its path.
-    """
+    """File of the network that a method learned."""
     return settings.out / WEIGHTS / f"{name}.safetensors"
 
 
 def identity(settings: Adapt) -> dict[str, Any]:
-    """What makes two runs the same.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Plain settings; text files by their hash.
-    """
+    """What makes two runs the same: plain settings, text files by their hash."""
     known = folder.identity(settings, harmless=HARMLESS)
     files = {str(at): digest(path) for at, path in enumerate(settings.books)}
     if settings.elsewhere is not None:

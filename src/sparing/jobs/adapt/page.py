@@ -8,8 +8,7 @@ from typing import Any
 from sparing.jobs.adapt.arms import LABELS, ROLES
 from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
 
-HEAVY = 0.2
-"""Share of a passage's tokens that is set in bold."""
+HEAVY = 0.2  # share of a passage's tokens that is set in bold
 
 RULE = (
     "Documents are consecutive sentences of one chapter. A sentence gives a question when it holds a proper name or a "
@@ -36,14 +35,7 @@ def _rows(record: Record, name: str) -> list[dict[str, Any]]:
 
 
 def answer(record: Record) -> str:
-    """The result in one sentence.
-
-    Args:
-        record: Of a finished run.
-
-    Returns:
-        Marked-up text.
-    """
+    """The result in one sentence of marked-up text."""
     rows = {row["method"]: row for row in record.table("answers")}
     base = rows["base"]
     best = min((row for row in rows.values() if row is not base), key=lambda row: row["nll"])
@@ -60,14 +52,7 @@ def answer(record: Record) -> str:
 
 
 def result_section(record: Record) -> Section:
-    """Marks by method.
-
-    Args:
-        record: Of a finished run.
-
-    Returns:
-        The chapter.
-    """
+    """Marks by method."""
     rows = record.table("answers")
     bars = [plots.Bar(LABELS[row["method"]], row["nll"], ROLES[row["method"]]) for row in rows]
     least = format_number(min(row["nll"] for row in rows))
@@ -79,14 +64,7 @@ def result_section(record: Record) -> Section:
 
 
 def time_section(record: Record) -> Section:
-    """Validation marks against CPU seconds.
-
-    Args:
-        record: Of a finished run.
-
-    Returns:
-        The chapter.
-    """
+    """Validation marks against CPU seconds."""
     rows, figures = record.table("curve"), []
     for column, label, unit in (("nll", "loss of the answers", "nat/token"), ("f1", "F1", "%")):
         curves = [
@@ -101,15 +79,7 @@ def time_section(record: Record) -> Section:
 
 
 def marked(rows: list[dict[str, Any]], name: str) -> str:
-    """A document with its heaviest tokens in bold.
-
-    Args:
-        rows: The table "passage".
-        name: Method.
-
-    Returns:
-        Marked-up text.
-    """
+    """A document with its heaviest tokens in bold."""
     heavy = sorted((row[name] for row in rows), reverse=True)[max(0, round(HEAVY * len(rows)) - 1)]
     shaded = (_bold(row["token"].replace("*", "")) if row[name] >= heavy else row["token"] for row in rows)
     return "".join(shaded).replace("****", "").strip()
@@ -129,14 +99,7 @@ def _token_table(record: Record, name: str, *, folded: bool) -> Table:
 
 
 def weights_section(record: Record) -> Section:
-    """What the learnt weights look like.
-
-    Args:
-        record: Of a finished run.
-
-    Returns:
-        The chapter.
-    """
+    """What the learnt weights look like."""
     rows, names = record.table("passage"), [r["method"] for r in record.table("answers")[1:]]
     learnt = [name for name in names if name != "uniform"]
     texts = [f"{LABELS[name]}: {marked(rows, name)}" for name in learnt]
@@ -149,14 +112,7 @@ def weights_section(record: Record) -> Section:
 
 
 def samples_section(record: Record) -> Section:
-    """Questions with the answers of each method.
-
-    Args:
-        record: Of a finished run.
-
-    Returns:
-        The chapter.
-    """
+    """Questions with the answers of each method."""
     samples = [
         Sample(
             f"… {row['prompt']}",
@@ -170,15 +126,7 @@ def samples_section(record: Record) -> Section:
 
 
 def write_page(record: Record, path: Path) -> Path:
-    """Write the page.
-
-    Args:
-        record: Of a finished run.
-        path: Target.
-
-    Returns:
-        The target.
-    """
+    """Write the page."""
     sections = [result_section(record)]
     if record.table("curve"):
         sections.append(time_section(record))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sparing.hypergrad import Bilevel
 from sparing.hypergrad.optimizers import SGD
-from sparing.jobs.adapt.lm import Language, Theta
+from sparing.jobs.adapt.corpus import Corpus, Stream, consecutive, stream_of, weight_spans
+from sparing.jobs.adapt.lm import LanguageModel, Theta
 from sparing.jobs.adapt.losses import answer_loss, divergence, document_loss, log_probabilities
-from sparing.jobs.adapt.materials import Materials, Stream, live, run_of, stream_of
 from sparing.jobs.adapt.weights import Phi, features, weigh
 from sparing.seeds import stream
 
@@ -27,82 +27,44 @@ from sparing.seeds import stream
 class Window:
     """T documents with everything that their problem needs."""
 
-    stream: Stream
-    """Documents and questions."""
-
-    read: Tensor
-    """Features of every token, shape (n, F); n is the size of the bottleneck."""
-
-    elsewhere: tuple[Tensor, ...]
-    """Other text."""
-
-    before: Tensor
-    """What θ₀ expects there, shape (tokens, V)."""
+    stream: Stream  # documents and questions
+    features: Tensor  # features of every token, (n, F); n is the size of the bottleneck
+    elsewhere: tuple[Tensor, ...]  # other text
+    before: Tensor  # log-probabilities of θ₀ there, (tokens, V)
 
 
-def window_of(lm: Language, chosen: Stream, elsewhere: Sequence[Tensor]) -> Window:
-    """Work out the parts that do not change with φ.
-
-    Args:
-        lm: The model.
-        chosen: Documents and questions.
-        elsewhere: Other text.
-
-    Returns:
-        The window.
-    """
+def make_window(lm: LanguageModel, chosen: Stream, elsewhere: Sequence[Tensor]) -> Window:
+    """Compute the parts that do not change with φ."""
     with torch.no_grad():
         before = log_probabilities(lm, lm.theta, elsewhere)
     return Window(chosen, features(lm, chosen.texts), tuple(elsewhere), before)
 
 
-def draw_window(lm: Language, data: Materials, step: int, *, documents: int, context: int, seed: int) -> Window:
-    """The window of an outer step: a function of (seed, step) only.
-
-    Args:
-        lm: The model.
-        data: Its meta-train documents are drawn from.
-        step: Outer step, from 0.
-        documents: Depth T (count).
-        context: Most tokens of a question.
-        seed: Which run.
-
-    Returns:
-        T consecutive documents from a random place, and one passage of other text.
-    """
-    chosen = run_of(data.train, documents, seed=seed, labels=("window", step))
+def draw_window(lm: LanguageModel, data: Corpus, step: int, *, documents: int, context: int, seed: int) -> Window:
+    """The window of an outer step: T consecutive documents and a passage of other text, by (seed, step) alone."""
+    chosen = consecutive(data.train, documents, seed=seed, labels=("window", step))
     other = int(torch.randint(len(data.elsewhere), (1,), generator=stream(seed, "elsewhere", step)))
-    return window_of(lm, stream_of(lm, chosen, context=context), (data.elsewhere[other],))
+    return make_window(lm, stream_of(lm, chosen, context=context), (data.elsewhere[other],))
 
 
 def problem(
-    lm: Language, window: Window, *, lr: float, locality: float, clip: float | None = None, bottleneck: bool = True
+    lm: LanguageModel, window: Window, *, lr: float, locality: float, clip: float | None = None, bottleneck: bool = True
 ) -> Bilevel:
-    """The two-level problem of a window.
+    """The two-level problem of a window; its φ is a weight network.
 
-    Args:
-        lm: The model.
-        window: Its T documents.
-        lr: Inner rate η.
-        locality: Factor c of the divergence.
-        clip: Norm above which an inner gradient is scaled down; None: never.
-        bottleneck: Whether the run sees φ through ψ(φ), the weights of all tokens, or computes each document's weights
-            from φ when it comes to it. Both have the same hypergradient; methods that draw directions draw them in the
-            space of ψ or of φ.
-
-    Returns:
-        The problem; its φ is a weight network.
+    With ``bottleneck`` the run sees φ through ψ(φ), the weights of all tokens; without, it computes each document's
+    weights from φ. The hypergradient is the same; directions are drawn in the space of ψ or of φ.
     """
-    spans = live(window.stream.texts)
+    spans = weight_spans(window.stream.texts)
     batches = [{"text": text, "span": span} for text, span in zip(window.stream.texts, spans, strict=True)]
 
     def inner(theta: Theta, psi: Any, batch: dict[str, Any]) -> Tensor:
         first, end = batch["span"]
-        weights = psi[first:end] if bottleneck else weigh(psi, window.read[first:end])
+        weights = psi[first:end] if bottleneck else weigh(psi, window.features[first:end])
         return document_loss(lm, theta, weights, batch["text"])
 
     def outer(theta: Theta, phi: Phi) -> Tensor:
-        answers = answer_loss(lm, theta, window.stream.asked)
+        answers = answer_loss(lm, theta, window.stream.questions)
         return answers + locality * divergence(lm, theta, window.elsewhere, window.before)
 
     return Bilevel(
@@ -112,5 +74,5 @@ def problem(
         optimizer=SGD(lr=lr, clip=clip),
         steps=len(batches),
         batches=batches,
-        through=(lambda phi: weigh(phi, window.read)) if bottleneck else None,
+        through=(lambda phi: weigh(phi, window.features)) if bottleneck else None,
     )

@@ -112,11 +112,7 @@ class Adapt:
     """Whether a run that `out` already holds may be deleted (yes or no)."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            UserError: If a setting is out of range.
-        """
+        """Refuse what cannot work."""
         counts = ("documents", "stream", "held", "steps", "directions", "context", "looks")
         at_least(1, self, *counts, why="it counts things")
         at_least(0, self, "tune")

@@ -12,51 +12,30 @@ from collections import Counter
 LEAD = re.compile(r"[A-Z][\w'-]*(?: [A-Z][\w'-]*)*|\d[\d,]*")
 
 
-def normalised(answer: str) -> list[str]:
-    """The words of an answer that count.
-
-    Args:
-        answer: Any text.
-
-    Returns:
-        Words in small letters without punctuation and articles.
+def normalized(answer: str) -> list[str]:
+    """The words of an answer that count: small letters, no punctuation, no articles.
 
     Example:
-        >>> normalised("The Spanish Hen!")
+        >>> normalized("The Spanish Hen!")
         ['spanish', 'hen']
     """
     plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def exact(given: str, wanted: str) -> float:
-    """Exact match.
-
-    Args:
-        given: The model's answer.
-        wanted: The right one.
-
-    Returns:
-        1.0 or 0.0.
-    """
-    return float(normalised(given) == normalised(wanted))
+def exact_match(given: str, expected: str) -> float:
+    """Exact match, 1.0 or 0.0."""
+    return float(normalized(given) == normalized(expected))
 
 
-def f1(given: str, wanted: str) -> float:
-    """Harmonic mean of precision and recall over words.
-
-    Args:
-        given: The model's answer.
-        wanted: The right one.
-
-    Returns:
-        0 to 1; where either has no words, whether both have none.
+def f1(given: str, expected: str) -> float:
+    """Harmonic mean of precision and recall over words; where either has no words, whether both have none.
 
     Example:
         >>> round(f1("Buster Bear", "the old Bear"), 3)
         0.5
     """
-    left, right = normalised(given), normalised(wanted)
+    left, right = normalized(given), normalized(expected)
     shared = sum((Counter(left) & Counter(right)).values())
     if not left or not right:
         return float(left == right)
@@ -64,13 +43,7 @@ def f1(given: str, wanted: str) -> float:
 
 
 def answer_in(continuation: str) -> str:
-    """The answer at the head of what a model wrote: answers are names or numbers, so the run of capitalised words.
-
-    Args:
-        continuation: Text that follows a question.
-
-    Returns:
-        That run or number; where the text begins otherwise, its first word.
+    """The name or number at the head of what a model wrote, or else its first word.
 
     Example:
         >>> answer_in(" Peter Rabbit and then"), answer_in(" an old Bear")

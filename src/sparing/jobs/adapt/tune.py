@@ -8,28 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparing.jobs.adapt.lm import Language, language, padded, positions
+from sparing.jobs.adapt.lm import LanguageModel, as_functions, padded, positions
 from sparing.report import Progress
 from sparing.seeds import stream
 
-WARM = 10
-"""Steps over which the rate rises."""
+WARM = 10  # steps over which the rate rises
 
 
-def tuned_(lm: Language, texts: Sequence[Tensor], *, passes: int, lr: float, seed: int, batch: int = 8) -> Language:
-    """A few passes of AdamW over documents about which nothing is asked later.
-
-    Args:
-        lm: The model, changed in place.
-        texts: Documents as ids.
-        passes: Over all of them (count); 0 changes nothing.
-        lr: Peak rate; falls linearly to 0.
-        seed: Order of documents.
-        batch: Documents per step.
-
-    Returns:
-        The model with its new θ₀.
-    """
+def tune_(
+    lm: LanguageModel, texts: Sequence[Tensor], *, passes: int, lr: float, seed: int, batch: int = 8
+) -> LanguageModel:
+    """A few passes of AdamW over documents about which nothing is asked later; the rate rises, then falls to 0."""
     model: Any = lm.scored.model
     steps = passes * -(-len(texts) // batch)
     if not steps:
@@ -47,10 +36,10 @@ def tuned_(lm: Language, texts: Sequence[Tensor], *, passes: int, lr: float, see
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             bar.advance(loss=loss.item())
-    return language(model, lm.tokenizer)
+    return as_functions(model, lm.tokenizer)
 
 
-def _loss(lm: Language, texts: Sequence[Tensor]) -> Tensor:
+def _loss(lm: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
     """Mean NLL over all tokens of some documents."""
     ids, (rows, cols) = padded(texts), positions(texts)
     scores = torch.log_softmax(lm.scored(ids, rows, cols), dim=-1)

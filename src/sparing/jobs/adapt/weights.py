@@ -17,37 +17,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, softplus
 
-from sparing.jobs.adapt.lm import Language, padded, positions
+from sparing.jobs.adapt.lm import LanguageModel, padded, positions
 from sparing.seeds import stream
 
-Phi = dict[str, Tensor]
-"""Weights of the network by name."""
+Phi = dict[str, Tensor]  # weights of the network by name
 
-BETA = 3.0
-"""Sharpness of the final softplus."""
+BETA = 3.0  # sharpness of the final softplus
 
-START = math.log(2) / BETA
-"""Every weight before anything is learnt: softplus at 0, ln 2 / 3."""
+START = math.log(2) / BETA  # every weight before anything is learnt: softplus at 0, ln 2 / 3
 
 
-def features(lm: Language, texts: Sequence[Tensor], *, batch: int = 16) -> Tensor:
-    """What the network reads, of every token but the start tokens.
+def features(lm: LanguageModel, texts: Sequence[Tensor], *, batch: int = 16) -> Tensor:
+    """What the network reads of every token but the start tokens, (Σ (L_t − 1), 2d + 1).
 
-    Args:
-        lm: The pretrained model; its own weights θ₀ are used.
-        texts: Ids, each of shape (L_t,).
-        batch: Texts at once.
-
-    Returns:
-        Shape (Σ (L_t − 1), 2d + 1): hidden state and embedding, each with mean 0 and variance 1, and a tenth of the
-        negative log-likelihood.
+    Hidden state and embedding, each with mean 0 and variance 1, and a tenth of the negative log-likelihood under θ₀.
     """
     parts = [_features(lm, texts[at : at + batch]) for at in range(0, len(texts), batch)]
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def _features(lm: Language, texts: Sequence[Tensor]) -> Tensor:
+def _features(lm: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
     ids, (rows, cols) = padded(texts), positions(texts)
     model = lm.scored.model
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[union-attr, operator]
@@ -57,18 +47,8 @@ def _features(lm: Language, texts: Sequence[Tensor]) -> Tensor:
     return torch.cat([*wide, lm.nll(lm.theta, ids, rows, cols)[:, None] / 10], dim=-1)
 
 
-def fresh(inputs: int, *, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Phi:
-    """A network that gives every token the same weight.
-
-    Args:
-        inputs: Features per token (count).
-        width: Hidden units of the body (count); the head has half as many.
-        seed: Which.
-        dtype: Number format.
-
-    Returns:
-        Body: two layers; head: two layers, of which the last is zero.
-    """
+def init_weights(inputs: int, *, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Phi:
+    """A network of two body and two head layers that gives every token the same weight: the last layer is zero."""
     sizes = {"body.0": (inputs, width), "body.1": (width, width), "head.0": (width, width // 2)}
     phi: Phi = {}
     for name, (before, after) in sizes.items():
@@ -81,20 +61,13 @@ def fresh(inputs: int, *, width: int, seed: int, dtype: torch.dtype = torch.floa
     }
 
 
-def weigh(phi: Mapping[str, Tensor], read: Tensor) -> Tensor:
-    """Weights of tokens.
-
-    Args:
-        phi: The network.
-        read: Features, shape (n, inputs).
-
-    Returns:
-        Shape (n,), positive.
+def weigh(phi: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Weights of tokens, (n,), positive, from their features (n, inputs).
 
     Example:
-        >>> weigh(fresh(3, width=4, seed=0), torch.ones(2, 3))
+        >>> weigh(init_weights(3, width=4, seed=0), torch.ones(2, 3))
         tensor([0.2310, 0.2310])
     """
     for name in ("body.0", "body.1", "head.0"):
-        read = gelu(linear(read, phi[f"{name}.weight"], phi[f"{name}.bias"]))
-    return softplus(linear(read, phi["head.1.weight"], phi["head.1.bias"])[:, 0], beta=BETA)
+        inputs = gelu(linear(inputs, phi[f"{name}.weight"], phi[f"{name}.bias"]))
+    return softplus(linear(inputs, phi["head.1.weight"], phi["head.1.bias"])[:, 0], beta=BETA)

@@ -15,11 +15,9 @@ from sparing.hypergrad.spread import Spread
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.roll import first_line
 
-LOOK = 0.1
-"""How long those who wait for the first sleep at most between two looks (s)."""
+LOOK = 0.1  # longest sleep of those who wait for the first (s)
 
-OVER: Final = "over"
-"""Key under which the first leaves why it ends."""
+OVER: Final = "over"  # key under which the first leaves why it ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +25,11 @@ class Delivery(Spread):
     """A spread whose ranks can be seen to have delivered."""
 
     def exchange(self, weights: Tensor, count: int, run: Sequence[float] = ()) -> Tensor:
-        """Say that this rank has its weights, then do as every spread, unless the first has ended.
-
-        Args:
-            weights: Of the owned directions, in order.
-            count: Directions in all.
-            run: What tells one run from another.
-
-        Returns:
-            Shape (count,); not a number where a rank was lost.
-
-        Raises:
-            RunError: If the first has failed or is gone.
-            StoppedError: If it was interrupted.
-        """
+        """Say that this rank has its weights, then do as every spread, unless the first has ended."""
         self.store.set(self._sign(self.rank), "yes")
         if self.rank:
             self.leave(weights, run)
-            hear(self.store, self._key("all"), self.timeout * (self.size + 1))
+            wait_for_first(self.store, self._key("all"), self.timeout * (self.size + 1))
         return super().exchange(weights, count, run)
 
     def missing(self) -> list[int]:
@@ -55,21 +40,8 @@ class Delivery(Spread):
         return f"delivered/{self.key}/{rank}"
 
 
-def hear(store: Any, key: str, seconds: float) -> str:
-    """Wait for what the first leaves, or for its end.
-
-    Args:
-        store: Of the run.
-        key: What to wait for.
-        seconds: How long at most.
-
-    Returns:
-        What it left.
-
-    Raises:
-        RunError: If it has failed, is gone, or leaves nothing.
-        StoppedError: If it was interrupted; it has saved.
-    """
+def wait_for_first(store: Any, key: str, seconds: float) -> str:
+    """Wait at most ``seconds`` for what the first leaves; raise if it fails, is interrupted or is gone."""
     until, pause = time.monotonic() + seconds, 0.001
     words, word = "it left nothing", None
     try:

@@ -11,33 +11,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparing.hypergrad.implicit import HessianFree
-from sparing.jobs.condense.course import Course, hypergradient_at, take_step_
-from sparing.jobs.condense.evaluate import judged
-from sparing.jobs.condense.methods import TITLES, simple
+from sparing.jobs.condense.evaluate import accuracies
+from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.pictures import spread
+from sparing.jobs.condense.state import TrainState, hypergradient_at, take_step_
 from sparing.memory import Ledger
 from sparing.report import Progress, Record
 
 UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", "loss": "nat"}
-"""Units of the columns that a condensation adds."""
 
-TIMED = 3
-"""Outer steps that are timed to turn seconds into a number of steps, after one that warms up."""
+TIMED = 3  # outer steps timed to turn seconds into a number of steps, after one that warms up
 
 
-LOOKED = 2000
-"""Real images that one net is judged on at a look (count); the verdict at the end is on all of them."""
+LOOKED = 2000  # real images that judge one net at a look (count); the final verdict is on all of them
 
 
 def look_steps(steps: int, looks: int) -> list[int]:
-    """Outer steps after which the images are kept and judged.
-
-    Args:
-        steps: Of the whole run (count).
-        looks: How many times, evenly; the start comes on top, unless there are none.
-
-    Returns:
-        Steps, rising, from 0 to ``steps``.
+    """Outer steps after which the images are kept and judged: ``looks`` times, evenly, and at the start.
 
     Example:
         >>> look_steps(10, 4), look_steps(1, 4)
@@ -46,104 +36,69 @@ def look_steps(steps: int, looks: int) -> list[int]:
     return sorted({round(at * steps / looks) for at in range(looks + 1)}) if looks else []
 
 
-def seconds_of_a_step(course: Course, method: Any) -> float:
-    """CPU seconds of one outer step, from a few that change nothing.
-
-    Args:
-        course: The run.
-        method: Of the hypergradient room.
-
-    Returns:
-        The median of ``TIMED``, after one that warms up.
-    """
+def seconds_of_a_step(state: TrainState, method: Any) -> float:
+    """CPU seconds of one outer step: the median of ``TIMED`` that change nothing, after one that warms up."""
     taken = []
     for step in range(TIMED + 1):
         begin = time.process_time()
-        hypergradient_at(course, step, method)
+        hypergradient_at(state, step, method)
         taken.append(time.process_time() - begin)
     return statistics.median(taken[1:])
 
 
-def fix_length_(course: Course, record: Record) -> None:
-    """Turn the seconds of the settings into a number of steps, once.
-
-    Args:
-        course: The run, at step 0.
-        record: Receives a row of the table "length".
-    """
-    settings = course.settings
+def fix_length_(state: TrainState, record: Record) -> None:
+    """Turn the seconds of the settings into a number of steps, once."""
+    settings = state.settings
     if settings.seconds is not None:
         share = settings.first_phase if settings.method == "two-phase" else 0.0
-        second = seconds_of_a_step(course, course.crew.own(simple(settings)))
-        first = seconds_of_a_step(course, HessianFree()) if share else second
-        course.turn = round(share * settings.seconds / first)
-        course.steps = max(1, course.turn + round((1 - share) * settings.seconds / second))
-    record.add("length", method=TITLES[settings.method], steps=course.steps, turn=course.turn)
+        second = seconds_of_a_step(state, state.ranks.per_rank(build_method(settings)))
+        first = seconds_of_a_step(state, HessianFree()) if share else second
+        state.turn = round(share * settings.seconds / first)
+        state.steps = max(1, state.turn + round((1 - share) * settings.seconds / second))
+    record.add("length", method=TITLES[settings.method], steps=state.steps, turn=state.turn)
 
 
-def bytes_of_a_step(course: Course, method: Any) -> int:
-    """Bytes that torch holds at the peak of one hypergradient, beyond the real images and what holds before it.
-
-    Args:
-        course: The run.
-        method: Of the hypergradient room.
-
-    Returns:
-        The peak (bytes): fresh weights, real batch, graph, tangents and all.
-    """
-    with Ledger(nn.Module(), inputs=course.images) as ledger:
-        hypergradient_at(course, 0, method)
+def bytes_of_a_step(state: TrainState, method: Any) -> int:
+    """Peak bytes of one hypergradient (fresh weights, real batch, graph, tangents), beyond what was held before it."""
+    with Ledger(nn.Module(), inputs=state.images) as ledger:
+        hypergradient_at(state, 0, method)
     return int(ledger.peak.total)
 
 
-def look_(course: Course, record: Record, kept: dict[int, Tensor]) -> None:
-    """Keep the images and judge them by one net.
-
-    Args:
-        course: The run.
-        record: Receives a row of the table "curve".
-        kept: Receives a copy under the step.
-    """
-    kept[course.step] = course.images.clone()
-    score = judged(course, course.images, nets=1, most=LOOKED)[0]
-    title = TITLES[course.settings.method]
-    record.add("curve", method=title, step=course.step, seconds=course.seconds, accuracy=score)
+def look_(state: TrainState, record: Record, kept: dict[int, Tensor]) -> None:
+    """Keep the images and judge them by one net."""
+    kept[state.step] = state.images.clone()
+    score = accuracies(state, state.images, nets=1, most=LOOKED)[0]
+    title = TITLES[state.settings.method]
+    record.add("curve", method=title, step=state.step, seconds=state.seconds, accuracy=score)
 
 
 def advance_(
-    course: Course,
+    state: TrainState,
     record: Record,
     kept: dict[int, Tensor],
     *,
     label: str = "condense",
-    after: Callable[[Course], None] = lambda course: None,
+    after: Callable[[TrainState], None] = lambda state: None,
 ) -> None:
-    """Walk a run to its end and judge the images by several fresh nets; of several processes the first judges.
-
-    Args:
-        course: The run, at its first step or at a restored one.
-        record: Receives the tables "train", "curve" and "methods".
-        kept: Receives the images of each look, by outer step.
-        label: Words before the progress bar.
-        after: Called after every step; may save, or raise to stop.
-    """
-    settings = course.settings
-    first, title = course.crew.first, TITLES[settings.method]
-    looks = look_steps(course.steps, settings.looks) if first else []
-    if course.step == 0 and looks:
-        look_(course, record, kept)
+    """Take a run to its end and judge the images by several fresh nets; of several processes the first judges."""
+    settings = state.settings
+    first, title = state.ranks.first, TITLES[settings.method]
+    looks = look_steps(state.steps, settings.looks) if first else []
+    if state.step == 0 and looks:
+        look_(state, record, kept)
     shown = None if first else io.StringIO()
-    with Progress(label, total=course.steps, unit="outer step", resume_at=course.step, file=shown) as bar:
-        while course.step < course.steps:
-            row = take_step_(course)
+    with Progress(label, total=state.steps, unit="outer step", resume_at=state.step, file=shown) as bar:
+        while state.step < state.steps:
+            row = take_step_(state)
             record.add("train", method=title, **row)
-            if course.step in looks:
-                look_(course, record, kept)
+            if state.step in looks:
+                look_(state, record, kept)
             seen = f"{record.table('curve')[-1]['accuracy']:.1f} %" if looks else "not yet judged"
             bar.advance(loss=row["loss"], accuracy=seen)
-            after(course)
+            after(state)
     if not first:
         return
-    scores = judged(course, course.images, nets=settings.eval_nets)
-    cost = {"steps": course.steps, "seconds": course.seconds, "seconds_per_step": course.seconds / course.steps}
+    scores = accuracies(state, state.images, nets=settings.eval_nets)
+    cost = {"steps": state.steps, "seconds": state.seconds, "seconds_per_step": state.seconds / state.steps}
     record.add("methods", method=title, **spread(scores), **cost, outer_lr=settings.outer_lr)

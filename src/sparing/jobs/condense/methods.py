@@ -1,4 +1,4 @@
-"""Which value of the hypergradient room a setting means, at which outer step, and how each is drawn."""
+"""Which hypergradient method a setting means, at which outer step, and how each is drawn."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ ROLES: Final[dict[str, plots.Role]] = {
     "(FG)²U": "ours", "two-phase": "extension", "reverse": "reference", "checkpointed": "good", "truncated": "rival",
     "Neumann": "second_rival", "conjugate gradient": "warning", "Hessian-free": "baseline",
 }  # fmt: skip
-"""How each method is drawn, on every page."""
 
 TITLES: Final[dict[Method, str]] = {
     "forward-gradient": "(FG)²U", "two-phase": "two-phase", "reverse": "reverse", "checkpointed": "checkpointed",
     "truncated": "truncated", "neumann": "Neumann", "conjugate-gradient": "conjugate gradient",
     "hessian-free": "Hessian-free",
 }  # fmt: skip
-"""Setting -> name on tables and pictures."""
 
 PAPER: Final = {
     ("mnist", 1): {
@@ -51,15 +49,8 @@ PAPER: Final = {
 SOURCE: Final = "Shen et al. 2024, Table 1"
 
 
-def simple(settings: Condense) -> Any:
-    """The method of a run that has one; of a two-phase run, the second.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        A method of the hypergradient room.
-    """
+def build_method(settings: Condense) -> Any:
+    """The method of a run that has one; of a two-phase run, the second."""
     makers: dict[str, Callable[[], Any]] = {
         "truncated": lambda: Truncated(steps=min(settings.truncate, settings.unroll)),
         "hessian-free": HessianFree,
@@ -74,16 +65,8 @@ def simple(settings: Condense) -> Any:
 
 
 def schedule(settings: Condense, turn: int) -> Callable[[int], Any]:
-    """The method of each outer step.
-
-    Args:
-        settings: Of the run.
-        turn: Outer step at which the second phase of a two-phase run begins.
-
-    Returns:
-        Outer step -> method.
-    """
-    second = simple(settings)
+    """The method of each outer step; ``turn`` is where the second phase of a two-phase run begins."""
+    second = build_method(settings)
     if settings.method != "two-phase" or turn == 0:
         return lambda step: second
     return hg.phases((HessianFree(), turn), (second, None))

@@ -17,27 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Weights = dict[str, Tensor]
-"""Parameter name -> tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
     """What the net takes and gives."""
 
-    channels: int
-    """Channels of an image (count)."""
-
-    side: int
-    """Height and width of an image (pixels)."""
-
+    channels: int  # of an image
+    side: int  # height and width of an image (pixels)
     classes: int
-    """Classes to tell apart (count)."""
-
-    width: int
-    """Channels of each block (count); 128 in the paper."""
-
-    depth: int = 3
-    """Blocks (count); 3 in the paper."""
+    width: int  # channels of each block; 128 in the paper
+    depth: int = 3  # blocks; 3 in the paper
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -57,16 +47,8 @@ class Shape:
         return sum(math.prod(shape) for shape in self.parameters.values())
 
 
-def initial(shape: Shape, generator: torch.Generator) -> Weights:
-    """Fresh weights: matrices normal with variance 1 / inputs, scales 1, the rest 0.
-
-    Args:
-        shape: Of the net.
-        generator: Where the numbers come from.
-
-    Returns:
-        The weights, float32.
-    """
+def init_weights(shape: Shape, generator: torch.Generator) -> Weights:
+    """Fresh float32 weights: matrices normal with variance 1 / inputs, scales 1, the rest 0."""
     return {name: _drawn(name, size, generator) for name, size in shape.parameters.items()}
 
 
@@ -77,15 +59,7 @@ def _drawn(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tens
 
 
 def logits(weights: Weights, images: Tensor) -> Tensor:
-    """Scores of the classes.
-
-    Args:
-        weights: As ``initial`` makes them, of any floating-point type.
-        images: Values 0 to 1, shape (N, channels, side, side).
-
-    Returns:
-        Shape (N, classes).
-    """
+    """Scores (N, classes) of images (N, channels, side, side), 0 to 1; of any floating-point type."""
     out, block = images, 0
     while f"block{block}.weight" in weights:
         part = f"block{block}."

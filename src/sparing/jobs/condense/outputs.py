@@ -14,41 +14,19 @@ from sparing.jobs.disk import save_tensors
 from sparing.jobs.folder import Folder
 
 IMAGES, PICTURE = "images.safetensors", "images.png"
-"""Files that a run writes beside what every job does."""
 
 
 def folder_of(settings: Condense) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes.
-    """
+    """The directory of a run."""
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(IMAGES, PICTURE))
 
 
 def identity(settings: Condense) -> dict[str, Any]:
-    """What makes two runs the same: all but whether the bytes of other methods are measured too.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Plain values by name of the setting.
-    """
+    """What makes two runs the same: all but whether the bytes of other methods are measured too."""
     return folder.identity(settings, harmless={"compare"})
 
 
 def save_images(path: Path, images: Tensor, labels: Tensor, kept: Mapping[int, Tensor]) -> None:
-    """Write condensed images as safetensors, whole or not at all: names "images", "labels" and "step-00000010".
-
-    Args:
-        path: Target.
-        images: The final ones, 0 to 1, shape (N, channels, side, side).
-        labels: Their classes, int64 (N,).
-        kept: Outer step -> the images then.
-    """
+    """Write condensed images as safetensors, whole or not at all: names "images", "labels" and "step-00000010"."""
     looks = {f"step-{step:08d}": then for step, then in kept.items()}
     save_tensors(path, {"images": images, "labels": labels, **looks})

@@ -24,14 +24,7 @@ def judged_on(record: Record) -> str:
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of a finished run.
-
-    Returns:
-        Prose with the accuracy of fresh nets, what it cost and where it started.
-    """
+    """One sentence with its numbers: accuracy of fresh nets, what it cost and where it started."""
     row, start = record.table("methods")[0], record.table("curve")[0]["accuracy"]
     each = record.settings["per_class"]
     images = "one image" if each == 1 else f"{each} images"
@@ -45,16 +38,7 @@ def answer(record: Record) -> str:
 
 
 def images_section(record: Record, kept: Mapping[int, Tensor], classes: tuple[str, ...]) -> Section:
-    """The images at the looks of the run, and all of the final ones.
-
-    Args:
-        record: Of the run.
-        kept: Outer step -> images.
-        classes: Names of the classes.
-
-    Returns:
-        The chapter.
-    """
+    """The images at the looks of the run, and all of the final ones."""
     last = max(kept)
     figures = [pictures.evolution(kept, classes, title=f"From the start to {last:,} outer steps")]
     if record.settings["per_class"] > 1:
@@ -65,14 +49,7 @@ def images_section(record: Record, kept: Mapping[int, Tensor], classes: tuple[st
 
 
 def accuracy_section(record: Record) -> Section:
-    """Accuracy on the way, and at the end beside the paper's.
-
-    Args:
-        record: Of the run.
-
-    Returns:
-        The chapter.
-    """
+    """Accuracy on the way, and at the end beside the paper's."""
     rows, settings, judged = record.table("curve"), record.settings, judged_on(record)
     last = rows[-1]["accuracy"]
     title = f"One net's accuracy goes from {percent(rows[0]['accuracy'])} to {percent(last)}"
@@ -92,14 +69,7 @@ def accuracy_section(record: Record) -> Section:
 
 
 def memory_section(record: Record) -> Section:
-    """What one outer step holds at its peak, of this method or of all.
-
-    Args:
-        record: Of the run.
-
-    Returns:
-        The chapter.
-    """
+    """What one outer step holds at its peak, of this method or of all."""
     rows, figures = record.table("memory"), []
     if len(rows) > 1:
         own, least = rows[0], min(rows, key=lambda row: row["peak"])
@@ -113,14 +83,7 @@ def memory_section(record: Record) -> Section:
 
 
 def caveats(record: Record) -> list[str]:
-    """What a reader should know before leaning on the numbers.
-
-    Args:
-        record: Of the run.
-
-    Returns:
-        One sentence each.
-    """
+    """What a reader should know before leaning on the numbers, a sentence each."""
     settings, notes = record.settings, ["One run with one seed: the spread is over nets, not over runs."]
     paper = {"width": 128, "unroll": 100, "steps": 10_000}
     row = record.table("methods")[0]
@@ -146,17 +109,7 @@ def caveats(record: Record) -> list[str]:
 
 
 def write_page(record: Record, path: Path, kept: Mapping[int, Tensor], classes: tuple[str, ...]) -> Path:
-    """Write the page of a run.
-
-    Args:
-        record: Of a finished run.
-        path: Target.
-        kept: Outer step -> images.
-        classes: Names of the classes.
-
-    Returns:
-        The target.
-    """
+    """Write the page of a finished run."""
     settings: Any = record.settings
     method = record.table("methods")[0]["method"]
     return Page(

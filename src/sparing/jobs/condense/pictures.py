@@ -17,43 +17,19 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def pixels(images: Tensor) -> list[Any]:
-    """Condensed images as ``plots.images`` takes them.
-
-    Args:
-        images: Shape (N, channels, side, side), 0 to 1.
-
-    Returns:
-        N arrays (side, side), or (side, side, 3) of colour images.
-    """
+    """Condensed images as ``plots.images`` takes them: N arrays (side, side), or (side, side, 3) of color images."""
     if images.shape[1] == 1:
         return list(images[:, 0].numpy())
     return list(images.permute(0, 2, 3, 1).numpy())
 
 
 def firsts(images: Tensor, classes: int) -> Tensor:
-    """The first condensed image of each class.
-
-    Args:
-        images: Sorted by class, shape (classes · per_class, channels, side, side).
-        classes: How many (count).
-
-    Returns:
-        Shape (classes, channels, side, side).
-    """
+    """The first condensed image of each class, of images sorted by class."""
     return images[:: len(images) // classes]
 
 
 def evolution(kept: Mapping[int, Tensor], classes: Sequence[str], *, title: str) -> Figure:
-    """The first image of each class at several outer steps.
-
-    Args:
-        kept: Outer step -> condensed images.
-        classes: Names of the classes.
-        title: The finding, in words.
-
-    Returns:
-        The picture.
-    """
+    """The first image of each class at several outer steps."""
     steps = sorted(kept)
     rows = [(f"outer step {step:,}", pixels(firsts(kept[step], len(classes)))) for step in steps]
     each = len(kept[steps[0]]) // len(classes)
@@ -62,49 +38,20 @@ def evolution(kept: Mapping[int, Tensor], classes: Sequence[str], *, title: str)
 
 
 def gallery(images: Tensor, classes: Sequence[str], *, title: str) -> Figure:
-    """All condensed images, one column a class.
-
-    Args:
-        images: Sorted by class, shape (classes · per_class, channels, side, side).
-        classes: Names of the classes.
-        title: The finding, in words.
-
-    Returns:
-        The picture.
-    """
+    """All condensed images, one column a class; sorted by class."""
     each = len(images) // len(classes)
     rows = [(f"image {at + 1}" if each > 1 else "", pixels(images[at::each])) for at in range(each)]
     return plots.images(rows, title=title, columns=classes)
 
 
 def side_by_side(images: Mapping[str, Tensor], classes: Sequence[str], *, title: str, caption: str = "") -> Figure:
-    """The first image of each class, one row a method.
-
-    Args:
-        images: Method -> condensed images.
-        classes: Names of the classes.
-        title: The finding, in words.
-        caption: More to say under the picture.
-
-    Returns:
-        The picture.
-    """
+    """The first image of each class, one row a method."""
     rows = [(name, pixels(firsts(found, len(classes)))) for name, found in images.items()]
     return plots.images(rows, title=title, columns=classes, caption=caption)
 
 
 def accuracy_figure(rows: Rows, *, title: str, judged: str, caption: str = "") -> Figure:
-    """Accuracy of a fresh net against CPU seconds of the outer loop.
-
-    Args:
-        rows: Columns "method", "seconds", "accuracy" (%).
-        title: The finding, in words.
-        judged: Words for the images it was measured on.
-        caption: More to say under the picture.
-
-    Returns:
-        The picture.
-    """
+    """Accuracy of a fresh net (%) against CPU seconds of the outer loop."""
     series = plots.series(rows, x="seconds", y="accuracy", by="method", roles=ROLES)
     return plots.lines(
         series, title=title, x=plots.Axis("CPU time of the outer loop, judging apart", "s"),
@@ -114,12 +61,6 @@ def accuracy_figure(rows: Rows, *, title: str, judged: str, caption: str = "") -
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Mean, ends and number of some values, as the columns of a row.
-
-    Args:
-        values: At least one.
-
-    Returns:
-        accuracy, accuracy_low, accuracy_high, n.
 
     Example:
         >>> spread([1.0, 3.0])
@@ -132,33 +73,13 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def paper_bars(data: str, per_class: int) -> list[plots.Bar]:
-    """The paper's accuracies as open bars.
-
-    Args:
-        data: Name of the data set.
-        per_class: Images per class.
-
-    Returns:
-        One bar a method; none where the paper has no number.
-    """
+    """The paper's accuracies as open bars; none where it has no number."""
     known = PAPER.get((data, per_class), {})
     return [plots.Bar(name, value, ROLES[name], source=SOURCE) for name, value in known.items()]
 
 
 def beside_paper(rows: Rows, *, data: str, per_class: int, title: str, judged: str, caption: str = "") -> Figure:
-    """Our accuracies as solid bars, the paper's as open ones.
-
-    Args:
-        rows: Columns "method", "accuracy" (%), and "accuracy_low", "accuracy_high", "n".
-        data: Name of the data set.
-        per_class: Images per class.
-        title: The finding, in words.
-        judged: Words for the images it was measured on.
-        caption: More to say under the picture.
-
-    Returns:
-        The picture.
-    """
+    """Our accuracies as solid bars, the paper's as open ones."""
     ours = [
         plots.Bar(
             str(row["method"]), row["accuracy"], ROLES[row["method"]], low=row["accuracy_low"],
@@ -171,16 +92,7 @@ def beside_paper(rows: Rows, *, data: str, per_class: int, title: str, judged: s
 
 
 def bytes_figure(rows: Rows, *, title: str, caption: str = "") -> Figure:
-    """Bytes that one hypergradient holds at its peak.
-
-    Args:
-        rows: Columns "method" and "peak" (bytes).
-        title: The finding, in words.
-        caption: More to say under the picture.
-
-    Returns:
-        The picture.
-    """
+    """Bytes that one hypergradient holds at its peak."""
     bars = [plots.Bar(str(row["method"]), row["peak"], ROLES[row["method"]]) for row in rows]
     return plots.bars(bars, title=title, value=plots.Axis("held at the peak of one outer step", "B"), caption=caption)
 

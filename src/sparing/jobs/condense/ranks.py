@@ -5,7 +5,7 @@ through the inner run and leaves one number for each; from all numbers every pro
 first writes, prints and judges. One that is lost is waited for once; its directions of that step are left out, and from
 the next step on the others take them.
 
-with crew(settings) as ranks:              # of one process: nothing is met and nothing travels
+with join_ranks(settings) as ranks:        # of one process: nothing is met and nothing travels
     ranks.begin_step(0, images)            # all go on together, or learn why not
     method = ranks.shared(method)          # with a place to leave weights
     ...
@@ -30,7 +30,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # a bui
 
 from sparing.errors import RunError, require
 from sparing.hypergrad.forward import ForwardGradient
-from sparing.jobs.condense.delivery import OVER, Delivery, hear
+from sparing.jobs.condense.delivery import OVER, Delivery, wait_for_first
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.roll import first_line, of_network
@@ -40,39 +40,26 @@ from sparing.sharding.meet import join
 from sparing.sharding.mesh import Mesh, make_mesh
 
 SHARED: Final = ("forward-gradient", "two-phase")
-"""Methods that have directions; of two-phase the first phase has none, and every process computes it."""
 
-DELIVERY = 300.0
-"""How long the first waits for the weights of another once it has its own (s)."""
+DELIVERY = 300.0  # how long the first waits for another's weights once it has its own (s)
 
-PATIENCE = 86400.0
-"""How long the others wait for a step of the first, which judges images meanwhile; of its end they hear (s)."""
+PATIENCE = 86400.0  # how long the others wait for a step of the first, which judges images meanwhile (s)
 
-GRACE = 5.0
-"""How long the first keeps the store for those who have not finished (s)."""
+GRACE = 5.0  # how long the first keeps the store for those who have not finished (s)
 
 _RUNS = itertools.count()
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
-class Crew:
+class Ranks:
     """The processes of a run as one of them sees them; without a mesh there is one."""
 
-    mesh: Mesh | None = None
-    """All processes, which meet before the first step and never after."""
-
-    store: Any = None
-    """What they share, apart from other runs."""
-
-    living: list[int] = field(default_factory=list)
-    """Those who are still there, by their first number; the directions are shared out by place in this list."""
-
-    step: int = -1
-    """Outer step that was begun last."""
-
-    spread: Delivery | None = None
-    """Of that step."""
+    mesh: Mesh | None = None  # all processes, which meet before the first step and never after
+    store: Any = None  # what they share, apart from other runs
+    living: list[int] = field(default_factory=list)  # by first rank; directions are shared out by place in this list
+    step: int = -1  # outer step started last
+    spread: Delivery | None = None  # of that step
 
     @property
     def rank(self) -> int:
@@ -92,14 +79,7 @@ class Crew:
     # ---- before the first step
 
     def in_turn(self, work: Callable[[], _Answer]) -> _Answer:
-        """Let the first work, then the others at once, who find what it has fetched; a failure is everybody's.
-
-        Args:
-            work: Must not communicate.
-
-        Returns:
-            What my work returned.
-        """
+        """Let the first work, then the others at once, who find what it has fetched; a failure is everybody's."""
         if self.mesh is None:
             return work()
         answers: list[_Answer] = []
@@ -108,37 +88,19 @@ class Crew:
         return answers[0]
 
     def on_first(self, work: Callable[[], object]) -> None:
-        """Let the first work, and the others wait for it and share its failure.
-
-        Args:
-            work: Must not communicate.
-        """
+        """Let the first work, and the others wait for it and share its failure."""
         if self.mesh is None:
             work()
         else:
             jointly(self.mesh, work if self.first else _nothing)
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """Refuse to begin where processes differ.
-
-        Args:
-            facts: What must be the same on all, by name.
-
-        Raises:
-            UserError: On all, with the names that differ.
-        """
+        """Refuse to start where processes differ."""
         if self.mesh is not None:
             agree(self.mesh, facts, "run")
 
-    def told(self, *numbers: int) -> list[int]:
-        """Numbers of the first process.
-
-        Args:
-            numbers: Mine, as many on all.
-
-        Returns:
-            Its own, on all.
-        """
+    def broadcast(self, *numbers: int) -> list[int]:
+        """Numbers of the first process, on all."""
         if self.mesh is None:
             return list(numbers)
         found: list[int] = self.mesh.broadcast_(torch.tensor(numbers)).tolist()
@@ -147,16 +109,7 @@ class Crew:
     # ---- the outer loop
 
     def begin_step(self, step: int, images: Tensor) -> None:
-        """All that live go on together; the first says who they are.
-
-        Args:
-            step: Outer step, from 0.
-            images: φ, which must be the same on all.
-
-        Raises:
-            RunError: If the first has failed or is gone, does without this process, or has other images.
-            StoppedError: If the first was interrupted; it has saved.
-        """
+        """All that live go on together; the first says who they are, and that φ must be the same on all."""
         self.step, self.spread = step, None
         if self.mesh is None:
             return
@@ -164,7 +117,7 @@ class Crew:
         if self.first:
             self.store.set(f"step/{step}", json.dumps({"living": self.living, "images": mark}))
         else:
-            self._follow(json.loads(hear(self.store, f"step/{step}", PATIENCE)), mark)
+            self._follow(json.loads(wait_for_first(self.store, f"step/{step}", PATIENCE)), mark)
         places = {"rank": self.living.index(self.rank), "size": len(self.living)}
         self.spread = Delivery(store=self.store, key=str(step), timeout=DELIVERY, **places)
 
@@ -179,37 +132,19 @@ class Crew:
         self.living = word["living"]
 
     def shared(self, method: Any) -> Any:
-        """A method with its directions shared out, in the step that was begun.
-
-        Args:
-            method: Of the hypergradient room.
-
-        Returns:
-            The same for what has no directions.
-        """
+        """A method with its directions shared out, in the step that was started."""
         apart = self.spread is not None and isinstance(method, ForwardGradient)
         return replace(method, spread=self.spread) if apart else method
 
-    def own(self, method: Any) -> Any:
-        """What one process does of a method, for measuring it alone.
-
-        Args:
-            method: Of the hypergradient room.
-
-        Returns:
-            The method with as many directions as a process takes at most.
-        """
+    def per_rank(self, method: Any) -> Any:
+        """What one process does of a method, for measuring it alone: as many directions as it takes at most."""
         if self.mesh is None or not isinstance(method, ForwardGradient):
             return method
         count = -(-method.directions // self.mesh.world)
         return replace(method, directions=count, chunk=method.chunk and min(method.chunk, count))
 
     def end_step(self) -> dict[str, int]:
-        """The first sees who did not deliver, and goes on without them.
-
-        Returns:
-            How many took part, as columns of a row; nothing for one process.
-        """
+        """The first sees who did not deliver, and goes on without them; how many took part, unless one process."""
         if self.spread is None:
             return {}
         found = {"ranks": len(self.living)}
@@ -219,14 +154,7 @@ class Crew:
         return found
 
     def heard(self, signals: Sequence[int]) -> list[int]:
-        """Signals of this process; the first also hears that another one got some.
-
-        Args:
-            signals: Noted on this process.
-
-        Returns:
-            Signals; none if all go on.
-        """
+        """Signals of this process; the first also hears that another one got some."""
         if self.mesh is None:
             return list(signals)
         if signals and not self.first:
@@ -236,11 +164,7 @@ class Crew:
     # ---- the end
 
     def leave(self, error: BaseException | None) -> None:
-        """Part: the first says why there is no further step, and keeps the store until the others have heard.
-
-        Args:
-            error: Why the run ends early; None where it is finished.
-        """
+        """Part: the first says why there is no further step, and keeps the store until the others have heard."""
         if self.mesh is None:
             return
         with contextlib.suppress(RuntimeError):  # the store may be gone
@@ -262,22 +186,11 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def crew(settings: Condense) -> Iterator[Crew]:
-    """Meet the processes that the environment tells of, and part in order.
-
-    Args:
-        settings: Of the run.
-
-    Yields:
-        The processes.
-
-    Raises:
-        UserError: If the method has no directions to share, or too few.
-        RunError: If a process does not come, or the network breaks before the first step.
-    """
+def join_ranks(settings: Condense) -> Iterator[Ranks]:
+    """Meet the processes that the environment tells of, and part in order."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
-        yield Crew()
+        yield Ranks()
         return
     _check(settings, world)
     started = not dist.is_initialized()
@@ -285,7 +198,7 @@ def crew(settings: Condense) -> Iterator[Crew]:
         join(30.0, backend="gloo")
     mesh = make_mesh(groups=1)
     store = PrefixStore(f"sparing/condense/{next(_RUNS)}", dist.distributed_c10d._get_default_store())
-    made = Crew(mesh, store, list(range(world)))
+    made = Ranks(mesh, store, list(range(world)))
     try:
         yield made
     except BaseException as error:

@@ -129,11 +129,7 @@ class Condense:
     """Whether a run that `out` already holds may be deleted (yes or no)."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, before any file is opened.
-
-        Raises:
-            UserError: If a setting is out of range or two contradict each other.
-        """
+        """Refuse what cannot work, before any file is opened."""
         counts = ("per_class", "width", "unroll", "steps", "batch", "directions", "truncate", "terms", "eval_steps")
         at_least(1, self, *counts, "eval_nets", why="it counts things to do")
         at_least(0, self, "save_every", "held_out", "looks")

@@ -11,10 +11,10 @@ from typing import Final
 
 from sparing.errors import UserError
 from sparing.jobs.demo import condensation, federated, layers, sharding, transfer, valley
-from sparing.jobs.demo.materials import gather
+from sparing.jobs.demo.inputs import gather
 from sparing.jobs.demo.overview import write_overview
 from sparing.jobs.demo.page import finished, show, write_page
-from sparing.jobs.demo.resuming import opened
+from sparing.jobs.demo.resuming import open_record
 from sparing.jobs.demo.settings import NAMES, Name, Settings
 from sparing.jobs.disk import refusing_to_write
 from sparing.jobs.folder import PAGE, RECORD, Folder
@@ -29,23 +29,22 @@ UNITS = {
 }  # fmt: skip
 
 FILES = ("overview.png", "overview.json", "tiny-model", "federated")
-"""What a demo writes beside the files of every run."""
 
 QUESTION = "What do six methods for training with little save, and what does it cost?"
 
 
 def _memory(record: Record, settings: Settings, path: Path) -> None:
     """The first chapter; without a model it is left out, unless the model was asked for by name."""
-    if not layers.left(record):
+    if not layers.remaining(record):
         return
     try:
-        materials = gather(settings.source, settings.out, settings.scale)
+        inputs = gather(settings.source, settings.out, settings.scale)
     except UserError as missing:
         if settings.source != "auto":
             raise
         LOG.warning("demo: the chapter on memory is left out (%s)", missing)
         return
-    layers.run_chapter(materials, record, seed=settings.seed, path=path)
+    layers.run_chapter(inputs, record, seed=settings.seed, path=path)
 
 
 def _condense(record: Record, settings: Settings, path: Path) -> None:
@@ -77,28 +76,13 @@ CHAPTERS: Final[dict[Name, Callable[[Record, Settings, Path], None]]] = {
 
 
 def run(settings: Settings) -> Record:
-    """Run the chapters and write record and page.
-
-    Args:
-        settings: What to run and where to write.
-
-    Returns:
-        The record: tables "materials", "sweep", "arms", "curve", "memory", "switches", "samples" of the first chapter;
-        "condensed", "condense_curve", "condense_memory", "condense_data" of the second; "transfer_runs",
-        "coordinates", "slopes" of the third; "shards", "shard_runs", "shard_losses" of the fourth; "valley_data",
-        "valley_nets", "valley_model", "valley_curves", "valley_values", "valley_merges", "valley_lines" of the fifth;
-        "federated_data", "federated_partition", "federated_rounds", "federated_price", "federated_methods",
-        "federated_flower" of the sixth; "chapters", what each took; "run", where the page is.
-
-    Raises:
-        UserError: If a setting is at fault, the demo to go on with had others, or no chapter could be run.
-    """
+    """Run the chapters and write record and page."""
     place = Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=FILES)
     path, page = place.at(RECORD), place.at(PAGE)
     place.check()
     kept = {"seed": settings.seed, "scale": settings.scale, "source": settings.source}
     fresh = Record(question=QUESTION, settings=kept, seed=settings.seed, units=dict(UNITS))
-    record = opened(fresh, place)
+    record = open_record(fresh, place)
     for name in NAMES:
         if name in settings.chapters:
             run_one(name, record, settings, path)
@@ -114,22 +98,15 @@ def run(settings: Settings) -> Record:
 
 
 def run_one(name: Name, record: Record, settings: Settings, path: Path) -> None:
-    """Do what is left of a chapter, and add a row to "chapters" if that was anything.
-
-    Args:
-        name: Of the chapter.
-        record: Filled in place.
-        settings: Of the demo.
-        path: File of the record.
-    """
-    before, clock, worked = len(record.rows), time.monotonic(), _worked()
+    """Do what is left of a chapter, and add a row to "chapters" if that was anything."""
+    before, clock, worked = len(record.rows), time.monotonic(), _cpu_seconds()
     CHAPTERS[name](record, settings, path)
     if len(record.rows) > before:
-        record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_worked() - worked)
+        record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_cpu_seconds() - worked)
         record.write(path)
 
 
-def _worked() -> float:
+def _cpu_seconds() -> float:
     """Seconds that the processors worked for this process and for those it has waited for."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system

@@ -15,54 +15,26 @@ class Claim:
     """What a paper states, and what this run found."""
 
     what: str
-    """The quantity."""
-
-    paper: str
-    """The paper's figure and where it stands; a dash where it has none."""
-
+    paper: str  # its figure and where it stands; a dash where it has none
     here: str
-    """Ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chapter:
     """One question of the demo."""
 
-    name: Name
-    """As on the command line."""
-
-    topic: str
-    """What it saves, and by which method: a line above the question."""
-
+    name: Name  # as on the command line
+    topic: str  # what it saves, and by which method: a line above the question
     question: str
-    """In one sentence."""
-
-    answer: str
-    """In one sentence with its numbers."""
-
-    story: str
-    """What was done, in words that need no paper."""
-
-    numbers: tuple[Number, Number, Number]
-    """The first also stands in the strip of answers at the top."""
-
-    picture: Figure
-    """The one to look at."""
-
-    claims: Sequence[Claim]
-    """The paper beside us."""
-
-    paper: str
-    """Authors, title or place, and number of the paper."""
-
-    limits: str
-    """What a run of this size cannot match, and why."""
-
-    deeper: Sequence[str]
-    """Commands to go on with."""
-
-    details: Section
-    """All else, folded away."""
+    answer: str  # one sentence with its numbers
+    story: str  # what was done, in words that need no paper
+    numbers: tuple[Number, Number, Number]  # the first also stands in the strip of answers at the top
+    picture: Figure  # the one to look at
+    claims: Sequence[Claim]  # the paper beside us
+    paper: str  # authors, title or place, and number
+    limits: str  # what a run of this size cannot match, and why
+    deeper: Sequence[str]  # commands to go on with
+    details: Section  # all else, folded away
 
     @property
     def section(self) -> Section:
@@ -76,14 +48,6 @@ class Chapter:
         )  # fmt: skip
 
 
-def once(seed: int | list[int], what: str = "n = 1") -> str:
-    """The note under a number: how many runs, and the seed.
-
-    Args:
-        seed: Of the demo.
-        what: How many of what.
-
-    Returns:
-        Such as "n = 1, seed 0".
-    """
+def run_note(seed: int | list[int], what: str = "n = 1") -> str:
+    """The note under a number: how many runs, and the seed."""
     return f"{what}, seed {seed}"

@@ -11,13 +11,13 @@ from typing import Final
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.condense.course import Course, begun
+from sparing.jobs.condense.inputs import Inputs, gather
 from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_
-from sparing.jobs.condense.material import Material, gather
-from sparing.jobs.condense.methods import TITLES, simple
+from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.outputs import save_images
 from sparing.jobs.condense.settings import Condense, Method
-from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.condense.state import TrainState, start
+from sparing.jobs.demo.resuming import require_unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.typeset import typeset_digits
 from sparing.jobs.disk import load_tensors
@@ -26,7 +26,6 @@ from sparing.report import Record
 LOG = logging.getLogger("sparing.demo")
 
 METHODS: Final[tuple[Method, ...]] = ("checkpointed", "truncated", "forward-gradient")
-"""The contenders, in the order of every table and picture."""
 
 WORK: Final = Condense(
     data="mnist", width=24, unroll=10, inner_lr=0.05, batch=128, directions=4, truncate=3, outer_lr=0.03, start="grey",
@@ -38,31 +37,18 @@ WORKS: Final[Mapping[Scale, Condense]] = {
     "small": WORK,
     "tiny": dataclasses.replace(WORK, width=16, seconds=5.0, eval_steps=50, eval_nets=1, looks=2),
 }
-"""By the scale of the demo."""
 
 TABLES: Final = {"methods": "condensed", "curve": "condense_curve", "memory": "condense_memory"}
 """Table of a condensation -> table of the demo's record."""
 
 
 def images_at(folder: Path, method: Method) -> Path:
-    """File of the images that a method made.
-
-    Args:
-        folder: Of the demo.
-        method: Of the chapter.
-
-    Returns:
-        Its path.
-    """
+    """File of the images that a method made."""
     return folder / f"condensed-{method}.safetensors"
 
 
-def material() -> Material:
-    """MNIST, or digits typeset here where it cannot be had.
-
-    Returns:
-        Real images.
-    """
+def load_digits() -> Inputs:
+    """MNIST, or digits typeset here where it cannot be fetched."""
     try:
         return gather(WORK.data, held_out=WORK.held_out)
     except UserError as missing:
@@ -70,47 +56,31 @@ def material() -> Material:
         return typeset_digits()
 
 
-def one_method(course: Course, folder: Path, method: Method) -> Record:
-    """Condense by one method and leave its images on the disk.
-
-    Args:
-        course: At step 0.
-        folder: Of the demo.
-        method: Of the chapter.
-
-    Returns:
-        A record of this run alone, with the tables of a condensation.
-    """
+def one_method(state: TrainState, folder: Path, method: Method) -> Record:
+    """Condense by one method and leave its images on the disk; the record is of this run alone."""
     own, kept = Record(question="", settings={}, seed=0, environment={}), dict[int, Tensor]()
-    value = simple(course.settings)
-    fix_length_(course, own)
-    own.add("memory", method=TITLES[method], peak=bytes_of_a_step(course, value))
-    advance_(course, own, kept, label=f"condense, {TITLES[method]}")
-    save_images(images_at(folder, method), course.images, course.labels, kept)
+    value = build_method(state.settings)
+    fix_length_(state, own)
+    own.add("memory", method=TITLES[method], peak=bytes_of_a_step(state, value))
+    advance_(state, own, kept, label=f"condense, {TITLES[method]}")
+    save_images(images_at(folder, method), state.images, state.labels, kept)
     return own
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK) -> None:
-    """Run every method that the record does not hold yet; the record is written after each.
-
-    Args:
-        record: Filled in place: tables "condensed", "condense_curve", "condense_memory", "condense_data".
-        seed: Seed of the chapter.
-        path: File of the record; images lie beside it.
-        work: Size of the work.
-    """
+    """Run every method that the record does not hold yet; the record is written after each."""
     record.units |= UNITS
     done = {row["method"] for row in record.table("condensed")}
     left = [m for m in METHODS if TITLES[m] not in done or not images_at(path.parent, m).exists()]
     if not left:
         return
-    real = material()
-    unchanged(record, "condense_data", real.name)
+    real = load_digits()
+    require_unchanged(record, "condense_data", real.name)
     if not record.table("condense_data"):
         record.add("condense_data", name=real.name, classes=" ".join(real.classes))
     for method in left:
-        course = begun(dataclasses.replace(work, method=method, seed=seed), real)
-        own = one_method(course, path.parent, method)
+        state = start(dataclasses.replace(work, method=method, seed=seed), real)
+        own = one_method(state, path.parent, method)
         for name, theirs in TABLES.items():
             for row in own.table(name):
                 record.add(theirs, **row)
@@ -118,15 +88,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK)
 
 
 def images_of(folder: Path, record: Record) -> dict[str, Tensor]:
-    """The images that each method ended with.
-
-    Args:
-        folder: Of the demo.
-        record: Of the demo.
-
-    Returns:
-        Name of the method -> images, in the order of ``METHODS``; the grey that all began with comes first.
-    """
+    """The images that each method ended with, in the order of ``METHODS``, after the gray that all started from."""
     done = [method for method in METHODS if TITLES[method] in {row["method"] for row in record.table("condensed")}]
     saved = {TITLES[method]: load_tensors(images_at(folder, method)) for method in done}
     first = next(iter(saved.values()))

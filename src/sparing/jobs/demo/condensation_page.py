@@ -9,7 +9,7 @@ from sparing.jobs.condense.loop import LOOKED
 from sparing.jobs.condense.methods import PAPER, ROLES
 from sparing.jobs.condense.pictures import accuracy_figure, beside_paper, bytes_figure, percent, side_by_side
 from sparing.jobs.condense.settings import Condense
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.condensation import WORK, images_of
 from sparing.report import Figure, Record, Section, Table, format_number
 from sparing.report.page import Number
@@ -25,15 +25,7 @@ def rows_of(record: Record) -> list[dict[str, Any]]:
 
 
 def answer(record: Record, work: Condense = WORK) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        What each method's images teach, in equal CPU time.
-    """
+    """One sentence with its numbers: what each method's images teach, in equal CPU time."""
     rows = sorted(rows_of(record), key=lambda row: -row["accuracy"])
     best, others = rows[0], rows[1:]
     data = record.table("condense_data")[0]["name"].upper()
@@ -48,21 +40,14 @@ def answer(record: Record, work: Condense = WORK) -> str:
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """The best images, ours, and the bytes of ours.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three.
-    """
+    """The best images, ours, and the bytes of ours."""
     rows = rows_of(record)
     ours = next(row for row in rows if row["method"] == OURS)
     best, most = max(rows, key=lambda row: row["accuracy"]), max(rows, key=lambda row: row["peak"])
 
     def note(row: dict[str, Any]) -> str:
         ends = f", {row['accuracy_low']:.3g} to {row['accuracy_high']:.3g} %" if row["n"] > 1 else ""
-        return once(record.seed, f"{row['n']} fresh net{'s' if row['n'] > 1 else ''}") + ends
+        return run_note(record.seed, f"{row['n']} fresh net{'s' if row['n'] > 1 else ''}") + ends
 
     return (
         Number(
@@ -74,7 +59,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
             label=f"the same with the paper's {OURS}, {ours['steps']} outer steps in equal CPU time",
         ),
         Number(
-            value=format_number(ours["peak"], "B"), note=once(record.seed),
+            value=format_number(ours["peak"], "B"), note=run_note(record.seed),
             label=f"held by a step of {OURS}, however long the run; by {most['method']} reverse "
             f"{format_number(most['peak'], 'B')}",
         ),
@@ -132,15 +117,7 @@ def details(record: Record, work: Condense, folder: Path) -> Section:
 
 
 def picture(record: Record, folder: Path) -> Figure:
-    """The images, a row a method.
-
-    Args:
-        record: Of the demo.
-        folder: Where the images lie.
-
-    Returns:
-        The picture.
-    """
+    """The images, a row a method."""
     classes = record.table("condense_data")[0]["classes"].split()
     title = "Ten images made to teach a net, not to be looked at"
     caption = "One column a class; each row is what a method made of the grey in the first."
@@ -148,16 +125,7 @@ def picture(record: Record, folder: Path) -> Figure:
 
 
 def chapter(record: Record, work: Condense, folder: Path) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-        folder: Where the images lie.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     steps = [row["steps"] for row in record.table("condensed")]
     least, most = min(steps), max(steps)
     return Chapter(

@@ -31,41 +31,25 @@ class Work:
         )
     )  # fmt: skip
     """FedAvg, FedSign and its control, FedDyn, on the same clients."""
-    blocks: int = 1
-    """Body blocks that a client draws in the second run (count)."""
-    flower_rounds: int = 3
-    """Rounds of the short run on Flower (count)."""
+    blocks: int = 1  # body blocks that a client draws in the second run (count)
+    flower_rounds: int = 3  # of the short run on Flower (count)
 
 
-WORK: Final = Work()
-"""A minute on two cores."""
+WORK: Final = Work()  # a minute on two cores
 
 WORKS: Final[Mapping[Scale, Work]] = {
     "small": WORK,
     "tiny": Work(main=replace(WORK.main, rounds=20, every=4), flower_rounds=1),
 }
-"""By the scale of the demo."""
 
-RUNS: Final = ("main", "blocks", "flower")
-"""Folders below the demo's."""
+RUNS: Final = ("main", "blocks", "flower")  # folders below the demo's
 
 
 def settings_of(run: str, work: Work, seed: int, folder: Path, *, resume: bool = False) -> Settings:
-    """What ``sparing federate`` is asked in each run.
-
-    Args:
-        run: One of ``RUNS``.
-        work: Size of the work.
-        seed: Of the chapter.
-        folder: Of the demo.
-        resume: Whether to go on with what an interrupted run left in its folder, instead of deleting it.
-
-    Returns:
-        Settings; "embedded" is the run that Flower's is compared with.
-    """
+    """What ``sparing federate`` is asked in each run; "embedded" is the one that Flower's is compared with."""
     at = folder / "federated" / run
-    begun = resume and (at / CHECKPOINTS).exists()
-    own = replace(work.main, seed=seed, out=at, resume=begun, overwrite=at.exists() and not begun)
+    interrupted = resume and (at / CHECKPOINTS).exists()
+    own = replace(work.main, seed=seed, out=at, resume=interrupted, overwrite=at.exists() and not interrupted)
     if run == "main":
         return own
     alone = replace(own, method=("fedavg",))
@@ -106,16 +90,7 @@ def _flower(record: Record, path: Path, work: Work, seed: int) -> None:
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK, resume: bool = False) -> None:
-    """Do the runs that the record does not hold yet.
-
-    Args:
-        record: Filled in place: tables "federated_data", "federated_partition", "federated_rounds",
-            "federated_price", "federated_methods", "federated_pairs", and "federated_flower" where Flower is installed.
-        seed: Of split, weights and draws.
-        path: File of the record; the runs lie beside it.
-        work: Size of the work.
-        resume: Whether to go on with what an interrupted run left beside the record, instead of deleting it.
-    """
+    """Do the runs that the record does not hold yet; ``resume`` goes on with what an interrupted one left."""
     try:
         for run in ("main", "blocks"):
             if run not in _done(record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.federated import WORK, Work
 from sparing.jobs.federate import figures
 from sparing.jobs.federate.figures import percent, points
@@ -24,15 +24,7 @@ def roles(work: Work = WORK) -> dict[str, Role]:
 
 
 def study_of(record: Record, work: Work = WORK) -> Record:
-    """The first run as the record of ``sparing federate``.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        With the tables that its pictures are made of.
-    """
+    """The first run as the record of ``sparing federate``, with the tables that its pictures are made of."""
     own = Record(question="", settings=work.main, seed=record.seed, environment={})
     for name in TABLES:
         for row in record.table(f"federated_{name}"):
@@ -42,38 +34,30 @@ def study_of(record: Record, work: Work = WORK) -> Record:
 
 
 def rows_of(record: Record, work: Work = WORK) -> list[dict[str, Any]]:
-    """The methods, and FedAvg whose clients draw blocks; bytes that a round sends to the server.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        Rows.
-    """
+    """The methods, and FedAvg whose clients draw blocks; bytes that a round sends to the server."""
     rows = []
     for row in record.table("federated_methods"):
         if row["run"] in ("main", "blocks"):
             name = row["method"] if row["run"] == "main" else f"{row['method']}, {_drawn(work)}"
             per = work.main.rounds
-            told = {"up_predicted": row["predicted_up"] / per, "up_counted": row["bytes_up"] / per}
+            parts = {"up_predicted": row["predicted_up"] / per, "up_counted": row["bytes_up"] / per}
             kept = {c: row[c] for c in ("accuracy", "accuracy_low", "accuracy_high", "ssr_global", "norm")}
-            rows.append({"method": name, **kept, **told})
+            rows.append({"method": name, **kept, **parts})
     return rows
 
 
 def _paired(record: Record, work: Work) -> str:
     """How far the methods are from the first one, by the test rows on which the two differ."""
     base = LABELS[work.main.method[0]]
-    told = []
+    parts = []
     for row in study_of(record, work).table("pairs"):
         if base in (row["first"], row["second"]):
             sign = 1 if row["second"] == base else -1
             other = row["first"] if sign == 1 else row["second"]
             p = "p < 0.001" if row["p"] < 0.001 else f"p = {row['p']:.3f}"
-            told.append(f"{other} {points(sign * row['difference'])} ({p})")
+            parts.append(f"{other} {points(sign * row['difference'])} ({p})")
     where = f"Percentage points beside {base} on the same test rows, McNemar's test: "
-    return f"{where}{', '.join(told)}. " if told else ""
+    return f"{where}{', '.join(parts)}. " if parts else ""
 
 
 def _drawn(work: Work) -> str:
@@ -81,15 +65,7 @@ def _drawn(work: Work) -> str:
 
 
 def answer(record: Record, work: Work = WORK) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        Accuracy of FedAvg, FedSign and FedDyn, bytes with all blocks and with drawn ones.
-    """
+    """One sentence with its numbers."""
     by = {row["method"]: row for row in rows_of(record, work)}
     mean, sign, dyn = (by[LABELS[name]] for name in ("fedavg", "fedsign", "feddyn"))
     few = by[f"{LABELS['fedavg']}, {_drawn(work)}"]
@@ -102,21 +78,13 @@ def answer(record: Record, work: Work = WORK) -> str:
 
 
 def numbers(record: Record, work: Work = WORK) -> tuple[Number, Number, Number]:
-    """Accuracies and bytes.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        Three.
-    """
+    """Accuracies and bytes."""
     by = {row["method"]: row for row in rows_of(record, work)}
     mean, sign, control = (by[LABELS[name]] for name in ("fedavg", "fedsign", "own-sign"))
     few = by[f"{LABELS['fedavg']}, {_drawn(work)}"]
     tested = f"{study_of(record, work).table('methods')[0]['n']:,} test rows"
     spread = 50 * (mean["accuracy_high"] - mean["accuracy_low"])
-    note = f"{once(record.seed)}; each ±{spread:.0f} points on {tested}"
+    note = f"{run_note(record.seed)}; each ±{spread:.0f} points on {tested}"
     saved = 100 * (1 - few["up_counted"] / mean["up_counted"])
     return (
         Number(
@@ -177,15 +145,7 @@ def details(record: Record, work: Work = WORK) -> Section:
 
 
 def chapter(record: Record, work: Work = WORK) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     (data,) = study_of(record, work).table("data")
     settings = work.main
     drawn = settings.schedule().participants(data["clients"])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparing.blocks import tied
-from sparing.jobs.demo.materials import Materials
-from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.demo.inputs import Inputs
+from sparing.jobs.demo.resuming import require_unchanged
 from sparing.jobs.finetune.evaluate import continuations
 from sparing.jobs.finetune.loop import fit
 from sparing.jobs.finetune.settings import Full, Method, Training
@@ -22,20 +22,11 @@ from sparing.report import Progress, Record
 if TYPE_CHECKING:
     from torch import nn
 
-ARMS = ("full", "LISA", "LISA, embedding frozen", "LoRA")
-"""The contenders, in the order of every table and picture."""
+ARMS = ("full", "LISA", "LISA, embedding frozen", "LoRA")  # in the order of every table and picture
 
 
 def method_of(arm: str, model: nn.Module) -> Method:
-    """What trains in an arm; a head that shares the embedding's weights is frozen with it.
-
-    Args:
-        arm: One of ``ARMS``.
-        model: The model, asked only whether its head is tied.
-
-    Returns:
-        The method.
-    """
+    """What trains in an arm; a head that shares the embedding's weights is frozen with it."""
     if arm == "full":
         return Full()
     if arm == "LoRA":
@@ -49,16 +40,13 @@ def method_of(arm: str, model: nn.Module) -> Method:
 class Arm:
     """One contender on its materials."""
 
-    name: str
-    """One of ``ARMS``."""
-    materials: Materials
-    """Model and text."""
-    seed: int
-    """Seed of order, draws and dropout."""
+    name: str  # one of ``ARMS``
+    inputs: Inputs
+    seed: int  # of order, draws and dropout
 
     def training(self, model: nn.Module, lr: float, *, trial: bool) -> Training:
         """The settings of a run: short for a trial of a learning rate, whole otherwise."""
-        made = self.materials
+        made = self.inputs
         steps = made.trial if trial else made.steps
         every = 0 if trial else max(2, made.steps // 8)
         return Training(
@@ -68,36 +56,19 @@ class Arm:
 
 
 def try_rate(arm: Arm, lr: float) -> float:
-    """Train a fresh model for a few steps and return its development loss.
-
-    Args:
-        arm: The contender.
-        lr: Learning rate to try.
-
-    Returns:
-        Loss on the development rows (nat/token); infinite if it diverged.
-    """
-    model, _ = arm.materials.load()
+    """Train a fresh model for a few steps; its development loss (nat/token), infinite if it diverged."""
+    model, _ = arm.inputs.load()
     try:
-        fit(model, arm.materials.train, arm.training(model, lr, trial=True), label="")
+        fit(model, arm.inputs.train, arm.training(model, lr, trial=True), label="")
     except DivergedError:
         return float("inf")
-    return held_out_loss(model, arm.materials.dev, batch=4)[0]
+    return held_out_loss(model, arm.inputs.dev, batch=4)[0]
 
 
 def sweep(arm: Arm, record: Record, bar: Progress) -> float:
-    """Try every learning rate of an arm; the test rows are not looked at.
-
-    Args:
-        arm: The contender.
-        record: Gets table "sweep".
-        bar: Advanced once a rate.
-
-    Returns:
-        The rate of least development loss; a single one is taken untried.
-    """
+    """The learning rate of least development loss; a single one is taken untried. Test rows are not looked at."""
     losses: dict[float, float] = {}
-    tried = arm.materials.rates[arm.name]
+    tried = arm.inputs.rates[arm.name]
     if len(tried) == 1:
         return tried[0]
     for lr in tried:
@@ -108,14 +79,8 @@ def sweep(arm: Arm, record: Record, bar: Progress) -> float:
 
 
 def whole_run(arm: Arm, lr: float, record: Record) -> None:
-    """Train an arm at its rate and write its curve, bytes, speed and samples.
-
-    Args:
-        arm: The contender.
-        lr: The rate its sweep picked.
-        record: Gets tables "curve", "memory", "switches", "samples" and one row of "arms".
-    """
-    made = arm.materials
+    """Train an arm at its rate and write its curve, bytes, speed and samples."""
+    made = arm.inputs
     model, tokenizer = made.load()
     training = arm.training(model, lr, trial=False)
     before = continuations(model, tokenizer, made.prompts, max_new_tokens=48) if arm.name == "full" else ()
@@ -147,26 +112,19 @@ def _summary(arm: Arm, lr: float, run: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def left(record: Record) -> list[str]:
+def remaining(record: Record) -> list[str]:
     """The contenders that the record does not hold yet."""
     done = {row["method"] for row in record.table("arms")}
     return [name for name in ARMS if name not in done]
 
 
-def run_chapter(materials: Materials, record: Record, *, seed: int, path: Path) -> None:
-    """Run every arm that the record does not hold yet; the record is written after each.
-
-    Args:
-        materials: Model and text.
-        record: Filled in place.
-        seed: Seed of the chapter.
-        path: File of the record.
-    """
-    unchanged(record, "materials", materials.title)
+def run_chapter(inputs: Inputs, record: Record, *, seed: int, path: Path) -> None:
+    """Run every arm that the record does not hold yet; the record is written after each."""
+    require_unchanged(record, "materials", inputs.title)
     if not record.table("materials"):
-        record.add("materials", name=materials.title, licence=materials.licence)
-    open_arms = [Arm(name=name, materials=materials, seed=seed) for name in left(record)]
-    trials = sum(len(tried) for arm in open_arms if len(tried := materials.rates[arm.name]) > 1)
+        record.add("materials", name=inputs.title, licence=inputs.licence)
+    open_arms = [Arm(name=name, inputs=inputs, seed=seed) for name in remaining(record)]
+    trials = sum(len(tried) for arm in open_arms if len(tried := inputs.rates[arm.name]) > 1)
     with Progress("fine-tune", total=trials + len(open_arms), unit="run") as bar:
         for arm in open_arms:
             lr = sweep(arm, record, bar)

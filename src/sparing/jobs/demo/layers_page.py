@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.settings import Scale
 from sparing.memory import CATEGORIES
 from sparing.report import Figure, Record, Sample, Section, Table, format_number, plots
@@ -31,14 +31,7 @@ FROZEN: Final = "LISA, embedding frozen"
 
 
 def rows_of(record: Record) -> list[dict[str, Any]]:
-    """Rows of the methods, with how many times faster than full fine-tuning a step was.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Rows.
-    """
+    """Rows of the methods, with how many times faster than full fine-tuning a step was."""
     rows = record.table("arms")
     full = next(row["seconds_per_step"] for row in rows if row["method"] == "full")
     return [row | {"faster": full / row["seconds_per_step"]} for row in rows]
@@ -49,20 +42,13 @@ def by_method(record: Record) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in rows_of(record)}
 
 
-def off(record: Record) -> float:
+def largest_memory_error(record: Record) -> float:
     """Largest difference between a predicted and a measured peak (%)."""
     return 100 * max(abs(float(row["peak_predicted"] / row["peak_measured"]) - 1) for row in rows_of(record))
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Losses and bytes of full fine-tuning and LISA.
-    """
+    """One sentence with its numbers: losses and bytes."""
     by = by_method(record)
     held = {method: format_number(row["peak_measured"], "B") for method, row in by.items()}
     loss = {method: format_number(row["loss_after"]) for method, row in by.items()}
@@ -74,15 +60,8 @@ def answer(record: Record) -> str:
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """Bytes, loss, and how well the bytes were foretold.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three.
-    """
-    by, note = by_method(record), once(record.seed)
+    """Bytes, loss, and how well the bytes were predicted."""
+    by, note = by_method(record), run_note(record.seed)
     full, lisa, frozen = by["full"], by["LISA"], by[FROZEN]
     saved = 100 * (1 - frozen["peak_measured"] / full["peak_measured"])
     return (
@@ -96,7 +75,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
             f"{full['loss_before']:.2f}",
         ),
         Number(
-            value=f"{max(off(record), 0.01):.2g} %", note="4 methods, one step each",
+            value=f"{max(largest_memory_error(record), 0.01):.2g} %", note="4 methods, one step each",
             label="largest gap between bytes predicted from shapes alone and bytes measured",
         ),
     )  # fmt: skip
@@ -156,7 +135,7 @@ def memory_figure(record: Record) -> Figure:
     rows = record.table("memory")
     stacks = [plots.Stack(row["method"], {part: row[part] for part in CATEGORIES}, kind=row["kind"]) for row in rows]
     return plots.stacked_bars(
-        stacks, title=f"Prediction and measurement agree within {max(off(record), 0.1):.1f} %",
+        stacks, title=f"Prediction and measurement agree within {max(largest_memory_error(record), 0.1):.1f} %",
         value=plots.Axis("held at the peak of a step", unit="B"),
         caption="Predicted from shapes alone, with nothing allocated; measured by counting live tensors. Float32.",
     )  # fmt: skip
@@ -205,15 +184,7 @@ def details(record: Record) -> Section:
 
 
 def chapter(record: Record, scale: Scale) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        scale: Of its runs.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     name = record.table("materials")[0]["name"]
     steps = max(row["step"] for row in record.table("curve"))
     tuned = "each at the best of three learning rates" if scale == "small" else "at rates that are not tuned"

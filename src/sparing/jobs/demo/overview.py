@@ -30,22 +30,14 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-NAME: Final = "overview"
-"""Of both files, without what follows the dot."""
+NAME: Final = "overview"  # of both files, without what follows the dot
 
 _TEXT, _SMALL = 9.0, 8.0
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def shown(record: Record) -> dict[str, list[dict[str, Any]]]:
-    """The numbers of the picture.
-
-    Args:
-        record: Of a demo with all six chapters.
-
-    Returns:
-        Rows by chapter.
-    """
+def picture_rows(record: Record) -> dict[str, list[dict[str, Any]]]:
+    """The numbers of the picture, by chapter."""
     scale = record.settings["scale"]
     study = transfer_page.study_of(record, TRANSFER[scale])
     main = federated_page.study_of(record, FEDERATE[scale])
@@ -63,28 +55,15 @@ def shown(record: Record) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_overview(record: Record, folder: Path) -> None:
-    """Write the picture and its numbers.
-
-    Args:
-        record: Of a demo with all six chapters.
-        folder: Of the demo.
-    """
-    rows = shown(record)
-    told = {"settings": record.settings, "seed": record.seed, "environment": dict(record.environment), "rows": rows}
-    write_whole(folder / f"{NAME}.json", json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write the picture and its numbers, of a demo with all six chapters."""
+    rows = picture_rows(record)
+    numbers = {"settings": record.settings, "seed": record.seed, "environment": dict(record.environment), "rows": rows}
+    write_whole(folder / f"{NAME}.json", json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     figure(rows, images_of(folder, record)).save_png(folder / f"{NAME}.png")
 
 
 def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor]) -> Figure:
-    """Six small pictures in one.
-
-    Args:
-        rows: What ``shown`` returned.
-        images: Condensed images by method, shape (10, channels, side, side).
-
-    Returns:
-        The picture.
-    """
+    """Six small pictures in one."""
     panels: list[Callable[[Axes, Canvas], None]] = [
         lambda axes, canvas: _memory(axes, canvas, rows["memory"]),
         lambda axes, canvas: _condense(axes, canvas, rows["condense"], images),
@@ -218,8 +197,8 @@ def _valley(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     for pair, (points, _) in _grouped(rows, "pair", valley_page.ROLES).items():
         errors = [100 * row["error"] for row in points]
         gaps[pair] = errors[len(errors) // 2] - (errors[0] + errors[-1]) / 2
-    told = ", ".join(f"{pair.removeprefix('two ')} {gap:+.1f}" for pair, gap in gaps.items()).replace("-", "−")
-    _head(axes, canvas, "Averaging two nets", f"gap in points: {told}")
+    numbers = ", ".join(f"{pair.removeprefix('two ')} {gap:+.1f}" for pair, gap in gaps.items()).replace("-", "−")
+    _head(axes, canvas, "Averaging two nets", f"gap in points: {numbers}")
     _lines(axes, canvas, _grouped(rows, "pair", valley_page.ROLES), "at", "error", by=100.0)
     axes.set_xlabel("share of the second net", fontsize=_SMALL)
     axes.set_ylabel("error, %", fontsize=_SMALL)

@@ -35,7 +35,6 @@ TOPICS: Final[dict[Name, str]] = {
     "memory": "fine-tuning memory", "condense": "long inner runs", "transfer": "tuning sparse nets",
     "shard": "slow networks", "valley": "merging nets", "federate": "data that stay put",
 }  # fmt: skip
-"""What each chapter is about, for one that was not run."""
 
 CAVEATS: Final = (
     "One seed and small runs: a demonstration, not a comparison of quality.",
@@ -45,14 +44,7 @@ CAVEATS: Final = (
 
 
 def finished(record: Record) -> list[Name]:
-    """The chapters that a record holds whole.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Their names, in the order of the page.
-    """
+    """The chapters that a record holds whole, in the order of the page."""
     return [name for name in NAMES if len(record.table(COMPLETE[name][0])) >= COMPLETE[name][1]]
 
 
@@ -70,28 +62,13 @@ def _makers(record: Record, folder: Path) -> dict[Name, Callable[[], Chapter]]:
 
 
 def chapters_of(record: Record, folder: Path) -> list[Chapter]:
-    """The chapters of the page.
-
-    Args:
-        record: Of the demo.
-        folder: Where its files lie.
-
-    Returns:
-        Those that are done.
-    """
+    """The chapters of the page, those that are done."""
     makers = _makers(record, folder)
     return [makers[name]() for name in finished(record)]
 
 
 def times(record: Record) -> dict[str, dict[str, float]]:
-    """Seconds, by the clock and of the processors, that each chapter took, interrupted and resumed parts together.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        By chapter: "seconds" and "cpu_seconds".
-    """
+    """Seconds, by the clock and of the processors, that each chapter took, interrupted and resumed parts together."""
     found: dict[str, dict[str, float]] = {}
     for row in record.table("chapters"):
         sums = found.setdefault(row["chapter"], {"seconds": 0.0, "cpu_seconds": 0.0})
@@ -101,14 +78,7 @@ def times(record: Record) -> dict[str, dict[str, float]]:
 
 
 def opening(record: Record) -> str:
-    """What the page is, and what made it.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        One paragraph.
-    """
+    """What the page is, and what made it."""
     count, took = len(finished(record)), sum(row["seconds"] for row in times(record).values())
     parts = [
         f"One command ran **{count} small experiment{'s' if count > 1 else ''}** on real data on this machine"
@@ -125,20 +95,15 @@ def opening(record: Record) -> str:
 
 
 def write_page(record: Record, path: Path) -> None:
-    """Write the page.
-
-    Args:
-        record: Of a demo with at least one finished chapter.
-        path: File of the page; the record lies beside it.
-    """
+    """Write the page of a demo with at least one finished chapter."""
     done = finished(record)
     more = "sparing demo --resume --chapters"
     missing = [f"{TOPICS[name]} (`{more} {name}`)" for name in NAMES if name not in done]
     spent = ", ".join(f"{name} {format_number(row['seconds'], 's')}" for name, row in times(record).items())
-    materials = record.table("materials")
+    inputs = record.table("materials")
     facts: dict[str, Any] = {"scale": record.settings["scale"], "time": spent}
-    if materials:
-        facts["licences"] = materials[0]["licence"]
+    if inputs:
+        facts["licences"] = inputs[0]["licence"]
     page = Page(
         title="sparing: training with little",
         question=record.question, answer=opening(record), record=record, caveats=CAVEATS, reproduce=facts,
@@ -149,11 +114,7 @@ def write_page(record: Record, path: Path) -> None:
 
 
 def show(record: Record) -> None:
-    """Print a table for each chapter, and where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print a table for each chapter, and where the page is."""
     scale: Scale = record.settings["scale"]
     for name in finished(record):
         rows, title, options = _table(name, record, scale)

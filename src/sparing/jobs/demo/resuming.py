@@ -10,28 +10,17 @@ from sparing.jobs.folder import RECORD, Folder
 from sparing.report import Record
 
 
-def opened(fresh: Record, place: Folder) -> Record:
-    """The record that a demo adds to.
-
-    Args:
-        fresh: An empty one with the settings of this call.
-        place: Where the demo writes; it is claimed.
-
-    Returns:
-        The one that is there, where the demo goes on, or the fresh one, which is then on the disk.
-
-    Raises:
-        UserError: If the one that is there was made with other settings, or the directory cannot be written.
-    """
+def open_record(fresh: Record, place: Folder) -> Record:
+    """The record that a demo adds to: the one that is there, if its settings are these, or the fresh one."""
     path = place.at(RECORD)
     if not path.exists():
         place.check_same(fresh.settings)
     elif place.resume:
         there = Record.read(path)
-        told = {name: there.settings.get(name) for name in fresh.settings}
+        known = {name: there.settings.get(name) for name in fresh.settings}
         do = "pass the settings it began with, another --out, or --overwrite in place of --resume to start over"
-        why = f"the demo in {path.parent.name} began with {_listed(told)}"
-        require(told == fresh.settings, "resume", _listed(fresh.settings), why, do)
+        why = f"the demo in {path.parent.name} began with {_listed(known)}"
+        require(known == fresh.settings, "resume", _listed(fresh.settings), why, do)
         place.check_same(fresh.settings)
         return there
     place.claim_(fresh.settings)
@@ -44,18 +33,8 @@ def _listed(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def unchanged(record: Record, table: str, found: str, *, column: str = "name") -> None:
-    """Refuse to go on with other data than a chapter began with, such as where a download fails now that worked then.
-
-    Args:
-        record: Of the demo.
-        table: Where the chapter wrote what it works on.
-        found: What it would work on now.
-        column: Of its name in the table.
-
-    Raises:
-        UserError: If the two differ.
-    """
+def require_unchanged(record: Record, table: str, found: str, *, column: str = "name") -> None:
+    """Refuse to go on with other data than a chapter started on, as where a download fails now that worked then."""
     for row in record.table(table)[:1]:
         why = f"the chapter began on {row[column]}, which is not to be had now"
         do = "make it available again, or pass --overwrite in place of --resume to start over"

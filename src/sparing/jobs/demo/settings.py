@@ -13,8 +13,7 @@ Source = Literal["auto", "stories", "smollm", "bundled"]
 Scale = Literal["tiny", "small"]
 Name = Literal["memory", "condense", "transfer", "shard", "valley", "federate"]
 
-NAMES: Final[tuple[Name, ...]] = get_args(Name)
-"""The chapters, in the order of the page."""
+NAMES: Final[tuple[Name, ...]] = get_args(Name)  # in the order of the page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +51,7 @@ class Settings:
     """Whether a demo that `out` already holds may be deleted, to start over (yes or no)."""
 
     def __post_init__(self) -> None:
-        """Refuse what no demo can be.
-
-        Raises:
-            UserError: If no chapter is named, or one twice.
-        """
+        """Refuse what no demo can be."""
         do = f"name some of {', '.join(NAMES)}, each once"
         named = " ".join(self.chapters) or "none"
         fine = 0 < len(self.chapters) == len(set(self.chapters))

@@ -26,22 +26,17 @@ from sparing.sharding.traffic import Traffic
 LOG = logging.getLogger("sparing.demo")
 
 CLUSTER: Final = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
-"""The paper's: four machines of eight GPUs, speeds as its authors measured them."""
 
-MEMORY: Final = 80e9
-"""Of one of its GPUs (B)."""
+MEMORY: Final = 80e9  # of one of its GPUs (bytes)
 
-ACCUMULATE: Final = 10
-"""Micro-steps of its experiments."""
+ACCUMULATE: Final = 10  # micro-steps of its experiments
 
 WORKS: Final[Mapping[Scale, Work]] = {
     "small": Work(),
     "tiny": Work(plans=("NNN", "IIG", "GGG"), width=256, blocks=2, batch=8, accumulate=2, steps=3),
 }
-"""What the processes here do, by the scale of the demo."""
 
-SECONDS: Final = 300.0
-"""After which the processes are ended (s)."""
+SECONDS: Final = 300.0  # after which the processes are ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +44,9 @@ class Case:
     """A model and what of it trains."""
 
     name: str
-    """In words."""
-
-    params: float
-    """Parameters (count)."""
-
-    trainable: float
-    """Share that trains."""
-
-    blocks: int
-    """Blocks (count)."""
+    params: float  # count
+    trainable: float  # share that trains
+    blocks: int  # count
 
 
 CASES: Final = (
@@ -68,20 +56,12 @@ CASES: Final = (
     Case(name="7B, full", params=7e9, trainable=1, blocks=32),
     Case(name="7B, 1/16", params=7e9, trainable=1 / 16, blocks=32),
 )
-"""The paper's."""
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORKS["small"]) -> None:
-    """Plan for the paper's cluster, and run a few plans here, as far as the record does not hold them.
-
-    Args:
-        record: Filled in place: tables "shards", "shard_runs" and "shard_losses".
-        seed: Of weights and rows.
-        path: File of the record.
-        work: Size of the work here.
-    """
+    """Plan for the paper's cluster, and run a few plans here, as far as the record does not hold them."""
     if not record.table("shards"):
-        for row in planned(CASES):
+        for row in plan_cases(CASES):
             record.add("shards", **row)
         record.write(path)
     if record.table("shard_runs"):
@@ -93,22 +73,14 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORKS["sm
         LOG.warning("demo: no plan is run here, the processes could not work (%s)", failure)
         return
     for row in found:
-        record.add("shard_runs", **measured(work, row))
+        record.add("shard_runs", **plan_row(work, row))
         for step, loss in enumerate(row["losses"]):
             record.add("shard_losses", plan=row["plan"], step=step, loss=loss)
     record.write(path)
 
 
-def planned(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Every plan for every case on the paper's cluster.
-
-    Args:
-        cases: Models.
-
-    Returns:
-        Rows: case, plan, bytes held by category, whether they are within 80 GB, seconds by the paper's formula and
-        by simulation.
-    """
+def plan_cases(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Every plan for every case on the paper's cluster: bytes held, and seconds by its formula and by simulation."""
     rows = []
     for case in cases:
         work = Workload(params=case.params, trainable=case.trainable, blocks=case.blocks, accumulate=ACCUMULATE)
@@ -124,23 +96,13 @@ def planned(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def run_ranks(work: Work) -> list[dict[str, Any]]:
-    """Start the processes and wait for what they find.
-
-    Args:
-        work: What they do.
-
-    Returns:
-        A row per plan.
-
-    Raises:
-        RunError: If one of them failed, or time was up.
-    """
+    """Start the processes and wait for what they find, a row per plan."""
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder) / "work.json", Path(folder) / "found.json"
         given.write_text(json.dumps(asdict(work)), encoding="utf-8")
         command = [sys.executable, "-P", str(sharding_ranks.__file__), str(given), str(found)]
         try:
-            done = subprocess.run(command, env=_alone(os.environ), timeout=SECONDS, check=False)
+            done = subprocess.run(command, env=_clean_environment(os.environ), timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
             raise RunError(f"the processes were not done after {SECONDS:g} s") from None
         if done.returncode or not found.exists():
@@ -149,22 +111,14 @@ def run_ranks(work: Work) -> list[dict[str, Any]]:
         return rows
 
 
-def _alone(environment: Mapping[str, str]) -> dict[str, str]:
+def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with one thread a process, and of no other group of processes."""
     left = {k: v for k, v in environment.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"}}
     return left | {"OMP_NUM_THREADS": "1"}
 
 
-def measured(work: Work, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan cost on the processes, beside what was predicted.
-
-    Args:
-        work: What they did.
-        found: A row of ``run_ranks``.
-
-    Returns:
-        Bytes sent by axis, bytes held and seconds, each measured and predicted; last loss.
-    """
+def plan_row(work: Work, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan cost on the processes, beside what was predicted: bytes sent by axis, bytes held, seconds."""
     specs = tuple(BucketSpec(**spec) for spec in found["buckets"])
     here = Topology(groups=work.groups, per_group=work.per_group, inter=work.inter, intra=work.intra)
     plan, sizes = Plan(found["plan"]), here.sizes

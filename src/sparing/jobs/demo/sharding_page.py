@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.sharding import MEMORY
 from sparing.jobs.demo.sharding_ranks import Work
 from sparing.report import Figure, Record, Section, Table, format_number, plots
@@ -19,8 +19,7 @@ UNITS: Final = {
     "held": "B", "predicted_held": "B", "sent_intra": "B", "predicted_intra": "B", "sent_inter": "B",
     "predicted_inter": "B", "seconds": "s", "predicted_seconds": "s", "guideline": "s", "loss": "nat/byte",
 }  # fmt: skip
-NOT_COMPARED: Final = ("NNN", "NNI", "NNG", "INI", "ING", "GIG", "GNG")
-"""Plans that the paper's main comparison leaves out."""
+NOT_COMPARED: Final = ("NNN", "NNI", "NNG", "INI", "ING", "GIG", "GNG")  # by the paper's main comparison
 
 
 def rows_of(record: Record) -> list[dict[str, Any]]:
@@ -33,7 +32,7 @@ def case_of(record: Record, name: str) -> dict[str, dict[str, Any]]:
     return {str(row["plan"]): row for row in record.table("shards") if row["case"] == name}
 
 
-def apart(record: Record) -> float:
+def largest_loss_gap(record: Record) -> float:
     """Largest relative difference between the losses of two plans at the same step."""
     by_step: dict[Any, list[float]] = {}
     for row in record.table("shard_losses"):
@@ -47,15 +46,8 @@ def exact(record: Record) -> bool:
     return all(row[one] == row[other] for row in rows_of(record) for one, other in pairs)
 
 
-def planned(record: Record) -> str:
-    """What fits on the paper's cluster, in a sentence.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        How many plans fit, and the fastest of them.
-    """
+def fit_sentence(record: Record) -> str:
+    """What fits on the paper's cluster, in a sentence."""
     full = case_of(record, "65B, full")
     fitting = [row for row in full.values() if row["fits"]]
     best = min(fitting, key=lambda row: row["seconds"])
@@ -67,17 +59,10 @@ def planned(record: Record) -> str:
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        What the processes here sent and held; without them, what fits on the paper's cluster.
-    """
+    """One sentence: what the processes here sent and held; without them, what fits on the paper's cluster."""
     runs = {str(row["plan"]): row for row in rows_of(record)}
     if not {"IIG", "NNN", "GGG"} <= runs.keys():
-        return planned(record)
+        return fit_sentence(record)
     same = "to the byte as predicted" if exact(record) else "NOT as predicted: a bug"
     ratio = runs["GGG"]["seconds"] / runs["IIG"]["seconds"]
     return (
@@ -88,14 +73,7 @@ def answer(record: Record) -> str:
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """Speed, bytes, and what fits.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three; the planner's own where no process could be started.
-    """
+    """Speed, bytes, and what fits; the planner's own where no process could be started."""
     full = case_of(record, "65B, full")
     fitting = sum(row["fits"] for row in full.values())
     fits = Number(
@@ -108,7 +86,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
         wire = Number(value=gain, note=fits.note, label="time that links are busy in a step: ZeRO-3 over IIG, 65B")
         held = Number(value=format_number(full["IIG"]["held"], "B"), note=fits.note, label="held by a GPU under IIG")
         return wire, held, fits
-    note = once(record.seed, "quickest of a few steps")
+    note = run_note(record.seed, "quickest of a few steps")
     ratio = format_number(runs["GGG"]["seconds"] / runs["IIG"]["seconds"], "×")
     share = format_number(100 * runs["IIG"]["held"] / runs["NNN"]["held"])
     return (
@@ -125,7 +103,7 @@ def claims(record: Record) -> list[Claim]:
     """What the paper states of its cluster, and what was found here."""
     by = {row["statement"]: row for row in statements(record)}
     fits, lead = by["65B, full: what fits 80 GB"], by["7B, full: leaders"]
-    told = [
+    found = [
         Claim(
             what="plans that fit 80 GB: 65B, all trained", paper=fits["paper"],
             here=f"{fits['by_formula']} (the paper did not try GIG)",
@@ -135,12 +113,12 @@ def claims(record: Record) -> list[Claim]:
     for size in ("7B", "65B"):
         row = by[f"{size}, full: IIG over ZeRO-3"]
         seen = f"{row['simulated']} in time on the links (simulated)"
-        told.append(Claim(what=f"speed of IIG over ZeRO-3: {size}, all trained", paper=row["paper"], here=seen))
+        found.append(Claim(what=f"speed of IIG over ZeRO-3: {size}, all trained", paper=row["paper"], here=seen))
     runs = {str(row["plan"]): row for row in rows_of(record)}
     if {"IIG", "GGG"} <= runs.keys():
         ratio = format_number(runs["GGG"]["seconds"] / runs["IIG"]["seconds"], "×")
-        told.append(Claim(what="the same: small net, four processes", paper="–", here=f"{ratio} (measured)"))
-    return told
+        found.append(Claim(what="the same: small net, four processes", paper="–", here=f"{ratio} (measured)"))
+    return found
 
 
 def memory_figure(record: Record) -> Figure:
@@ -235,12 +213,13 @@ def _named(row: dict[str, Any]) -> str:
 
 def details(record: Record) -> Section:
     """All that a first look can do without."""
-    text = planned(record)
+    text = fit_sentence(record)
     figures, tables = [memory_figure(record)], [_paper(record)]
     if rows := rows_of(record):
         text += (
-            f"\n\nEvery plan trains the same: losses differ by at most {format_number(apart(record))}, relative, "
-            "which is the rounding of float32 sums in another order."
+            "\n\nEvery plan trains the same: losses differ by at most "
+            f"{format_number(largest_loss_gap(record))}, relative, which is the rounding of float32 sums in another "
+            "order."
         )
         figures.append(wire_figure(record))
         note = "predicted seconds: links alone; processes on this machine also compute, and share its cores. One run."
@@ -253,15 +232,7 @@ def details(record: Record) -> Section:
 
 
 def chapter(record: Record, work: Work) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     here = (
         f"Four processes of this machine then train a small net by {len(work.plans)} plans, with links between two "
         "groups held back."

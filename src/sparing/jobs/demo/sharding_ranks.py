@@ -33,49 +33,25 @@ from sparing.sharding.config import BucketSpec
 from sparing.sharding.engine import Engine
 from sparing.sharding.mesh import Mesh
 
-VALUES = 256
-"""Values of a byte (count)."""
+VALUES = 256  # of a byte (count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """What the ranks do."""
 
-    plans: tuple[str, ...] = ("NNN", "NNG", "IIG", "GGG")
-    """Plans, one after another, from the same weights on the same text."""
-
+    plans: tuple[str, ...] = ("NNN", "NNG", "IIG", "GGG")  # one after another, from the same weights on the same text
     groups: int = 2
-    """Groups of ranks (count)."""
-
-    per_group: int = 2
-    """Ranks of a group (count)."""
-
+    per_group: int = 2  # ranks of a group (count)
     width: int = 512
-    """Width of the net (count)."""
-
     blocks: int = 4
-    """Its blocks (count)."""
-
-    context: int = 16
-    """Bytes of text it sees before the next (count)."""
-
-    batch: int = 16
-    """Rows of a rank in a micro-step (count)."""
-
-    accumulate: int = 4
-    """Micro-steps (count)."""
-
-    steps: int = 4
-    """Optimizer steps (count); the first is not timed."""
-
-    inter: float = 10e6
-    """Speed of a link between groups (B/s): 80 Mbit/s."""
-
-    intra: float = 250e6
-    """Speed of a link inside a group (B/s): 2000 Mbit/s."""
-
-    seed: int = 0
-    """Of weights and rows."""
+    context: int = 16  # bytes of text it sees before the next (count)
+    batch: int = 16  # rows of a rank in a micro-step (count)
+    accumulate: int = 4  # micro-steps (count)
+    steps: int = 4  # optimizer steps (count); the first is not timed
+    inter: float = 10e6  # a link between groups (bytes/s): 80 Mbit/s
+    intra: float = 250e6  # a link inside a group (bytes/s): 2000 Mbit/s
+    seed: int = 0  # of weights and rows
 
     @property
     def world(self) -> int:
@@ -115,14 +91,7 @@ class Reader(nn.Module):
 
 
 def reader(work: Work) -> Reader:
-    """The net with its first weights, the same in every process.
-
-    Args:
-        work: Sizes and seed.
-
-    Returns:
-        In float32.
-    """
+    """The net with its first weights in float32, the same in every process."""
     made, generator = Reader(work), stream(work.seed, "demo", "reader")
     with torch.no_grad():
         for parameter in made.parameters():
@@ -132,14 +101,7 @@ def reader(work: Work) -> Reader:
 
 
 def specs_of(engine: Engine) -> tuple[BucketSpec, ...]:
-    """The buckets of an engine, as predictions know them.
-
-    Args:
-        engine: Of a reader.
-
-    Returns:
-        One per bucket, in order.
-    """
+    """The buckets of an engine, as predictions know them."""
     body = [stage.name for stage in engine.flow.stages]
 
     def place(block: str) -> int:
@@ -153,15 +115,8 @@ def specs_of(engine: Engine) -> tuple[BucketSpec, ...]:
     )
 
 
-def held(engine: Engine) -> int:
-    """Bytes that this rank holds for parameters, gradients, masters and moments; every storage once.
-
-    Args:
-        engine: After its first step, with gradients.
-
-    Returns:
-        Bytes.
-    """
+def held_bytes(engine: Engine) -> int:
+    """Bytes that this rank holds for parameters, gradients, masters and moments; every storage once."""
     found: dict[int, int] = {}
     moments = [value for state in engine.optimizer.state.values() for value in state.values()]
     slices = [bucket.store for bucket in engine.buckets]
@@ -174,19 +129,8 @@ def held(engine: Engine) -> int:
     return sum(found.values())
 
 
-def one_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | None) -> dict[str, Any]:
-    """Train by one plan, counting and timing.
-
-    Args:
-        work: Sizes.
-        plan: Three letters.
-        mesh: The ranks.
-        text: Bytes, shape (n,).
-        bar: Progress; on one rank only.
-
-    Returns:
-        Plan, losses by step, bytes sent by axis in the last step, bytes held, seconds of the quickest step, buckets.
-    """
+def run_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | None) -> dict[str, Any]:
+    """Train by one plan, counting the bytes sent in the last step and timing the quickest."""
     net = reader(work)
     optimizer = partial(torch.optim.AdamW, lr=1e-3, foreach=False)
     engine = shard_(net, plan, mesh, optimizer=optimizer, accumulate=work.accumulate)
@@ -196,7 +140,7 @@ def one_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | No
         mesh.counter.reset()
         start = time.perf_counter()
         losses.append(_backward(work, step, engine, text))
-        live = held(engine)
+        live = held_bytes(engine)
         engine.step()
         engine.flush()
         mesh.drain()
@@ -224,15 +168,8 @@ def _backward(work: Work, step: int, engine: Engine, text: Tensor) -> float:
     return float(engine.mesh.gather_scalars(torch.tensor([total], dtype=torch.float64)).mean())
 
 
-def one_rank(rank: int, work: Work, folder: str, out: Path) -> None:
-    """All plans on one rank; rank 0 writes what was found.
-
-    Args:
-        rank: Mine.
-        work: What to do.
-        folder: Where the ranks meet.
-        out: File for the findings.
-    """
+def run_rank(rank: int, work: Work, folder: str, out: Path) -> None:
+    """All plans on one rank; rank 0 writes what was found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=work.world)
     text = torch.tensor(list(bundled_text("alice").encode()))
@@ -241,32 +178,24 @@ def one_rank(rank: int, work: Work, folder: str, out: Path) -> None:
     wires = Wires(rate={"inter": work.inter, "intra": work.intra})
     with make_mesh(groups=work.groups, per_group=work.per_group, wires=wires) as mesh:
         if bar is None:
-            found = [one_plan(work, plan, mesh, text, None) for plan in work.plans]
+            found = [run_plan(work, plan, mesh, text, None) for plan in work.plans]
         else:
             with bar:
-                found = [one_plan(work, plan, mesh, text, bar) for plan in work.plans]
+                found = [run_plan(work, plan, mesh, text, bar) for plan in work.plans]
             write_whole(out, json.dumps(found))
         mesh.gather_scalars(torch.zeros(1))
     os._exit(0)  # threads of the closed lanes need not be waited for
 
 
 def main(given: str, out: str) -> int:
-    """Fork the ranks and wait for them.
-
-    Args:
-        given: File of the work.
-        out: File for the findings.
-
-    Returns:
-        0, or 1 if a rank failed.
-    """
+    """Fork the ranks and wait for them; 0, or 1 if one failed."""
     import torch.distributed.tensor  # noqa: F401  # both once here instead of in every rank
 
     work = Work(**json.loads(Path(given).read_text(encoding="utf-8")))
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=one_rank, args=(r, work, folder, Path(out)), daemon=True) for r in range(work.world)
+            context.Process(target=run_rank, args=(r, work, folder, Path(out)), daemon=True) for r in range(work.world)
         ]
         for rank in ranks:
             rank.start()

@@ -17,17 +17,7 @@ VOCABULARY = 1024
 
 
 def make_tiny_model(path: Path, text: str, *, steps: int = 150, seed: int = 0) -> Path:
-    """Train a byte-level tokenizer and a 4-layer Llama on ``text`` and save both for transformers.
-
-    Args:
-        path: Directory to make; if it holds a finished model already, that one is kept.
-        text: Training text.
-        steps: Optimizer steps (count).
-        seed: Seed of the weights and of the order of rows.
-
-    Returns:
-        ``path``.
-    """
+    """Train a byte-level tokenizer and a small Llama on ``text`` and save both; a finished model there is kept."""
     if (path / "config.json").exists():
         return path
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -12,7 +12,7 @@ from sparing.errors import UserError
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.transfer.coordinates import add_coordinates
 from sparing.jobs.transfer.grid import Cell, cells
-from sparing.jobs.transfer.material import digits
+from sparing.jobs.transfer.inputs import digits
 from sparing.jobs.transfer.settings import Transfer
 from sparing.jobs.transfer.train import train
 from sparing.report import Progress, Record
@@ -29,38 +29,29 @@ WORKS: Final[Mapping[Scale, Transfer]] = {
     "small": WORK,
     "tiny": replace(WORK, widths=(128,), base_width=64, densities=(1.0, 0.125), rates=(-10, -8, -6, -4), steps=40),
 }
-"""By the scale of the demo."""
 
-SAVED_EVERY: Final = 10
-"""Runs between two writes of the record (count)."""
+SAVED_EVERY: Final = 10  # runs between two writes of the record (count)
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Transfer = WORK) -> None:
-    """Do the runs that the record does not hold yet; without scikit-learn the chapter is left out.
-
-    Args:
-        record: Filled in place: tables "transfer_runs", "coordinates" and "slopes".
-        seed: Seed of weights, masks and batches.
-        path: File of the record.
-        work: Size of the work.
-    """
+    """Do the runs that the record does not hold yet; without scikit-learn the chapter is omitted."""
     have = {tuple(row[name] for name in Cell.__dataclass_fields__) for row in record.table("transfer_runs")}
     left = [cell for cell in cells(work) if (*cell.params.values(),) not in have]
     if not left and record.table("coordinates"):
         return
     try:
-        material = digits()
+        inputs = digits()
     except UserError as missing:
         LOG.warning("demo: the chapter on scaling is left out (%s)", missing)
         return
     total = len(cells(work))
     with Progress("transfer", total=total, unit="run", resume_at=total - len(left)) as bar:
         for at, cell in enumerate(left, start=1):
-            result = train(work, material, Cell(**cell.params | {"seed": seed}))
+            result = train(work, inputs, Cell(**cell.params | {"seed": seed}))
             record.add("transfer_runs", **cell.params, **result)
             bar.advance(rule=cell.rule, loss="diverged" if result["diverged"] else result["loss"])
             if at % SAVED_EVERY == 0:
                 record.write(path)
     if not record.table("coordinates"):
-        add_coordinates(record, work, material)
+        add_coordinates(record, work, inputs)
     record.write(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.transfer import WORK
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.figures import ROLES, TITLES, coordinate_figure, curves, drift_figure, named, pareto_figure
@@ -18,15 +18,7 @@ UNITS = {"loss_transferred": "nat", "loss_retuned": "nat"}
 
 
 def study_of(record: Record, work: Transfer = WORK) -> Record:
-    """The chapter's runs as the record of a study of their own.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        With the tables that ``sparing transfer`` makes.
-    """
+    """The chapter's runs as the record of a study of their own, with the tables that ``sparing transfer`` makes."""
     results = {}
     for row in record.table("transfer_runs"):
         cell = {name: row[name] for name in Cell.__dataclass_fields__}
@@ -53,15 +45,7 @@ def rows_of(study: Record) -> list[dict[str, Any]]:
 
 
 def sparsest(study: Record, work: Transfer = WORK) -> dict[str, dict[str, Any]]:
-    """The row of each rule at the lowest density.
-
-    Args:
-        study: Of the chapter.
-        work: Size of the work.
-
-    Returns:
-        By rule.
-    """
+    """The row of each rule at the lowest density."""
     lowest = min(density for _, density in places(work))
     return {row["rule"]: row for row in study.table("transfer") if row["density"] == lowest}
 
@@ -92,36 +76,22 @@ def farthest(study: Record, rule: str) -> dict[str, Any]:
 
 
 def answer(study: Record, work: Transfer = WORK) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        study: Of the chapter.
-        work: Size of the work.
-
-    Returns:
-        How far best rates move, and what the dense net's costs the sparsest one under each rule.
-    """
+    """One sentence: how far best rates move, and what the dense net's costs the sparsest one under each rule."""
     rows = sparsest(study, work)
-    told = [f"{TITLES[rule]} {format_number(row['loss_transferred'])}" for rule, row in rows.items() if rule != "supar"]
+    losses = [
+        f"{TITLES[rule]} {format_number(row['loss_transferred'])}" for rule, row in rows.items() if rule != "supar"
+    ]
     ours, plain = (size(farthest(study, rule)) for rule in ("supar", "sp"))
     return (
         f"Under **SμPar** the best rate moves by no more than **{ours}**, in the standard parametrization by {plain}. "
         f"With {share(work)} of the weights, at the rate that was best for the dense net, SμPar ends at a training "
-        f"loss of **{format_number(rows['supar']['loss_transferred'])} nat**; {', '.join(told)}."
+        f"loss of **{format_number(rows['supar']['loss_transferred'])} nat**; {', '.join(losses)}."
     )
 
 
 def numbers(study: Record, work: Transfer = WORK) -> tuple[Number, Number, Number]:
-    """How far the best rate moved, and what that costs.
-
-    Args:
-        study: Of the chapter.
-        work: Size of the work.
-
-    Returns:
-        Three.
-    """
-    rows, note = sparsest(study, work), once(study.seed, "one run a point")
+    """How far the best rate moved, and what that costs."""
+    rows, note = sparsest(study, work), run_note(study.seed, "one run a point")
     ours, plain = farthest(study, "supar"), farthest(study, "sp")
     lost = format_number(rows["sp"]["loss_transferred"])
 
@@ -170,15 +140,7 @@ def claims(study: Record, work: Transfer = WORK) -> list[Claim]:
 
 
 def details(study: Record, work: Transfer = WORK) -> Section:
-    """Rate curves a rule, losses over density, sizes over density.
-
-    Args:
-        study: Of the chapter.
-        work: Size of the work.
-
-    Returns:
-        All that a first look can do without.
-    """
+    """Rate curves a rule, losses over density, sizes over density: all that a first look can do without."""
     known = sorted(places(work), key=lambda place: -place[1])
     drawn = [curves(study, rule, known, name=f"width {work.widths[0]}") for rule in work.rules]
     drawn += [pareto_figure(study, lines(work)[0].name, "density"), coordinate_figure(study)]
@@ -194,30 +156,14 @@ def details(study: Record, work: Transfer = WORK) -> Section:
 
 
 def picture(study: Record, work: Transfer = WORK) -> Figure:
-    """Best rate over density, or the losses where no rate is known.
-
-    Args:
-        study: Of the chapter.
-        work: Size of the work.
-
-    Returns:
-        The picture.
-    """
+    """Best rate over density, or the losses where no rate is known."""
     line = lines(work)[0].name
     found = drift_figure(study, line, "density") or pareto_figure(study, line, "density")
     return found or curves(study, "supar", places(work), name=f"width {work.widths[0]}")  # type: ignore[return-value]
 
 
 def chapter(record: Record, work: Transfer = WORK) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-        work: Size of the work.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     study = study_of(record, work)
     return Chapter(
         name="transfer", topic="Tuning sparse nets · SμPar",

@@ -9,16 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparing.jobs.condense.material import Material, Pair
+from sparing.jobs.condense.inputs import Inputs, Pair
 from sparing.seeds import stream
 
-SIDE = 28
-"""Height and width, as MNIST's (pixels)."""
+SIDE = 28  # height and width, as MNIST's (pixels)
 
 FACES = tuple(
     itertools.product(("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono"), ("normal", "bold"), ("normal", "italic"))
 )
-"""Family, weight and style of the typefaces that ship with the plotting library."""
 
 
 RISE = 2.7 / SIDE
@@ -26,11 +24,7 @@ RISE = 2.7 / SIDE
 
 
 def glyphs() -> Tensor:
-    """Every digit in every typeface.
-
-    Returns:
-        White on black, 0 to 1, shape (faces, 10, 28, 28).
-    """
+    """Every digit in every typeface: white on black, 0 to 1, (faces, 10, 28, 28)."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,16 +47,8 @@ def glyphs() -> Tensor:
     return ink.view(len(FACES), SIDE, 10, SIDE).permute(0, 2, 1, 3).contiguous()
 
 
-def drawn(count: int, generator: torch.Generator) -> Pair:
-    """Digits in random typefaces, turned by up to 0.3 rad, scaled by 0.8 to 1.2, shifted by up to 3 pixels.
-
-    Args:
-        count: How many.
-        generator: Where the numbers come from.
-
-    Returns:
-        Images uint8 (count, 1, 28, 28) and labels int64 (count,).
-    """
+def draw_digits(count: int, generator: torch.Generator) -> Pair:
+    """Digits in random typefaces, turned by up to 0.3 rad, scaled by 0.8 to 1.2, shifted by up to 3 pixels."""
     faces, labels = (torch.randint(most, (count,), generator=generator) for most in (len(FACES), 10))
     turn, scale, right, down = (2 * torch.rand(4, count, generator=generator) - 1).unbind()
     angle, size = 0.3 * turn, 1 / (1 + 0.2 * scale)
@@ -74,14 +60,11 @@ def drawn(count: int, generator: torch.Generator) -> Pair:
     return (255 * images.clamp(0, 1)).round().to(torch.uint8), labels
 
 
-def typeset_digits() -> Material:
-    """A data set of typeset digits: 6,000 to learn from, 1,000 held out, 2,000 for the test.
-
-    Returns:
-        The three parts.
-    """
+def typeset_digits() -> Inputs:
+    """A data set of typeset digits: 6,000 to learn from, 1,000 held out, 2,000 for the test."""
     train, held_out, test = (
-        drawn(count, stream(0, "typeset", part)) for part, count in (("train", 6000), ("held", 1000), ("test", 2000))
+        draw_digits(count, stream(0, "typeset", part))
+        for part, count in (("train", 6000), ("held", 1000), ("test", 2000))
     )
     classes = tuple(map(str, range(10)))
-    return Material(name="typeset digits", train=train, held_out=held_out, test=test, classes=classes)
+    return Inputs(name="typeset digits", train=train, held_out=held_out, test=test, classes=classes)

@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.demo.resuming import unchanged
+from sparing.jobs.demo.resuming import require_unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import load_tensors, save_tensors
 from sparing.jobs.scan.asks import Ask
@@ -32,28 +32,19 @@ LOG = logging.getLogger("sparing.demo")
 class Work:
     """Size of the chapter."""
 
-    data: str = "fashion-mnist"
-    """Images; scikit-learn's digits stand in where they cannot be had."""
-    start: int = 6000
-    """Images that every net begins with (count)."""
-    half: int = 2000
-    """Images of each half that a net is then tuned on (count)."""
-    rows: int = 1000
-    """Test images that everything is measured on (count)."""
-    widths: tuple[int, ...] = (8, 16, 32)
-    """Channels of the units of the net (count)."""
-    training: Training = field(default_factory=lambda: Training(epochs=6))
-    """From a random start."""
-    tuning: Training = field(default_factory=lambda: Training(epochs=3, rate=0.02))
-    """On a half."""
+    data: str = "fashion-mnist"  # scikit-learn's digits stand in where it cannot be fetched
+    start: int = 6000  # images that every net begins with (count)
+    half: int = 2000  # images of each half that a net is then tuned on (count)
+    rows: int = 1000  # test images that everything is measured on (count)
+    widths: tuple[int, ...] = (8, 16, 32)  # channels of the units of the net (count)
+    training: Training = field(default_factory=lambda: Training(epochs=6))  # from a random start
+    tuning: Training = field(default_factory=lambda: Training(epochs=3, rate=0.02))  # on a half
     scan: Settings = field(default_factory=lambda: Settings(checkpoint="demo", points=11, draws=5))
     """Points and draws of a curve."""
-    positions: int = 11
-    """Points of a line between two nets (count)."""
+    positions: int = 11  # points of a line between two nets (count)
 
 
-WORK: Final = Work()
-"""A minute on two cores."""
+WORK: Final = Work()  # a minute on two cores
 
 WORKS: Final[Mapping[Scale, Work]] = {
     "small": WORK,
@@ -62,7 +53,6 @@ WORKS: Final[Mapping[Scale, Work]] = {
         scan=Settings(checkpoint="demo", points=7, draws=2),
     ),
 }  # fmt: skip
-"""By the scale of the demo."""
 
 ASKS: Final = (Ask("gaussian", 0.0), Ask("gaussian", 1.0))
 PAIRS: Final = {"one start": ("tuned-a", "tuned-b"), "two random starts": ("other-a", "other-b")}
@@ -73,21 +63,15 @@ TABLES: Final = {"model": "valley_model", "curves": "valley_curves", "values": "
 
 
 @dataclass(slots=True)
-class Stage:
+class Inputs:
     """What the chapter works on."""
 
     work: Work
-    """Its size."""
-    name: str
-    """Of the images."""
-    start: Pair
-    """Inputs and labels that every net begins with."""
-    halves: dict[str, Pair]
-    """Those of the two halves, by letter."""
+    name: str  # of the images
+    start: Pair  # inputs and labels that every net begins with
+    halves: dict[str, Pair]  # those of the two halves, by letter
     evaluate: Classification
-    """The measure."""
     seed: int
-    """Of everything."""
 
     @property
     def calibrate(self) -> list[Tensor]:
@@ -95,19 +79,8 @@ class Stage:
         return [self.start[0][: self.work.rows]]
 
 
-def stage(work: Work, seed: int) -> Stage:
-    """Load the images and cut them.
-
-    Args:
-        work: How many of each.
-        seed: Of the chapter.
-
-    Returns:
-        Fashion-MNIST, or the digits of scikit-learn where it cannot be had.
-
-    Raises:
-        UserError: If neither can be had.
-    """
+def load_inputs(work: Work, seed: int) -> Inputs:
+    """Load and cut Fashion-MNIST, or the digits of scikit-learn where it cannot be fetched."""
     wanted, name = work.start + 2 * work.half, work.data
     try:
         train_part, test = image_rows(name, rows=work.rows, calibration=wanted)
@@ -120,105 +93,77 @@ def stage(work: Work, seed: int) -> Stage:
     ends = {"a": slice(first, first + half), "b": slice(first + half, first + 2 * half)}
     halves = {letter: (inputs[rows], labels[rows]) for letter, rows in ends.items()}
     evaluate = Classification(inputs_of(test[0], like=train_part[0]), test[1])
-    return Stage(work, name, (inputs[:first], labels[:first]), halves, evaluate, seed)
+    return Inputs(work, name, (inputs[:first], labels[:first]), halves, evaluate, seed)
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """File of a net.
-
-    Args:
-        folder: Of the demo.
-        name: Of the net.
-
-    Returns:
-        Its path.
-    """
+    """File of a net."""
     return folder / f"valley-{name}.safetensors"
 
 
-def _net(on: Stage) -> Vgg:
-    channels = on.start[0].shape[1]
-    return begin(lambda: Vgg(channels, widths=on.work.widths), seed=on.seed)
+def _net(inputs: Inputs) -> Vgg:
+    channels = inputs.start[0].shape[1]
+    return begin(lambda: Vgg(channels, widths=inputs.work.widths), seed=inputs.seed)
 
 
-def _fresh(on: Stage, seed: int) -> Vgg:
+def _fresh(inputs: Inputs, seed: int) -> Vgg:
     """A net trained from the random start of a seed."""
-    channels = on.start[0].shape[1]
-    net = begin(lambda: Vgg(channels, widths=on.work.widths), seed=seed)
-    return train(net, *on.start, on.work.training, seed=seed)
+    channels = inputs.start[0].shape[1]
+    net = begin(lambda: Vgg(channels, widths=inputs.work.widths), seed=seed)
+    return train(net, *inputs.start, inputs.work.training, seed=seed)
 
 
-def recipes(on: Stage, load: Callable[[str], Vgg]) -> dict[str, Callable[[], Vgg]]:
-    """How each net comes about, in order; every one sees as many images in as many steps.
+def recipes(inputs: Inputs, load: Callable[[str], Vgg]) -> dict[str, Callable[[], Vgg]]:
+    """How each net is made, in order; every one sees as many images in as many steps.
 
-    Args:
-        on: Images and sizes.
-        load: Gives a net that was made before.
-
-    Returns:
-        Name -> maker. "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" have a start
-        of their own.
+    "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" have a start of their own.
     """
 
     def tuned(net: Vgg, letter: str) -> Vgg:
-        return train(net, *on.halves[letter], on.work.tuning, seed=on.seed)
+        return train(net, *inputs.halves[letter], inputs.work.tuning, seed=inputs.seed)
 
     return {
-        "start": lambda: _fresh(on, on.seed),
+        "start": lambda: _fresh(inputs, inputs.seed),
         "tuned-a": lambda: tuned(load("start"), "a"),
         "tuned-b": lambda: tuned(load("start"), "b"),
-        "other-a": lambda: tuned(_fresh(on, on.seed + 1), "a"),
-        "other-b": lambda: tuned(_fresh(on, on.seed + 2), "b"),
+        "other-a": lambda: tuned(_fresh(inputs, inputs.seed + 1), "a"),
+        "other-b": lambda: tuned(_fresh(inputs, inputs.seed + 2), "b"),
     }
 
 
-def train_all(on: Stage, record: Record, path: Path) -> Callable[[str], Vgg]:
-    """Train the nets that the record does not know yet.
-
-    Args:
-        on: Images and sizes.
-        record: Receives a row of "valley_nets" each; written after each.
-        path: File of the record; the nets lie beside it.
-
-    Returns:
-        Name -> the net, read from its file.
-    """
+def train_all(inputs: Inputs, record: Record, path: Path) -> Callable[[str], Vgg]:
+    """Train the nets that the record does not hold yet, each saved when done; returns what reads one from its file."""
 
     def load(name: str) -> Vgg:
-        net = _net(on)
+        net = _net(inputs)
         net.load_state_dict(load_tensors(path_of(path.parent, name)))
         return net.eval()
 
-    made = recipes(on, load)
+    made = recipes(inputs, load)
     done = {row["net"] for row in record.table("valley_nets") if path_of(path.parent, row["net"]).exists()}
     with Progress("train for the valleys", total=len(made), unit="net", resume_at=len(done)) as bar:
         for name in [name for name in made if name not in done]:
             net = made[name]()
             save_tensors(path_of(path.parent, name), net.state_dict())
-            found = on.evaluate(net)
+            found = inputs.evaluate(net)
             record.add("valley_nets", net=name, **found)
             record.write(path)
             bar.advance(net=name, error=found["error"])
     return load
 
 
-def scan_start(on: Stage, record: Record, path: Path, net: Vgg) -> None:
-    """Walk from the common start along noise as drawn and with the weights' signs.
-
-    Args:
-        on: Images and sizes.
-        record: Receives tables "valley_model", "valley_curves" and "valley_values"; written once, at the end.
-        path: File of the record.
-        net: The start.
-    """
+def scan_start(inputs: Inputs, record: Record, path: Path, net: Vgg) -> None:
+    """Walk from the common start along noise as drawn and with the weights' signs."""
     if record.table("valley_curves"):
         return
-    own = Record(question="", settings=on.work.scan, seed=on.seed, environment={})
-    subject = Subject("the start", net, on.evaluate, on.calibrate, "error", f"{on.evaluate.rows} images of {on.name}")
+    own = Record(question="", settings=inputs.work.scan, seed=inputs.seed, environment={})
+    subject = Subject(
+        "the start", net, inputs.evaluate, inputs.calibrate, "error", f"{inputs.evaluate.rows} images of {inputs.name}"
+    )
     describe_(own, subject)
     with Progress("scan", total=len(ASKS), unit="curve") as bar:
         for ask in ASKS:
-            measure_(own, ask, subject, on.work.scan, None)
+            measure_(own, ask, subject, inputs.work.scan, None)
             bar.advance(signs=ask.sign)
     for name, theirs in TABLES.items():
         for row in own.table(name):
@@ -226,61 +171,45 @@ def scan_start(on: Stage, record: Record, path: Path, net: Vgg) -> None:
     record.write(path)
 
 
-def merge_pair(on: Stage, record: Record, path: Path, pair: str, load: Callable[[str], Vgg]) -> None:
-    """Predict the gap of a pair's average, then measure it and the line between the two.
-
-    Args:
-        on: Images and sizes.
-        record: Receives a row of "valley_merges" and rows of "valley_lines".
-        path: File of the record.
-        pair: Name of the pair.
-        load: Gives a net.
-    """
+def merge_pair(inputs: Inputs, record: Record, path: Path, pair: str, load: Callable[[str], Vgg]) -> None:
+    """Predict the gap of a pair's average, then measure it and the line between the two."""
     if pair in {row["pair"] for row in record.table("valley_merges")}:
         return
     first, second = (load(name) for name in PAIRS[pair])
-    told: dict[str, float | str | None] = {"predicted": None, "predicted_low": None, "predicted_high": None}
+    prediction: dict[str, float | str | None] = {"predicted": None, "predicted_low": None, "predicted_high": None}
     try:
         forecast = predict_merge(first, second, base=load("start") if pair == "one start" else None)
         low, high = forecast.interval["error"]
-        told = {"predicted": forecast.gap["error"], "predicted_low": low, "predicted_high": high}
-        told["verdict"] = forecast.verdict
+        prediction = {"predicted": forecast.gap["error"], "predicted_low": low, "predicted_high": high}
+        prediction["verdict"] = forecast.verdict
     except UserError as missing:
         LOG.warning("demo: the gap is measured and not predicted (%s)", missing)
-    positions = [at / (on.work.positions - 1) for at in range(on.work.positions)]
-    line = interpolate(first, second, on.evaluate, lambdas=positions, calibrate=on.calibrate)
+    positions = [at / (inputs.work.positions - 1) for at in range(inputs.work.positions)]
+    line = interpolate(first, second, inputs.evaluate, lambdas=positions, calibrate=inputs.calibrate)
     for at, error in zip(line.lambdas, line.values["error"], strict=True):
         record.add("valley_lines", pair=pair, at=at, error=error)
     ends = (line.at("error", 0.0), line.at("error", 1.0))
     record.add(
         "valley_merges", pair=pair, agreement=line.agreement.element, chance=line.agreement.chance, error_a=ends[0],
-        error_b=ends[1], error_merged=line.at("error", 0.5), gap=line.gap["error"], **told,
+        error_b=ends[1], error_merged=line.at("error", 0.5), gap=line.gap["error"], **prediction,
     )  # fmt: skip
     record.write(path)
 
 
 def run_chapter(record: Record, *, seed: int, path: Path, work: Work = WORK) -> None:
-    """Do what the record does not hold yet; without images the chapter is left out.
-
-    Args:
-        record: Filled in place: tables "valley_data", "valley_nets", those of the scan, "valley_merges" and
-            "valley_lines".
-        seed: Of weights, rows and noise.
-        path: File of the record; nets lie beside it.
-        work: Size of the work.
-    """
+    """Do what the record does not hold yet; without images the chapter is omitted."""
     if len(record.table("valley_merges")) == len(PAIRS):
         return
     try:
-        on = stage(work, seed)
+        inputs = load_inputs(work, seed)
     except UserError as missing:
         LOG.warning("demo: the chapter on valleys is left out (%s)", missing)
         return
-    unchanged(record, "valley_data", on.name)
+    require_unchanged(record, "valley_data", inputs.name)
     if not record.table("valley_data"):
-        sizes = {"start": len(on.start[1]), "half": len(on.halves["a"][1]), "rows": on.evaluate.rows}
-        record.add("valley_data", name=on.name, draws=work.scan.draws, **sizes)
-    load = train_all(on, record, path)
-    scan_start(on, record, path, load("start"))
+        sizes = {"start": len(inputs.start[1]), "half": len(inputs.halves["a"][1]), "rows": inputs.evaluate.rows}
+        record.add("valley_data", name=inputs.name, draws=work.scan.draws, **sizes)
+    load = train_all(inputs, record, path)
+    scan_start(inputs, record, path, load("start"))
     for pair in PAIRS:
-        merge_pair(on, record, path, pair, load)
+        merge_pair(inputs, record, path, pair, load)

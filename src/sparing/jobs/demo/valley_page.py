@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sparing.jobs.demo.chapter import Chapter, Claim, once
+from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.scan.figures import pair_figure
 from sparing.jobs.scan.reading import hundredths, index_of
 from sparing.report import Figure, Record, Section, Table, plots
@@ -18,14 +18,7 @@ UNITS: Final = {
 
 
 def rows_of(record: Record) -> list[dict[str, Any]]:
-    """The pairs, shares in per cent.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Rows.
-    """
+    """The pairs, shares in percent."""
     shares = {*UNITS, "predicted_low", "predicted_high"}
     rows = [
         row | {"error_members": (row["error_a"] + row["error_b"]) / 2, "verdict": row.get("verdict")}
@@ -54,40 +47,26 @@ def _forecast(row: dict[str, Any]) -> str:
         return "not predicted"
     low, high = row["predicted_low"], row["predicted_high"]
     outside = "" if low <= row["gap"] <= high else ", missed"
-    told = f"{row['predicted']:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
-    return f"{told}{outside}"
+    parts = f"{row['predicted']:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+    return f"{parts}{outside}"
 
 
 def answer(record: Record) -> str:
-    """One sentence with its numbers.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Both gaps, both predictions, both indices.
-    """
+    """One sentence with its numbers."""
     raw, consistent = (hundredths(index_of(row, "error")) for row in record.table("valley_curves"))
-    told = []
+    parts = []
     for row in rows_of(record):
         guess = "not predicted" if row["predicted"] is None else f"predicted: {_points(row['predicted'])}"
-        told.append(f"from {row['pair']} it is **{_points(row['gap'])}** ({guess})")
+        parts.append(f"from {row['pair']} it is **{_points(row['gap'])}** ({guess})")
     return (
-        f"The average of two nets against its members: {', '.join(told)}. Around one net, the asymmetry index of the "
+        f"The average of two nets against its members: {', '.join(parts)}. Around one net, the asymmetry index of the "
         f"error along noise is **{raw}**, with the signs of the weights **{consistent}**."
     )
 
 
 def numbers(record: Record) -> tuple[Number, Number, Number]:
-    """Both gaps and the index.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        Three.
-    """
-    note = once(record.seed, "n = 1 pair")
+    """Both gaps and the index."""
+    note = run_note(record.seed, "n = 1 pair")
     same, other = rows_of(record)
     curve = record.table("valley_curves")[1]
     low, high = (hundredths(index_of(curve, "error", end)) for end in ("_low", "_high"))
@@ -102,7 +81,7 @@ def numbers(record: Record) -> tuple[Number, Number, Number]:
         ),
         Number(
             value=hundredths(index_of(curve, "error")),
-            note=f"{once(record.seed, str(curve['n']) + ' draws')}: {low} to {high}",
+            note=f"{run_note(record.seed, str(curve['n']) + ' draws')}: {low} to {high}",
             label="asymmetry index along the weights' signs: 0 even, 1 one side flat",
         ),
     )  # fmt: skip
@@ -137,14 +116,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def line_figure(record: Record) -> Figure:
-    """Error on the straight line between two nets, a line a pair.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        The picture.
-    """
+    """Error on the straight line between two nets, a line a pair."""
     rows = [row | {"error": 100 * row["error"]} for row in record.table("valley_lines")]
     gaps = {row["pair"]: row["gap"] for row in rows_of(record)}
     worst = max(gaps, key=lambda pair: gaps[pair])
@@ -175,14 +147,7 @@ def details(record: Record) -> Section:
 
 
 def chapter(record: Record) -> Chapter:
-    """The chapter.
-
-    Args:
-        record: Of the demo.
-
-    Returns:
-        As its page shows it.
-    """
+    """The chapter as its page shows it."""
     data = record.table("valley_data")[0]
     start, half, rows = (f"{data[name]:,}" for name in ("start", "half", "rows"))
     return Chapter(

@@ -15,7 +15,7 @@ from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.jobs.invert import pinn
 from sparing.jobs.invert.coefficient import Coefficient
-from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.solver import solve
 from sparing.jobs.invert.spectral import Array, interpolation
@@ -28,76 +28,48 @@ Phi = Mapping[str, Tensor]
 class Arm:
     """What the outer loop needs to know of a way."""
 
-    coefficient: Coefficient
-    """From p to ν."""
+    coefficient: Coefficient  # from p to ν
+    method: Any  # estimates the hypergradient
+    problem: Callable[[Any], hg.Bilevel | hg.BlackBox]  # from what an outer step left to the next (weights, or None)
 
-    method: Any
-    """How the hypergradient is estimated."""
-
-    problem: Callable[[Any], hg.Bilevel | hg.BlackBox]
-    """The two-level problem, given the state that an outer step left to the next (weights of a network, or None)."""
-
-    begin: Callable[[int], Any]
-    """That state before the first step, by seed."""
-
-    solution: Callable[[Tensor, Any], Array]
-    """u on the judging grid, shape (512, grid), from p and the state."""
+    begin: Callable[[int], Any]  # that state before the first step, by seed
+    solution: Callable[[Tensor, Any], Array]  # u on the judging grid, (512, grid), from p and that state
 
 
 def law(settings: Settings) -> Law:
-    """The law of directions as a value.
-
-    Args:
-        settings: ``law``.
-
-    Returns:
-        It.
-    """
+    """The law of directions as a value."""
     laws: dict[str, Law] = {"rademacher": Rademacher(), "orthonormal": Orthonormal(), "hadamard": Hadamard()}
     return laws[settings.law]
 
 
-def black_box(settings: Settings, data: Data) -> hg.BlackBox:
+def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
     """The inverse problem around the solver: φ = {"p"}, u = the solution where it was observed.
 
-    Args:
-        settings: Equation, grid, tolerance, parameter, penalty.
-        data: The observations.
-
-    Returns:
-        The loss mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
+    Loss: mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
     """
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
-    look = interpolation(settings.points, data.where).T
+    look = interpolation(settings.points, inputs.where).T
 
     def run(phi: Phi) -> Tensor:
         nu = coefficient.value(phi["p"].detach()).numpy()
-        u = solve(settings.model, nu, data.times, grid=settings.points, tolerance=settings.tolerance)
+        u = solve(settings.model, nu, inputs.times, grid=settings.points, tolerance=settings.tolerance)
         return torch.from_numpy(u @ look)
 
     def loss(u: Tensor, phi: Phi) -> Tensor:
-        misfit = (u - data.values).square().mean()
+        misfit = (u - inputs.values).square().mean()
         return misfit + settings.penalty * coefficient.roughness(phi["p"]) if settings.field else misfit
 
     return hg.BlackBox(solve=run, outer=loss)
 
 
-def numerical(settings: Settings, data: Data) -> Arm:
-    """The solver's arm.
-
-    Args:
-        settings: Of the run.
-        data: The observations.
-
-    Returns:
-        Central differences along random directions, exact outer part.
-    """
-    problem = black_box(settings, data)
+def numerical(settings: Settings, inputs: Inputs) -> Arm:
+    """The solver's arm: central differences along random directions, exact outer part."""
+    problem = black_box(settings, inputs)
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
 
     def solution(p: Tensor, _: Any) -> Array:
         nu = coefficient.value(p).numpy()
-        return solve(settings.model, nu, data.grid_times, grid=settings.points, tolerance=settings.tolerance)
+        return solve(settings.model, nu, inputs.grid_times, grid=settings.points, tolerance=settings.tolerance)
 
     return Arm(
         coefficient=coefficient,
@@ -108,21 +80,13 @@ def numerical(settings: Settings, data: Data) -> Arm:
     )
 
 
-def network(settings: Settings, data: Data) -> Arm:
-    """The network's arm; its weights are carried from one outer step to the next, their tangents are not.
-
-    Args:
-        settings: Of the run.
-        data: The observations.
-
-    Returns:
-        One direction of forward mode through the inner SGD run; with N = 1 that is exact.
-    """
+def network(settings: Settings, inputs: Inputs) -> Arm:
+    """The network's arm: one direction of forward mode through the inner SGD run, which is exact for one unknown."""
     coefficient = Coefficient(size=0, grid=settings.points, parameter=settings.parameter)
     return Arm(
         coefficient=coefficient,
         method=ForwardGradient(directions=1),
-        problem=lambda theta: pinn.bilevel(settings, data, coefficient, theta),
+        problem=lambda theta: pinn.bilevel(settings, inputs, coefficient, theta),
         begin=lambda seed: pinn.weights(settings.pinn, stream(seed, "weights")),
-        solution=lambda _, theta: pinn.evaluate(settings.model, theta, data.grid_times, settings.points),
+        solution=lambda _, theta: pinn.evaluate(settings.model, theta, inputs.grid_times, settings.points),
     )

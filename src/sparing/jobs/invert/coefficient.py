@@ -39,60 +39,28 @@ class Coefficient:
         9.0
     """
 
-    size: int
-    """Unknowns of a field (count); 0: one number."""
-
-    grid: int
-    """Points of the solver (count)."""
-
-    parameter: Parameter = "log"
-    """What keeps ν positive."""
+    size: int  # unknowns of a field (count); 0: one number
+    grid: int  # points of the solver (count)
+    parameter: Parameter = "log"  # what keeps ν positive
 
     def value(self, p: Tensor) -> Tensor:
-        """ν, shape () or (grid,); differentiable.
-
-        Args:
-            p: Shape (1,), or (size,) for a field.
-
-        Returns:
-            The coefficient as the solver takes it.
-        """
+        """ν, shape () or (grid,), from p, shape (1,) or (size,); differentiable."""
         forward = _FORWARD[self.parameter]
         return forward(_spread(self.size, self.grid) @ p) if self.size else forward(p[0])
 
     def roughness(self, p: Tensor) -> Tensor:
-        """Mean over the unknowns of (∂x log ν)², a scalar; 0 for one number.
-
-        Args:
-            p: As in ``value``.
-
-        Returns:
-            A scalar, differentiable.
-        """
+        """Mean over the unknowns of (∂x log ν)², a scalar; 0 for one number."""
         return self.slopes(p).square().mean() if self.size else p.new_zeros(())
 
     def slopes(self, p: Tensor) -> Tensor:
-        """∂x log ν of a field at its unknowns.
-
-        Args:
-            p: Shape (size,).
-
-        Returns:
-            Shape (size,), differentiable.
-        """
+        """∂x log ν of a field at its unknowns, (size,); differentiable."""
         log = p if self.parameter == "log" else torch.log(p.square())
         return torch.from_numpy(differentiation(self.size).copy()).to(p.dtype) @ log
 
     def guess(self, equation: Equation, seed: int) -> Tensor:
-        """Where a run starts.
+        """Where a run starts: p in float64, shape (1,) or (size,).
 
-        Args:
-            equation: Whose ν is sought.
-            seed: Of the run.
-
-        Returns:
-            p of a number uniform in (0, highest]; or of a constant field, log-uniform within a factor of 3 of the
-            geometric mean of the true one. float64, shape (1,) or (size,).
+        A number is uniform in (0, highest]; a constant field log-uniform within a factor of 3 of the true mean.
         """
         drawn = torch.rand(1, generator=stream(seed, "guess"), dtype=torch.float64)
         if self.size:

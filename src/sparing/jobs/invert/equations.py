@@ -28,34 +28,15 @@ class Equation:
     """u_t + ∂x flux(u) = reaction(u) + the term with ν: ∂x(ν ∂x u), or −ν u_xxx where ``dispersive``."""
 
     name: Name
-    """How a person calls it."""
-
-    formula: str
-    """It, for a page."""
-
-    initial: Callable[[Array], Array]
-    """u at t = 0, from positions."""
-
-    truth: float
-    """ν*, the coefficient to be found (length²/time; length³/time where dispersive)."""
-
-    highest: float
-    """Starting guesses ν_0 are drawn from (0, highest]; table F.3."""
-
-    advects: bool = False
-    """Whether flux(u) = u²/2 rather than 0."""
-
-    reacts: bool = False
-    """Whether reaction(u) = 5(u − u³) rather than 0."""
-
-    dispersive: bool = False
-    """Whether ν stands before the third derivative."""
-
-    paper: tuple[tuple[float, float], tuple[float, float]]
-    """Figure 2 right: (mean, sd) of ε_φ and of ε_u for the solver arm (ratios)."""
-
-    paper_pinn: tuple[tuple[float, float], tuple[float, float]]
-    """The same for the PINN arm."""
+    formula: str  # for a page
+    initial: Callable[[Array], Array]  # u at t = 0, from positions
+    truth: float  # ν*, to be found (length²/time; length³/time where dispersive)
+    highest: float  # starting guesses ν_0 are drawn from (0, highest]; table F.3
+    advects: bool = False  # flux(u) = u²/2 rather than 0
+    reacts: bool = False  # reaction(u) = 5(u − u³) rather than 0
+    dispersive: bool = False  # ν stands before the third derivative
+    paper: tuple[tuple[float, float], tuple[float, float]]  # Figure 2 right: (mean, sd) of ε_φ, of ε_u
+    paper_pinn: tuple[tuple[float, float], tuple[float, float]]  # the same for the PINN arm
 
 
 BURGERS: Final = Equation(
@@ -93,4 +74,3 @@ KDV: Final = Equation(
 )
 
 EQUATIONS: Final[dict[str, Equation]] = {one.name: one for one in (BURGERS, ALLEN_CAHN, KDV)}
-"""By name."""

@@ -10,18 +10,10 @@ _SPACING = 0.08  # of the nodes; the integrand is smooth on the scale 1/3, so th
 
 
 def burgers(nu: float, times: Array, where: Array) -> Array:
-    """The u with u_t + u u_x = ν u_xx and u_0 = −sin πx on the line, which is the periodic solution.
+    """The u (m, n) with u_t + u u_x = ν u_xx and u_0 = −sin πx on the line, which is the periodic solution.
 
     u(x, t) = −∫ sin(π(x−η)) F(x−η) e^(−η²/4νt) dη / ∫ F(x−η) e^(−η²/4νt) dη with F(y) = exp(−cos(πy)/(2πν)), by the
     trapezoid rule in s = η/√(4νt), which converges faster than any power.
-
-    Args:
-        nu: ν, a positive number.
-        times: Shape (m,), at or after 0.
-        where: Positions, shape (n,).
-
-    Returns:
-        Shape (m, n).
 
     Source: Cole 1951; Basdevant et al. 1986, Computers and Fluids 14.
 

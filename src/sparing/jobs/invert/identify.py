@@ -12,7 +12,7 @@ import torch
 from sparing.errors import UserError
 from sparing.jobs.invert.arms import black_box
 from sparing.jobs.invert.coefficient import Coefficient
-from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import Array, points
 
@@ -21,9 +21,7 @@ from sparing.jobs.invert.spectral import Array, points
 class Identified:
     """How well the unknowns are determined at the first guess."""
 
-    unknowns: int
-    """N (count)."""
-
+    unknowns: int  # n (count)
     decided: float
     """How many of them the observations decide rather than the penalty: Σ over directions of the observations' share
     of the curvature, between 0 and N."""
@@ -33,38 +31,20 @@ class Identified:
 
 
 def waves(count: int) -> Array:
-    """Cosines and sines on the grid of the unknowns, orthonormal: column 2m − 1 and 2m are of wavenumber πm.
-
-    Args:
-        count: Unknowns; even.
-
-    Returns:
-        Shape (count, count).
-    """
+    """Orthonormal cosines and sines on the grid of the unknowns, (count, count); columns 2m − 1, 2m are of wave πm."""
     phase = np.pi * points(count)[:, None] * np.arange(1, count // 2)[None, :]
     pairs = np.stack([np.cos(phase), np.sin(phase)], axis=2).reshape(count, -1)
     whole = np.concatenate([np.ones((count, 1)), pairs, np.cos(np.pi * points(count) * count / 2)[:, None]], axis=1)
     return np.asarray(whole / np.linalg.norm(whole, axis=0))
 
 
-def identified(settings: Settings, data: Data) -> Identified:
-    """Linearise what is observed and what is penalised around the first guess.
+def identified(settings: Settings, inputs: Inputs) -> Identified:
+    """Linearize what is observed and what is penalized around the first guess; raise if a direction of p is lost.
 
     Takes N + 1 solves, one along each wave: a direction that leaves no trace then has a column of zeros, where steps
     along single unknowns would leave the trace of their curvature.
-
-    Args:
-        settings: Of a run for a field.
-        data: The observations.
-
-    Returns:
-        What is determined.
-
-    Raises:
-        UserError: If some direction of p moves neither the observations by more than the solver's own error nor the
-            penalty: any value along it would be found as well as the true one.
     """
-    problem = black_box(settings, data)
+    problem = black_box(settings, inputs)
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
     p, basis = coefficient.guess(settings.model, settings.seeds[0]), torch.from_numpy(waves(settings.field))
     here = problem.solve({"p": p})

@@ -15,71 +15,48 @@ from sparing.jobs.disk import save_tensors
 from sparing.jobs.folder import Folder, identity, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.invert.arms import Arm, network, numerical
-from sparing.jobs.invert.course import Run, begun, finish_
 from sparing.jobs.invert.identify import identified
-from sparing.jobs.invert.observations import Data, observe, relative
+from sparing.jobs.invert.observations import Inputs, observe, relative
 from sparing.jobs.invert.page import write_page
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import points
+from sparing.jobs.invert.state import TrainState, finish_, start
 from sparing.report import Progress, Record, print_table
 
 FOUND: Final = "coefficients.safetensors"
-"""File that a run writes beside what every job does."""
 
 UNITS: Final = {"seconds": "s"}
-SHOWN: Final = (0.25, 0.5, 1.0)
-"""Times at which the page compares solutions."""
+SHOWN: Final = (0.25, 0.5, 1.0)  # times at which the page compares solutions
 
 
 def folder_of(settings: Settings) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes.
-    """
+    """The directory of a run."""
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(FOUND,))
 
 
-def judge(run: Run, settings: Settings, arm: Arm, data: Data, record: Record) -> None:
-    """Measure what a finished run has found.
-
-    Args:
-        run: Of one seed.
-        settings: Of the run.
-        arm: The way from ν to a solution.
-        data: The truth.
-        record: Receives rows of "runs", and of "profiles" and "fields" for the page.
-    """
-    nu = arm.coefficient.value(run.p).numpy()
-    u = arm.solution(run.p, run.carried)
+def judge(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs, record: Record) -> None:
+    """Measure what a finished run has found: rows of "runs", and of "profiles" and "fields" for the page."""
+    nu = arm.coefficient.value(state.p).numpy()
+    u = arm.solution(state.p, state.carried)
     record.add(
-        "runs", seed=run.seed, nu=float(np.exp(np.log(nu).mean())), coefficient_error=relative(nu, data.coefficient),
-        solution_error=relative(u, data.solution), steps=run.step, seconds=run.seconds,
+        "runs", seed=state.seed, nu=float(np.exp(np.log(nu).mean())),
+        coefficient_error=relative(nu, inputs.coefficient), solution_error=relative(u, inputs.solution),
+        steps=state.step, seconds=state.seconds,
     )  # fmt: skip
     x, stride = points(settings.points), max(1, settings.points // 128)
     if nu.shape:
         for at in range(0, settings.points, stride):
-            record.add("fields", seed=run.seed, x=x[at], true=data.coefficient[at], found=nu[at])
-    if run.seed != settings.seeds[0]:
+            record.add("fields", seed=state.seed, x=x[at], true=inputs.coefficient[at], found=nu[at])
+    if state.seed != settings.seeds[0]:
         return
     for t in SHOWN:
-        row = int(np.abs(data.grid_times - t).argmin())
+        row = int(np.abs(inputs.grid_times - t).argmin())
         for at in range(0, settings.points, stride):
-            record.add("profiles", t=t, x=x[at], true=data.solution[row, at], found=u[row, at])
+            record.add("profiles", t=t, x=x[at], true=inputs.solution[row, at], found=u[row, at])
 
 
 def summary(record: Record) -> dict[str, Any]:
-    """Means and standard deviations (n − 1) over the seeds.
-
-    Args:
-        record: With the table "runs".
-
-    Returns:
-        ``coefficient_error``, ``solution_error``, ``seconds`` and each with ``_sd`` (None for one seed), and n.
-    """
+    """Means over the seeds, and standard deviations (n − 1), which one seed does not have."""
     rows = record.table("runs")
     found: dict[str, float | None] = {}
     for name in ("coefficient_error", "solution_error", "seconds"):
@@ -89,15 +66,15 @@ def summary(record: Record) -> dict[str, Any]:
     return {**found, "n": len(rows)}
 
 
-def _save(settings: Settings, index: int, run: Run, record: Record, found: dict[str, Tensor]) -> Path:
-    number = index * (settings.steps + 1) + run.step
-    tree = {"index": index, "run": run.tree(), "rows": record.rows, "found": found}
+def _save(settings: Settings, index: int, state: TrainState, record: Record, found: dict[str, Tensor]) -> Path:
+    number = index * (settings.steps + 1) + state.step
+    tree = {"index": index, "run": state.tree(), "rows": record.rows, "found": found}
     return folder_of(settings).save(number, tree)
 
 
-def _all_seeds(settings: Settings, data: Data, record: Record, tree: dict[str, Any] | None) -> dict[str, Tensor]:
+def _all_seeds(settings: Settings, inputs: Inputs, record: Record, tree: dict[str, Any] | None) -> dict[str, Tensor]:
     """Every seed in turn; returns p by seed."""
-    arm = numerical(settings, data) if settings.method == "numerical" else network(settings, data)
+    arm = numerical(settings, inputs) if settings.method == "numerical" else network(settings, inputs)
     first, found = 0, {}
     if tree is not None:
         first, found = tree["index"], dict(tree["found"])
@@ -106,57 +83,44 @@ def _all_seeds(settings: Settings, data: Data, record: Record, tree: dict[str, A
     total = settings.steps * len(settings.seeds)
     with Progress("invert", total=total, resume_at=done, units=UNITS) as bar, patient() as signals:
         for index in range(first, len(settings.seeds)):
-            run = begun(settings, arm, settings.seeds[index], tree["run"] if tree and index == first else None)
+            state = start(settings, arm, settings.seeds[index], tree["run"] if tree and index == first else None)
 
-            def after(run: Run, index: int = index) -> None:
-                save, done = partial(_save, settings, index, run, record, found), f"seed {run.seed}, step {run.step}"
-                save_when_due(save, signals, step=run.step, every=settings.save_every, done=done)
+            def after(state: TrainState, index: int = index) -> None:
+                save, done = (
+                    partial(_save, settings, index, state, record, found),
+                    f"seed {state.seed}, step {state.step}",
+                )
+                save_when_due(save, signals, step=state.step, every=settings.save_every, done=done)
 
-            finish_(run, settings, arm, data, record, bar, after)
-            if f"seed{run.seed}" not in found:
-                judge(run, settings, arm, data, record)
-                found[f"seed{run.seed}"] = run.p.detach().clone()
-                _save(settings, index, run, record, found)
+            finish_(state, settings, arm, inputs, record, bar, after)
+            if f"seed{state.seed}" not in found:
+                judge(state, settings, arm, inputs, record)
+                found[f"seed{state.seed}"] = state.p.detach().clone()
+                _save(settings, index, state, record, found)
     return found
 
 
 def run(settings: Settings) -> Record:
-    """Invert as the command line does.
-
-    Args:
-        settings: All of them.
-
-    Returns:
-        The record, also in OUT/record.jsonl: tables "path" (a row a step), "runs" (a row a seed), "summary",
-        "profiles", "fields", "identified". Beside it the page, and ν by seed in coefficients.safetensors.
-
-    Raises:
-        UserError: If a setting is at fault, a field is not determined, or the directory holds another run.
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-    """
+    """Invert as the command line does; beside the record lie the page, and ν by seed in coefficients.safetensors."""
     folder, mark = folder_of(settings), identity(settings)
     folder.check()
-    data = observe(settings)
-    known = identified(settings, data) if settings.field else None
+    inputs = observe(settings)
+    known = identified(settings, inputs) if settings.field else None
     tree = folder.latest(mark)
     folder.claim_(mark)
     equation = settings.model
-    question = f"Which ν makes {equation.formula} fit {data.values.numel()} observations?"
+    question = f"Which ν makes {equation.formula} fit {inputs.values.numel()} observations?"
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
-    found = _all_seeds(settings, data, record, tree)
+    found = _all_seeds(settings, inputs, record, tree)
     record.add("summary", equation=equation.name, method=settings.method, **summary(record))
     if known is not None:
         record.add("identified", **asdict(known))
-    save_tensors(folder.at(FOUND), {**found, "truth": torch.from_numpy(np.array(data.coefficient))})
+    save_tensors(folder.at(FOUND), {**found, "truth": torch.from_numpy(np.array(inputs.coefficient))})
     folder.finish_(record, write_page)
     return record
 
 
 def show(record: Record) -> None:
-    """Print the results; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the results; the last line says where the page is."""
     print_table(record.table("runs"), title=record.question, units=record.units)
     tell_page(record)

@@ -16,48 +16,27 @@ from sparing.jobs.invert.solver import solve
 from sparing.jobs.invert.spectral import Array, interpolation, points
 from sparing.seeds import stream
 
-TIMES: Final = 512
-"""Times of the grid on which a solution is judged (count); the paper's."""
+TIMES: Final = 512  # of the grid on which a solution is judged (count); the paper's
 
-FIELD: Final = {"burgers": 0.05, "allen-cahn": 0.01}
-"""Geometric mean of the true ν(x) (length²/time), by equation."""
+FIELD: Final = {"burgers": 0.05, "allen-cahn": 0.01}  # geometric mean of the true ν(x) (length²/time)
 
 _FINER, _TIGHTER = 512, 1e-10  # the reference is solved on at least so many points, to such a tolerance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Data:
+class Inputs:
     """Observations and the truth behind them."""
 
-    times: Array
-    """When it was observed, shape (m,)."""
-
-    where: Array
-    """At which positions, shape (n,)."""
-
-    values: Tensor
-    """What was seen, shape (m, n), float64."""
-
-    grid_times: Array
-    """Times of the judging grid, shape (512,)."""
-
-    solution: Array
-    """The true u there, shape (512, grid)."""
-
-    coefficient: Array
-    """The true ν: shape () or (grid,)."""
+    times: Array  # when it was observed, (m,)
+    where: Array  # at which positions, (n,)
+    values: Tensor  # what was seen, (m, n), float64
+    grid_times: Array  # of the judging grid, (512,)
+    solution: Array  # the true u there, (512, grid)
+    coefficient: Array  # the true ν, () or (grid,)
 
 
 def midpoints(count: int, low: float, high: float) -> Array:
-    """The middles of equal cells: all inside, none at an end, so no periodic endpoint is kept twice.
-
-    Args:
-        count: How many.
-        low: Left end.
-        high: Right end.
-
-    Returns:
-        Shape (count,).
+    """The middles (count,) of equal cells: none at an end, so no periodic endpoint is kept twice.
 
     Example:
         >>> midpoints(4, -1, 1).tolist()
@@ -67,33 +46,15 @@ def midpoints(count: int, low: float, high: float) -> Array:
 
 
 def true_field(equation: Equation, where: Array) -> Array:
-    """The coefficient ν(x) to be found: smooth, periodic, a factor of 5 between its ends.
-
-    Args:
-        equation: Burgers or Allen–Cahn.
-        where: Positions.
-
-    Returns:
-        ν there.
-    """
+    """The coefficient ν(x) to be found: smooth, periodic, a factor of 5 between its ends."""
     return np.asarray(FIELD[equation.name] * np.exp(0.6 * np.sin(np.pi * where) + 0.3 * np.cos(3 * np.pi * where)))
 
 
 def reference(equation: Equation, *, field: bool, times: Array, where: Array, grid: int) -> Array:
-    """The true solution, not by the solver at the settings of the inversion.
+    """The true solution (m, n), not by the solver at the settings of the inversion.
 
     Burgers with one ν by its closed form; the others by the solver on twice the grid, and at least 512 points, with a
-    hundred times smaller tolerance. So what the inversion finds carries the error of its own discretisation.
-
-    Args:
-        equation: Which.
-        field: Whether ν is ``true_field``.
-        times: Rising, shape (m,).
-        where: Positions, shape (n,).
-        grid: Points of the inversion's grid.
-
-    Returns:
-        Shape (m, n).
+    hundred times smaller tolerance. So what the inversion finds carries the error of its own discretization.
     """
     if equation.name == "burgers" and not field:
         return burgers(equation.truth, times, where)
@@ -102,15 +63,8 @@ def reference(equation: Equation, *, field: bool, times: Array, where: Array, gr
     return np.asarray(solve(equation, nu, times, grid=fine, tolerance=_TIGHTER) @ interpolation(fine, where).T)
 
 
-def observe(settings: Settings) -> Data:
-    """Make the data of a run.
-
-    Args:
-        settings: Equation, grid, number of observations, noise.
-
-    Returns:
-        The observations, at the middles of equal cells of [0, 1] × [−1, 1], and the truth.
-    """
+def observe(settings: Settings) -> Inputs:
+    """The observations, at the middles of equal cells of [0, 1] × [−1, 1], and the truth."""
     equation, (rows, columns) = settings.model, settings.observed
     seen, judged = midpoints(rows, 0, 1), np.linspace(0, 1, TIMES)
     where, grid = midpoints(columns, -1, 1), points(settings.points)
@@ -124,18 +78,11 @@ def observe(settings: Settings) -> Data:
             values.shape, generator=stream(0, "noise"), dtype=values.dtype
         )  # the same for every seed of a run
     truth = true_field(equation, grid) if settings.field else np.asarray(equation.truth)
-    return Data(seen, where, values, judged, whole[np.searchsorted(times, judged), columns:], truth)
+    return Inputs(seen, where, values, judged, whole[np.searchsorted(times, judged), columns:], truth)
 
 
 def relative(found: Array, truth: Array) -> float:
     """‖found − truth‖₂ / ‖truth‖₂: of a number, its relative error.
-
-    Args:
-        found: Any shape.
-        truth: The same shape.
-
-    Returns:
-        The ratio.
 
     Example:
         >>> import numpy as np

@@ -15,14 +15,7 @@ PAPER: Final = "Shen et al. 2024, Figure 2"
 
 
 def with_spread(mean: float, sd: float | None) -> str:
-    """A mean and its standard deviation, in per cent.
-
-    Args:
-        mean: A ratio.
-        sd: A ratio, or None where there is one value.
-
-    Returns:
-        Such as "0.97 ± 0.45 %".
+    """A mean and its standard deviation, in percent from ratios.
 
     Example:
         >>> with_spread(0.0097, 0.0045), with_spread(0.5, None)
@@ -33,14 +26,7 @@ def with_spread(mean: float, sd: float | None) -> str:
 
 
 def answer(record: Record) -> str:
-    """What was found, in one sentence.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Marked-up text.
-    """
+    """What was found, in one sentence."""
     (row,) = record.table("summary")
     what = "The field ν(x)" if record.table("fields") else "ν"
     found = with_spread(row["coefficient_error"], row["coefficient_error_sd"])
@@ -52,14 +38,7 @@ def answer(record: Record) -> str:
 
 
 def solution_figures(record: Record) -> list[Figure]:
-    """True and found u over x, one picture a time.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The pictures.
-    """
+    """True and found u over x, one picture a time."""
     figures = []
     for t, part in groupby(record.table("profiles"), key=lambda row: row["t"]):
         rows = list(part)
@@ -84,14 +63,7 @@ def _paths(rows: Rows, across: str, up: str) -> list[plots.Series]:
 
 
 def path_figures(record: Record) -> list[Figure]:
-    """ν over outer steps, and its error against CPU seconds.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Two pictures.
-    """
+    """ν over outer steps, and its error against CPU seconds."""
     rows, equation = record.table("path"), EQUATIONS[record.settings["equation"]]
     lines = _paths(rows, "step", "nu")
     name = "mean of ν(x), geometric" if record.table("fields") else "ν"
@@ -114,14 +86,7 @@ def path_figures(record: Record) -> list[Figure]:
 
 
 def field_figure(record: Record) -> Figure:
-    """ν(x), true and found by each seed.
-
-    Args:
-        record: Of a run for a field.
-
-    Returns:
-        The picture.
-    """
+    """ν(x), true and found by each seed."""
     rows = record.table("fields")
     lines = [plots.Series("found", *_mean(rows), role="ours")]
     first = [row for row in rows if row["seed"] == rows[0]["seed"]]
@@ -139,15 +104,7 @@ def _mean(rows: Rows) -> tuple[list[float], list[float]]:
 
 
 def paper_table(record: Record, equation: Equation) -> Table:
-    """Our mean and spread beside the published ones.
-
-    Args:
-        record: Of a run for one number.
-        equation: Which.
-
-    Returns:
-        Two rows.
-    """
+    """Our mean and spread beside the published ones."""
     (ours,) = record.table("summary")
     known = equation.paper if ours["method"] == "numerical" else equation.paper_pinn
     rows = [
@@ -161,15 +118,7 @@ _COLUMNS: Final = ("coefficient_error", "coefficient_error_sd", "solution_error"
 
 
 def write_page(record: Record, path: Path) -> Path:
-    """Write the page.
-
-    Args:
-        record: Of a finished run.
-        path: Where.
-
-    Returns:
-        The file.
-    """
+    """Write the page."""
     equation = EQUATIONS[record.settings["equation"]]
     tables = [Table(record.table("runs"), "By seed", record.units)]
     figures = path_figures(record)
@@ -191,15 +140,7 @@ def write_page(record: Record, path: Path) -> Path:
 
 
 def caveats(record: Record, equation: Equation) -> list[str]:
-    """What a reader should know before leaning on the numbers.
-
-    Args:
-        record: Of a run.
-        equation: Which.
-
-    Returns:
-        Sentences.
-    """
+    """What a reader should know before leaning on the numbers."""
     settings = record.settings
     notes = ["Time is CPU time of the process."]
     if equation.name == "allen-cahn":

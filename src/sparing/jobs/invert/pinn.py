@@ -20,7 +20,7 @@ from sparing import hypergrad as hg
 from sparing.hypergrad.optimizers import SGD
 from sparing.jobs.invert.coefficient import Coefficient
 from sparing.jobs.invert.equations import Equation, Name
-from sparing.jobs.invert.observations import Data
+from sparing.jobs.invert.observations import Inputs
 from sparing.jobs.invert.settings import Pinn, Settings
 from sparing.jobs.invert.spectral import Array, points
 
@@ -32,19 +32,10 @@ INITIAL: dict[Name, Function] = {
     "allen-cahn": lambda x: x * x * torch.cos(torch.pi * x),
     "kdv": lambda x: torch.cos(torch.pi * x),
 }
-"""u_0 as the tensor function that the solver's ``Equation.initial`` is for arrays."""
 
 
 def weights(shape: Pinn, generator: torch.Generator) -> dict[str, Tensor]:
-    """Fresh weights: Glorot normal matrices, zero biases.
-
-    Args:
-        shape: Depth and width.
-        generator: Source of the numbers.
-
-    Returns:
-        "weight0", "bias0", … in float64, from (x, t) to a number.
-    """
+    """Fresh float64 weights from (x, t) to a number: Glorot normal matrices, zero biases."""
     sizes = [2, *[shape.width] * (shape.depth - 1), 1]
     found: dict[str, Tensor] = {}
     for layer, (before, after) in enumerate(itertools.pairwise(sizes)):
@@ -55,17 +46,7 @@ def weights(shape: Pinn, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def predict(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> Tensor:
-    """û, which equals u_0 at t = 0 whatever the weights.
-
-    Args:
-        equation: Whose u_0.
-        theta: Weights.
-        x: Positions, shape (n,).
-        t: Times, shape (n,).
-
-    Returns:
-        Shape (n,).
-    """
+    """û (n,) at positions and times (n,), which equals u_0 at t = 0 whatever the weights."""
     value, last = torch.stack([x, t], dim=-1), len(theta) // 2 - 1
     for layer in range(last + 1):
         value = value @ theta[f"weight{layer}"].T + theta[f"bias{layer}"]
@@ -74,15 +55,7 @@ def predict(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> Tensor:
 
 
 def slopes(function: Function, x: Tensor, order: int) -> tuple[Tensor, ...]:
-    """A function of one variable, elementwise, and its derivatives.
-
-    Args:
-        function: Applied to each element of x alone.
-        x: Where, shape (n,).
-        order: Highest derivative.
-
-    Returns:
-        (value, first, …), order + 1 tensors of shape (n,).
+    """An elementwise function of x (n,) and its derivatives: order + 1 tensors (n,).
 
     Example:
         >>> [round(v.item(), 3) for v in slopes(torch.exp, torch.zeros(1), 3)]
@@ -99,14 +72,7 @@ def slopes(function: Function, x: Tensor, order: int) -> tuple[Tensor, ...]:
 
 
 def through_tanh(streams: list[Tensor]) -> list[Tensor]:
-    """A layer's tanh, with its derivatives along x and t (Faà di Bruno's formula).
-
-    Args:
-        streams: a, a_t, a_x, a_xx and, where wanted, a_xxx.
-
-    Returns:
-        The same of tanh(a).
-    """
+    """Return tanh of a layer's a, a_t, a_x, a_xx and, where wanted, a_xxx (Faà di Bruno's formula)."""
     a, by_t, *by_x = streams
     y = torch.tanh(a)
     one = 1 - y * y
@@ -119,17 +85,7 @@ def through_tanh(streams: list[Tensor]) -> list[Tensor]:
 
 
 def derivatives(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> list[Tensor]:
-    """û with its derivatives, all carried through the layers at once by the chain rule, which nests no transforms.
-
-    Args:
-        equation: Whose u_0, and whether the third derivative is wanted.
-        theta: Weights.
-        x: Positions, shape (n,).
-        t: Times, shape (n,).
-
-    Returns:
-        û, û_t, û_x, û_xx and, where dispersive, û_xxx; each of shape (n,).
-    """
+    """û, û_t, û_x, û_xx and, where dispersive, û_xxx, each (n,), carried through the layers by the chain rule."""
     order, last = (3 if equation.dispersive else 2), len(theta) // 2 - 1
     none, one = torch.zeros_like(x), torch.ones_like(x)
     streams = [torch.stack(pair, dim=-1) for pair in ((x, t), (none, one), (one, none), *[(none, none)] * (order - 1))]
@@ -144,18 +100,7 @@ def derivatives(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> lis
 
 
 def residual(equation: Equation, theta: Weights, nu: Tensor, x: Tensor, t: Tensor) -> Tensor:
-    """What the equation is off by: û_t + û û_x − ν û_xx − reaction, or + ν û_xxx for KdV.
-
-    Args:
-        equation: Which.
-        theta: Weights.
-        nu: ν, a scalar.
-        x: Positions, shape (n,).
-        t: Times, shape (n,).
-
-    Returns:
-        Shape (n,).
-    """
+    """What the equation is off by, (n,): û_t + û û_x − ν û_xx − reaction, or + ν û_xxx for KdV."""
     u, value, *along_x = derivatives(equation, theta, x, t)
     if equation.advects:
         value = value + u * along_x[0]
@@ -165,16 +110,7 @@ def residual(equation: Equation, theta: Weights, nu: Tensor, x: Tensor, t: Tenso
 
 
 def edges(equation: Equation, theta: Weights, t: Tensor) -> Tensor:
-    """Mean squared breach of u(−1, t) = u(1, t), and for Burgers and Allen–Cahn of their value u_0(±1) there.
-
-    Args:
-        equation: Which.
-        theta: Weights.
-        t: Times, shape (n,).
-
-    Returns:
-        A scalar.
-    """
+    """Mean squared breach of u(−1, t) = u(1, t), and for Burgers and Allen–Cahn of their value u_0(±1) there."""
     left, right = (predict(equation, theta, torch.full_like(t, side), t) for side in (-1.0, 1.0))
     if equation.dispersive:
         return (left - right).square().mean()
@@ -182,22 +118,12 @@ def edges(equation: Equation, theta: Weights, t: Tensor) -> Tensor:
     return (left - held).square().mean() + (right - held).square().mean()
 
 
-def bilevel(settings: Settings, data: Data, coefficient: Coefficient, theta: Weights) -> hg.Bilevel:
-    """Inner: satisfy the equation with ν(φ); outer: fit the observations.
-
-    Args:
-        settings: Equation, size of the inner run.
-        data: The observations.
-        coefficient: From p to ν.
-        theta: Weights that the inner run starts from.
-
-    Returns:
-        The problem, with a fresh batch of points (x, t) a step.
-    """
+def bilevel(settings: Settings, inputs: Inputs, coefficient: Coefficient, theta: Weights) -> hg.Bilevel:
+    """Inner: satisfy the equation with ν(φ) at a fresh batch of points (x, t) a step; outer: fit the observations."""
     equation, shape = settings.model, settings.pinn
-    times, where = torch.from_numpy(data.times), torch.from_numpy(data.where)
+    times, where = torch.from_numpy(inputs.times), torch.from_numpy(inputs.where)
     t, x = (grid.reshape(-1) for grid in torch.meshgrid(times, where, indexing="ij"))
-    seen = data.values.reshape(-1)
+    seen = inputs.values.reshape(-1)
 
     def inner(theta: Weights, phi: Mapping[str, Tensor], batch: Tensor) -> Tensor:
         nu = coefficient.value(phi["p"])
@@ -222,17 +148,7 @@ def bilevel(settings: Settings, data: Data, coefficient: Coefficient, theta: Wei
 
 
 def evaluate(equation: Equation, theta: Weights, times: Array, grid: int) -> Array:
-    """û on a grid.
-
-    Args:
-        equation: Whose u_0.
-        theta: Weights.
-        times: Shape (m,).
-        grid: Points of space.
-
-    Returns:
-        Shape (m, grid).
-    """
+    """û on a grid, (m, grid), at times (m,)."""
     where = torch.from_numpy(points(grid))
     with torch.no_grad():
         rows = [predict(equation, theta, where, torch.full_like(where, float(t))).numpy() for t in times]

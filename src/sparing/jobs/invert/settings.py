@@ -39,11 +39,7 @@ class Pinn:
     """Points (x, t) at which the equation is asked, each step anew (count); the paper's is 5000."""
 
     def __post_init__(self) -> None:
-        """Refuse a network or a run that is none.
-
-        Raises:
-            UserError: If a count is too small or the rate is not positive.
-        """
+        """Refuse a network or a run that is none."""
         at_least(2, self, "depth", why="a network of one layer is linear", within="pinn.")
         at_least(1, self, "width", "steps", "batch", within="pinn.")
         positive(self, "lr", "clip", within="pinn.")
@@ -130,11 +126,7 @@ class Settings:
     """Delete an earlier run in that folder."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be solved.
-
-        Raises:
-            UserError: If a setting is out of range or two do not fit.
-        """
+        """Refuse what cannot be solved."""
         at_least(1, self, "steps", "patience", "save_every")
         positive(self, "tolerance", "lr", "probe", "still", do="pass one such as 1e-3")
         at_least(0, self, "directions", "field")

@@ -21,14 +21,7 @@ _ASKED = 100_000  # a resolved run asks for its rate some thousand times
 
 
 def integrator() -> Any:
-    """The function ``scipy.integrate.solve_ivp``.
-
-    Returns:
-        It.
-
-    Raises:
-        UserError: If scipy is not installed.
-    """
+    """The function ``scipy.integrate.solve_ivp``, or how to install it."""
     try:
         from scipy.integrate import solve_ivp
     except ImportError:
@@ -46,23 +39,7 @@ def solve(
     tolerance: float = 1e-8,
     initial: Array | None = None,
 ) -> Array:
-    """The solution at some times.
-
-    Args:
-        equation: Which.
-        coefficient: ν: a number, or its values on the grid, shape (grid,), where the equation has a diffusion term.
-        times: Rising, the first at or after 0, shape (m,).
-        grid: Points of space (count).
-        tolerance: Relative and absolute error that the integrator allows itself per step.
-        initial: u at t = 0, shape (grid,); the equation's own by default.
-
-    Returns:
-        Shape (m, grid).
-
-    Raises:
-        UserError: If ν is not positive and finite, has a wrong shape, or is a field where none is known.
-        RunError: If the integrator gives up, or the solution blows up.
-    """
+    """The solution (m, grid) at rising times (m,), for a number ν or a field (grid,)."""
     nu = _checked(equation, coefficient, grid)
     start = np.asarray(equation.initial(points(grid)) if initial is None else initial, dtype=np.float64)
     span = (0.0, float(times[-1]))
@@ -116,16 +93,7 @@ def _steps(equation: Equation, nu: Array, rate: Callable[..., Any], span: Any, s
 def between(nu: Array, grid: int) -> tuple[Array, Spectrum, Spectrum]:
     """What ∂x(ν ∂x u) needs for a field: the slope is taken half a cell to the right, where ν multiplies it.
 
-    On the points themselves the highest wave has slope zero, so diffusion would never damp it; half a cell away it has
-    its full slope. With a constant ν the operator is −νk² for every wave, as for a number.
-
-    Args:
-        nu: A field on the grid.
-        grid: Points of space.
-
-    Returns:
-        ν between the points (interpolated in its logarithm, so positive), and the factors of the transform that lead
-        to the slope there and from the flux back.
+    Returns ν there, and the factors of the transform that lead to the slope there and from the flux back.
     """
     waves = wavenumbers(grid)
     half = np.exp(0.5j * waves * LENGTH / grid)
@@ -134,15 +102,7 @@ def between(nu: Array, grid: int) -> tuple[Array, Spectrum, Spectrum]:
 
 
 def diffusion(nu: Array, grid: int) -> Array:
-    """The matrix of u ↦ ∂x(ν ∂x u).
-
-    Args:
-        nu: A number or a field on the grid.
-        grid: Points of space.
-
-    Returns:
-        Shape (grid, grid); symmetric, without positive eigenvalues.
-    """
+    """The matrix (grid, grid) of u ↦ ∂x(ν ∂x u); symmetric, without positive eigenvalues."""
     if not nu.shape:
         return np.asarray(nu * differentiation(grid, 2))
     middle, there, _ = between(nu, grid)
@@ -151,19 +111,7 @@ def diffusion(nu: Array, grid: int) -> Array:
 
 
 def rates(equation: Equation, nu: Array, grid: int) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    """Right side and Jacobian of the semi-discrete equation u' = ∂x(ν ∂x u) − ∂x flux(u) + reaction(u).
-
-    The right side goes through transforms, the Jacobian, which LSODA asks for only where the problem is stiff, through
-    dense matrices.
-
-    Args:
-        equation: One with a diffusion term.
-        nu: A number or a field.
-        grid: Points of space.
-
-    Returns:
-        (rate(t, u), jacobian(t, u)).
-    """
+    """Right side and Jacobian of the semi-discrete equation u' = ∂x(ν ∂x u) − ∂x flux(u) + reaction(u)."""
     slope = 1j * wavenumbers(grid)
     slope[-1] = 0
     spread = 0 if nu.shape else -nu * wavenumbers(grid) ** 2

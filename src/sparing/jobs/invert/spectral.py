@@ -13,21 +13,11 @@ from sparing.errors import UserError
 Array = npt.NDArray[np.float64]
 Spectrum = npt.NDArray[np.complex128]
 
-LENGTH: Final = 2.0
-"""Period of every function here (length of [−1, 1])."""
+LENGTH: Final = 2.0  # period of every function here
 
 
 def points(count: int) -> Array:
-    """Collocation points x_j = −1 + 2j/count.
-
-    Args:
-        count: How many; even.
-
-    Returns:
-        Shape (count,), from −1 to just below 1.
-
-    Raises:
-        UserError: If the count is odd or below 8.
+    """Collocation points x_j = −1 + 2j/count, (count,); an even number, at least 8.
 
     Example:
         >>> points(8).tolist()
@@ -39,28 +29,13 @@ def points(count: int) -> Array:
 
 
 def wavenumbers(count: int) -> Array:
-    """The wavenumbers πm of the half spectrum of a real function, m = 0 … count/2.
-
-    Args:
-        count: Points of the grid.
-
-    Returns:
-        Shape (count/2 + 1,), in radians per unit of length.
-    """
+    """The wavenumbers πm of the half spectrum of a real function, m = 0 … count/2 (radians per unit of length)."""
     return np.asarray(2 * np.pi / LENGTH * np.arange(count // 2 + 1), dtype=np.float64)
 
 
 @lru_cache(maxsize=32)
 def differentiation(count: int, order: int = 1) -> Array:
-    """The matrix that differentiates the interpolating trigonometric polynomial.
-
-    Args:
-        count: Points of the grid.
-        order: Of the derivative (1, 2, 3).
-
-    Returns:
-        Shape (count, count); shared, so not writable. For odd orders the highest wave, which has no sine on the grid,
-        is taken to have derivative zero.
+    """The matrix (count, count) that differentiates the interpolating trigonometric polynomial.
 
     Source: Trefethen 2000, Spectral Methods in MATLAB, chapter 3.
     """
@@ -73,14 +48,7 @@ def differentiation(count: int, order: int = 1) -> Array:
 
 
 def interpolation(count: int, where: Array) -> Array:
-    """The matrix that evaluates the interpolating trigonometric polynomial anywhere.
-
-    Args:
-        count: Points of the grid.
-        where: Positions, shape (m,).
-
-    Returns:
-        Shape (m, count). Each row sums to 1; at a grid point it picks that point.
+    """The matrix (m, count) that evaluates the interpolating trigonometric polynomial at positions (m,).
 
     Example:
         >>> import numpy as np

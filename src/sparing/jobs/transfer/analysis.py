@@ -21,9 +21,7 @@ class Sweeps:
     """Losses by run, ready to be averaged over any choice of seeds."""
 
     settings: Transfer
-    """Of the study."""
     results: Results
-    """What came out of each run."""
 
     def curve(self, rule: str, place: Place, seed: int) -> dict[float, float]:
         """Loss (nat) by log2 of what is swept, of one seed; infinite where it diverged; undone ones are left out."""
@@ -129,15 +127,7 @@ def add_summary(record: Record, sweeps: Sweeps) -> None:
 
 
 def slope(sweeps: Sweeps, line: Line) -> float | None:
-    """Slope of log2 of the best rate over log2 of density or width, over places that are not censored.
-
-    Args:
-        sweeps: Losses.
-        line: Which places; along pairs the axis is density.
-
-    Returns:
-        The slope, or None with fewer than two such places.
-    """
+    """Slope of log2 of the best rate over log2 of density or width, over places that are not censored."""
     points = []
     for place in line.places:
         best = sweeps.best(line.rule, place)
@@ -158,13 +148,7 @@ def _known(value: float) -> float | None:
 
 
 def analyse(record: Record, settings: Transfer, results: Results) -> None:
-    """Fill a record with the runs and all that follows from them.
-
-    Args:
-        record: Filled with tables "runs", "optima", "transfer" and "summary".
-        settings: Of the study.
-        results: What came out of each run.
-    """
+    """Fill a record with the runs and all that follows from them: tables "runs", "optima", "transfer", "summary"."""
     sweeps = Sweeps(settings, results)
     add_runs(record, results)
     add_optima(record, sweeps)

@@ -32,14 +32,6 @@ SWEPT: Final[Mapping[Axis, str]] = {
 def named(width: int, density: float, *, widths: int) -> str:
     """Name a place, with its width where there are several.
 
-    Args:
-        width: Of the model (count).
-        density: Of its hidden weights.
-        widths: How many widths there are beside it (count).
-
-    Returns:
-        A few words.
-
     Example:
         >>> named(256, 0.0625, widths=1), named(128, 1.0, widths=2)
         ('1/16', 'd = 128, dense')
@@ -62,17 +54,7 @@ def across(along: str) -> plots.Axis:
 
 
 def curves(record: Record, rule: RuleName, places: Sequence[tuple[int, float]], *, name: str) -> Figure | None:
-    """Loss against what is swept, a line a place; the paper's Figures 6, 7, 9, 13 and 14.
-
-    Args:
-        record: With table "runs".
-        rule: Which rule.
-        places: Width and density of each line, the reference first.
-        name: Of the panel, in words.
-
-    Returns:
-        The picture; None where nothing is finite.
-    """
+    """Loss against what is swept, a line a place; the paper's Figures 6, 7, 9, 13 and 14."""
     axis: Axis = record.settings["axis"]
     widths = len({width for width, _ in places})
     series = []
@@ -132,16 +114,7 @@ def _caption(record: Record, places: Sequence[tuple[int, float]]) -> str:
 
 
 def drift_figure(record: Record, line: str, along: str) -> Figure | None:
-    """Best rate over density or width, a line a rule; the paper's Figures 6 and 9 in one.
-
-    Args:
-        record: With tables "transfer" and "optima".
-        line: Name of the line.
-        along: What changes on it.
-
-    Returns:
-        The picture.
-    """
+    """Best rate over density or width, a line a rule; the paper's Figures 6 and 9 in one."""
     places = {
         (row["width"], row["density"])
         for row in record.table("transfer") if (row["line"], row["along"]) == (line, along)
@@ -180,16 +153,7 @@ def _steadiest(record: Record, line: str, along: str) -> str:
 
 
 def pareto_figure(record: Record, line: str, along: str) -> Figure | None:
-    """Loss over density with the reference's rate and with each place's own best; the paper's Figure 8.
-
-    Args:
-        record: With table "transfer".
-        line: Name of the line.
-        along: What changes on it.
-
-    Returns:
-        The picture; None where there is nothing finite.
-    """
+    """Loss over density with the reference's rate and with each place's own best; the paper's Figure 8."""
     rows = [row for row in record.table("transfer") if (row["line"], row["along"]) == (line, along)]
     series = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
@@ -210,14 +174,7 @@ def pareto_figure(record: Record, line: str, along: str) -> Figure | None:
 
 
 def coordinate_figure(record: Record) -> Figure | None:
-    """Size of the deepest hidden layer's output over density, a line a rule; the paper's Figure 5.
-
-    Args:
-        record: With table "coordinates".
-
-    Returns:
-        The picture; None where no check was made.
-    """
+    """Size of the deepest hidden layer's output over density, a line a rule; the paper's Figure 5."""
     rows = [row | {"method": TITLES[row["rule"]]} for row in record.table("coordinates") if row["role"] == "hidden"]
     if not rows:
         return None

@@ -15,15 +15,10 @@ class Cell:
     """One training run."""
 
     rule: RuleName
-    """Parameterization."""
-    width: int
-    """Width d (count)."""
-    density: float
-    """Density ρ."""
-    x: float
-    """log2 of what is swept."""
-    seed: int
-    """Of weights, masks and batches."""
+    width: int  # d (count)
+    density: float  # ρ
+    x: float  # log2 of what is swept
+    seed: int  # of weights, masks and batches
 
     @property
     def params(self) -> dict[str, Any]:
@@ -36,13 +31,9 @@ class Line:
     """Places whose best rates are compared with the first one's."""
 
     rule: RuleName
-    """Parameterization."""
-    along: Along
-    """What changes on it."""
-    name: str
-    """What stays, in words."""
-    places: tuple[tuple[int, float], ...]
-    """(width, density), the reference first."""
+    along: Along  # what changes on it
+    name: str  # what stays, in words
+    places: tuple[tuple[int, float], ...]  # (width, density), the reference first
 
 
 def places(settings: Transfer) -> list[tuple[int, float]]:
@@ -50,21 +41,14 @@ def places(settings: Transfer) -> list[tuple[int, float]]:
     return [(width, density) for width, density in settings.places if width * density >= settings.least_live]
 
 
-def left_out(settings: Transfer) -> list[tuple[int, float]]:
+def omitted(settings: Transfer) -> list[tuple[int, float]]:
     """Widths and densities that have too few live inputs."""
     kept = places(settings)
     return [place for place in settings.places if place not in kept]
 
 
 def cells(settings: Transfer) -> list[Cell]:
-    """Every run of a study, seed by seed, so that an unfinished one is balanced.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        Each once.
-    """
+    """Every run of a study, seed by seed, so that an unfinished one is balanced."""
     return [
         Cell(rule, width, float(density), float(x), seed)
         for seed in settings.seeds
@@ -75,14 +59,7 @@ def cells(settings: Transfer) -> list[Cell]:
 
 
 def lines(settings: Transfer) -> list[Line]:
-    """The comparisons of a study: along density at each width, along width at the highest density, or along the pairs.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        Lines of two places or more, rule by rule; the densest (narrowest, first) place of each is the reference.
-    """
+    """The comparisons: along density at each width, along width at the highest density, or along the pairs."""
     known = places(settings)
     found: list[Line] = []
     for rule in settings.rules:

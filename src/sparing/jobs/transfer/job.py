@@ -13,7 +13,7 @@ from sparing.jobs.interrupts import StoppedError, patient
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.coordinates import add_coordinates
 from sparing.jobs.transfer.grid import Cell, cells
-from sparing.jobs.transfer.material import Material, gather
+from sparing.jobs.transfer.inputs import Inputs, gather
 from sparing.jobs.transfer.page import write_page
 from sparing.jobs.transfer.settings import Transfer
 from sparing.jobs.transfer.study import DATABASE, LOCKS, Study, needed, study_name
@@ -33,53 +33,28 @@ UNITS = {
 
 
 NAMES = {"lr": "learning rate", "std": "initial scale"}
-"""What is swept, in words."""
 
 
 def folder_of(settings: Transfer) -> Folder:
-    """The directory of a study.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        Where it writes.
-    """
+    """The directory of a study."""
     names = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCKS)
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names, shared=True)
 
 
 def identity(settings: Transfer) -> dict[str, Any]:
-    """What makes two runs of a study the same, whichever of them are wanted.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        Plain values by name of the setting.
-    """
+    """What makes two runs of a study the same, whichever of its cells are wanted."""
     mark = folder.identity(settings, harmless=GROWS)
     return mark | ({"rates": list(settings.rates[:1])} if settings.axis == "std" else {})
 
 
-def work_(settings: Transfer, study: Study, material: Material, wanted: Sequence[Cell]) -> None:
-    """Claim and do runs until nobody needs to.
-
-    Args:
-        settings: Of the study.
-        study: Changed.
-        material: What is learnt from.
-        wanted: All runs.
-
-    Raises:
-        StoppedError: After SIGINT or SIGTERM, once the run under way is finished.
-    """
+def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cell]) -> None:
+    """Claim and do runs until none is left; at a signal, stop once the run under way is finished."""
     done = len(study.results(wanted))
     with patient() as signals, Progress("transfer", total=len(wanted), unit="run", resume_at=done) as bar:
         while (claimed := study.claim(wanted) or _second_look(study, wanted)) is not None:
             cell, trial = claimed
             try:
-                result = train(settings, material, cell)
+                result = train(settings, inputs, cell)
             except BaseException:
                 study.release_(trial)
                 raise
@@ -97,50 +72,38 @@ def _second_look(study: Study, wanted: Sequence[Cell]) -> tuple[Cell, Any] | Non
 
 
 def run(settings: Transfer) -> Record:
-    """Do a transfer study, or a share of it, as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before all of them are known to work.
-
-    Returns:
-        The record of what is done so far, also in OUT/record.jsonl, with tables "runs", "optima", "transfer",
-        "summary" and "coordinates".
-    """
+    """Do a transfer study, or a share of it, as the command line does; the record is also in OUT/record.jsonl."""
     needed()
     place, mark = folder_of(settings), identity(settings)
     place.check()
     place.latest(mark)
-    material = gather(settings)
+    inputs = gather(settings)
     place.claim_(mark)
     wanted = cells(settings)
     digest = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()
     fresh = settings.storage is not None and not settings.resume
     with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
         study.free_dead_(all_of_them=settings.requeue)
-        work_(settings, study, material, wanted)
-        with study.told_by_one():
-            record = _told(settings, material, study.results(wanted))
+        work_(settings, study, inputs, wanted)
+        with study.exclusive_record():
+            record = _record(settings, inputs, study.results(wanted))
             place.finish_(record, lambda full, path: write_page(full, path, settings))
     return record
 
 
-def _told(settings: Transfer, material: Material, results: Mapping[Cell, dict[str, Any]]) -> Record:
+def _record(settings: Transfer, inputs: Inputs, results: Mapping[Cell, dict[str, Any]]) -> Record:
     """What the finished runs say."""
     question = (
         f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
     )
     record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
     analyse(record, settings, results)
-    add_coordinates(record, settings, material)
+    add_coordinates(record, settings, inputs)
     return record
 
 
 def show(record: Record) -> None:
-    """Print the tables of a study on standard output; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the tables of a study on standard output; the last line says where the page is."""
     for name, title in (("optima", "Best rates"), ("transfer", "Drift and regret"), ("summary", "By rule")):
         print_table(record.table(name), title=title, units=record.units)
     tell_page(record)

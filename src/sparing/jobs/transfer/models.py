@@ -14,14 +14,7 @@ class Net(nn.Module):
     """ReLU net with square hidden layers; weights N(0, 2/fan-in), as He et al. 2015 (arXiv:1502.01852)."""
 
     def __init__(self, inputs: int, width: int, outputs: int, *, layers: int) -> None:
-        """Draw it from torch's global generator.
-
-        Args:
-            inputs: Numbers in (count).
-            width: Neurons of a layer (count).
-            outputs: Numbers out (count).
-            layers: Square layers (count).
-        """
+        """Draw it from torch's global generator; ``layers`` are the square ones."""
         super().__init__()
         self.embed = nn.Linear(inputs, width)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
@@ -41,18 +34,7 @@ class Net(nn.Module):
 
 
 def build(settings: Transfer, inputs: int, outputs: int, *, width: int, seed: int) -> nn.Module:
-    """A freshly initialised model; torch's global generator is as before.
-
-    Args:
-        settings: Of the study.
-        inputs: Numbers that the net takes (count); no matter for language models.
-        outputs: Classes or characters (count).
-        width: Of the model (count).
-        seed: Of its weights.
-
-    Returns:
-        The same weights whatever the density and rule.
-    """
+    """A freshly initialized model, the same whatever the density and rule; torch's global generator is as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "transfer", "weights", width))
         if settings.model == "mlp":

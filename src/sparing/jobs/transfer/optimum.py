@@ -15,8 +15,7 @@ import torch
 
 from sparing.seeds import stream
 
-Curve = Mapping[float, float]
-"""log2 rate -> loss (nat)."""
+Curve = Mapping[float, float]  # log2 rate -> loss (nat)
 
 Kind = Literal["inside", "edge of divergence", "lowest tried", "highest tried", "none"]
 """How the optimum is known: between three rates; beside a diverged one, so that the grid point stands; censored at an
@@ -27,14 +26,10 @@ end of the grid, the true one lies beyond; or not at all."""
 class Optimum:
     """The best rate of a sweep."""
 
-    x: float
-    """log2 of the best rate: vertex of the parabola if ``kind`` is "inside", else the best one tried; NaN if none."""
-    grid: float
-    """log2 of the best rate tried; NaN if none."""
-    loss: float
-    """Loss at the best rate tried; infinite if none."""
+    x: float  # log2 of the best rate: the parabola's vertex if "inside", else the best one tried; NaN if none
+    grid: float  # log2 of the best rate tried; NaN if none
+    loss: float  # at the best rate tried; infinite if none
     kind: Kind
-    """How it is known."""
 
     @property
     def censored(self) -> bool:
@@ -43,13 +38,7 @@ class Optimum:
 
 
 def optimum(curve: Curve) -> Optimum:
-    """Find the best rate: the vertex of the parabola through the best point and its two neighbours.
-
-    Args:
-        curve: Losses by log2 rate.
-
-    Returns:
-        The optimum; a best point at an end of the grid is censored, one beside a diverged run stays on the grid.
+    """Find the best rate: the vertex of the parabola through the best point and its two neighbors.
 
     Example:
         >>> optimum({-3: 2.0, -2: 1.0, -1: 1.0, 0: 2.0}).x
@@ -74,14 +63,7 @@ def optimum(curve: Curve) -> Optimum:
 
 
 def vertex(points: Sequence[tuple[float, float]]) -> float:
-    """Return where the parabola through three points is lowest; the middle one where they lie on a line.
-
-    Args:
-        points: (x, y) by rising x; the middle y is the lowest.
-
-    Returns:
-        Between the halves of the two gaps.
-    """
+    """Where the parabola through three points by rising x is lowest; the middle one where they lie on a line."""
     (left, a), (middle, b), (right, c) = points
     first, second = (a - b) / (left - middle), (c - b) / (right - middle)
     bend = (second - first) / (right - left)
@@ -91,13 +73,7 @@ def vertex(points: Sequence[tuple[float, float]]) -> float:
 
 
 def slope_of(points: Iterable[tuple[float, float]]) -> float | None:
-    """Fit a line by least squares.
-
-    Args:
-        points: (x, y).
-
-    Returns:
-        dy/dx; None where fewer than two places x were given.
+    """dy/dx of the least-squares line through (x, y); None where fewer than two places x were given.
 
     Example:
         >>> slope_of([(0, -7), (-2, -6), (-4, -5)])
@@ -112,14 +88,7 @@ def slope_of(points: Iterable[tuple[float, float]]) -> float | None:
 
 
 def regret(curve: Curve, rate: float) -> float:
-    """Return what using a given rate costs: its loss over the best one, less 1.
-
-    Args:
-        curve: Losses by log2 rate.
-        rate: log2 of the rate that is used; one that was tried.
-
-    Returns:
-        0 or more; infinite where the run diverged at that rate; NaN where it was not tried or nothing converged.
+    """What using a given rate costs: its loss over the best one, less 1; infinite if it diverged, NaN if not tried.
 
     Example:
         >>> regret({-2: 1.0, -1: 1.5}, -1)
@@ -130,14 +99,9 @@ def regret(curve: Curve, rate: float) -> float:
 
 
 def collapse(curve: Curve, dense: Curve) -> float:
-    """Return how far two curves lie apart below both optima: the largest |log loss − log loss|.
+    """How far two curves lie apart below both optima: the largest |log loss − log loss|.
 
-    Args:
-        curve: Losses by log2 rate of a sparse model.
-        dense: The same of the dense one.
-
-    Returns:
-        Nat-free (a difference of logarithms); infinite where only one of the two converges, NaN without common rates.
+    Infinite where only one of the two converges, NaN without common rates.
 
     Example:
         >>> round(collapse({-2: 2.0, -1: 1.0, 0: 3.0}, {-2: 1.0, -1: 0.5, 0: 9.0}), 3)
@@ -155,13 +119,7 @@ def _apart(one: float, other: float) -> float:
 
 
 def mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
-    """Average repetitions; a rate at which one of them diverged has an infinite loss, one that some lack is left out.
-
-    Args:
-        curves: One a seed.
-
-    Returns:
-        Mean losses by log2 rate.
+    """Average repetitions; a rate at which one of them diverged has an infinite loss, one that some lack is dropped.
 
     Example:
         >>> mean_curve([{-1: 1.0, 0: 2.0}, {-1: 3.0, 0: float("inf")}])
@@ -174,18 +132,9 @@ def mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
 def bootstrap(
     statistic: Callable[[Sequence[int]], float | None], seeds: Sequence[int], *, draws: int = 400, share: float = 0.95
 ) -> tuple[float, float] | None:
-    """Resample seeds with replacement and return an interval of a statistic of them.
+    """Resample seeds with replacement and return an interval of a statistic of them; None with fewer than two seeds.
 
     With three seeds there are ten different samples: the interval says how much the seeds differ, no more.
-
-    Args:
-        statistic: Seeds, with repetitions -> value; one that is not finite is left out.
-        seeds: Those there are.
-        draws: Samples (count).
-        share: Part of the samples within the interval, 0 to 1.
-
-    Returns:
-        Lower and upper end; None with fewer than two seeds or when no sample has a value.
     """
     if len(seeds) < 2:
         return None

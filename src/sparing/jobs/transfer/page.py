@@ -8,7 +8,7 @@ from typing import Any
 
 from sparing.jobs.transfer import figures
 from sparing.jobs.transfer.figures import TITLES
-from sparing.jobs.transfer.grid import Line, left_out, lines, places
+from sparing.jobs.transfer.grid import Line, lines, omitted, places
 from sparing.jobs.transfer.settings import Transfer
 from sparing.report import Figure, Page, Record, Section, Table, format_number
 
@@ -16,14 +16,7 @@ Row = Mapping[str, Any]
 
 
 def answer(record: Record) -> str:
-    """What was found, in a few sentences, a rule each.
-
-    Args:
-        record: Of a study.
-
-    Returns:
-        Marked-up text.
-    """
+    """What was found, in a few sentences, a rule each."""
     rows = record.table("summary")
     if not rows:
         return f"{len(record.table('runs')):,} runs are done; no line of two places is complete."
@@ -47,15 +40,7 @@ def _of_rule(row: Row) -> str:
 
 
 def panels(record: Record, settings: Transfer) -> list[Figure]:
-    """Loss against what is swept, one picture per rule and line.
-
-    Args:
-        record: Of the study.
-        settings: Of the study.
-
-    Returns:
-        The pictures.
-    """
+    """Loss against what is swept, one picture per rule and line."""
     found = [figures.curves(record, line.rule, line.places[:7], name=line.name) for line in lines(settings)]
     if not found:
         found = [figures.curves(record, rule, places(settings)[:7], name="every place") for rule in settings.rules]
@@ -71,15 +56,7 @@ def comparisons(settings: Transfer) -> list[Line]:
 
 
 def sections(record: Record, settings: Transfer) -> list[Section]:
-    """The chapters.
-
-    Args:
-        record: Of the study.
-        settings: Of the study.
-
-    Returns:
-        Drift, price, curves and coordinates, those that have a picture.
-    """
+    """Drift, price, curves and coordinates, those that have a picture."""
     chosen = comparisons(settings)
     drifts = [figures.drift_figure(record, line.name, line.along) for line in chosen]
     prices = [figures.pareto_figure(record, line.name, line.along) for line in chosen]
@@ -130,15 +107,7 @@ def _present(found: list[Figure | None]) -> list[Figure]:
 
 
 def caveats(record: Record, settings: Transfer) -> list[str]:
-    """What a reader should know before leaning on the numbers.
-
-    Args:
-        record: Of the study.
-        settings: Of the study.
-
-    Returns:
-        One sentence each.
-    """
+    """What a reader should know before leaning on the numbers."""
     runs = record.table("runs")
     lost = sum(row["diverged"] for row in runs)
     wanted = len(settings.seeds) * len(settings.rules) * len(places(settings)) * len(settings.swept)
@@ -150,7 +119,7 @@ def caveats(record: Record, settings: Transfer) -> list[str]:
     ]
     if len(runs) < wanted:
         notes.insert(0, f"Unfinished: {len(runs)} of {wanted} runs are done.")
-    if dropped := left_out(settings):
+    if dropped := omitted(settings):
         names = ", ".join(f"{width} at {density:g}" for width, density in dropped)
         notes.append(f"Left out for fewer than {settings.least_live} live inputs per neuron: {names}.")
     if settings.dynamic != "none":
@@ -159,16 +128,7 @@ def caveats(record: Record, settings: Transfer) -> list[str]:
 
 
 def write_page(record: Record, path: Path, settings: Transfer) -> Path:
-    """Write the page of a study.
-
-    Args:
-        record: Of the study.
-        path: Target.
-        settings: Of the study.
-
-    Returns:
-        The target.
-    """
+    """Write the page of a study."""
     swept = "learning rate" if settings.axis == "lr" else "initial scale"
     data = "scikit-learn's digits" if settings.model == "mlp" else f"characters of {settings.text}"
     steps = f"{settings.steps} steps, batch {settings.batch}, rise {settings.warmup:g}, linear to {settings.final:g}"

@@ -18,8 +18,7 @@ MasksName = Literal["constant-fan-in", "balanced", "bernoulli", "exact-count"]
 Dynamic = Literal["none", "rigl", "set", "gmp"]
 Scale = Literal["none", "density", "energy", "spectral"]
 
-HEAD = 32
-"""Dimensions of an attention head (count)."""
+HEAD = 32  # dimensions of an attention head (count)
 
 _PAIR = re.compile(r"(\d+):([0-9.eE+-]+)")
 
@@ -180,11 +179,7 @@ class Transfer:
 
     @property
     def places(self) -> tuple[tuple[int, float], ...]:
-        """Widths and densities of the study: the pairs, or the grid of both.
-
-        Raises:
-            UserError: If a pair cannot be read.
-        """
+        """Widths and densities of the study: the pairs, or the grid of both."""
         if not self.pairs:
             return tuple((width, density) for width in self.widths for density in self.densities)
         found = []

@@ -18,21 +18,13 @@ from typing import IO, Any
 from sparing.errors import UserError, without_password
 from sparing.jobs.transfer.grid import Cell
 
-DATABASE, LOCKS = "study.db", "workers"
-"""Names in the directory of a study: its database, and the locks of processes."""
+DATABASE, LOCKS = "study.db", "workers"  # in the directory of a study: its database, and the locks of processes
 
 _RESULT, _WORKER = "result", "worker"
 
 
 def needed() -> Any:
-    """Return optuna, or say how to install it.
-
-    Returns:
-        The module.
-
-    Raises:
-        UserError: If it is missing.
-    """
+    """Return optuna, or say how to install it."""
     try:
         import optuna
     except ImportError:
@@ -46,17 +38,7 @@ class Study:
     """The runs of a study as this process sees them; use it as a context, so that its lock is given back."""
 
     def __init__(self, out: Path, name: str, *, storage: str | None, fresh: bool) -> None:
-        """Open the study, or begin it.
-
-        Args:
-            out: Directory of the study.
-            name: Of the study in its database.
-            storage: URL of the database; None: a SQLite file in ``out``.
-            fresh: Whether it may not be there yet.
-
-        Raises:
-            UserError: If the database cannot be opened, or holds the study though it should not.
-        """
+        """Open the study, or create it; a ``fresh`` one may not be in the database yet."""
         optuna = needed()
         self._optuna, self._locks = optuna, out / LOCKS
         self._locks.mkdir(parents=True, exist_ok=True)
@@ -91,14 +73,7 @@ class Study:
                 (self._locks / self.worker).unlink()
 
     def claim(self, cells: Sequence[Cell]) -> tuple[Cell, Any] | None:
-        """Take the first run that nobody has.
-
-        Args:
-            cells: All runs, in order.
-
-        Returns:
-            The run and its trial; None when every one is done or under way.
-        """
+        """Take the first run that nobody has, with its trial; None when every one is done or under way."""
         with _locked(self._locks / "claim"):
             taken = {_cell(trial) for trial in self._trials("RUNNING", "COMPLETE")}
             free = next((cell for cell in cells if cell not in taken), None)
@@ -112,12 +87,7 @@ class Study:
             return free, trial
 
     def finish(self, trial: Any, result: dict[str, Any]) -> None:
-        """Write what came out of a run.
-
-        Args:
-            trial: From ``claim``.
-            result: Plain values; ``loss`` is its value, infinite where it diverged.
-        """
+        """Write what came out of a run; its value is ``loss``, infinite where it diverged."""
         trial.set_user_attr(_RESULT, json.dumps(result))
         loss = result["loss"]
         self._study.tell(trial, math.inf if result["diverged"] or loss is None else loss)
@@ -127,14 +97,7 @@ class Study:
         self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
 
     def free_dead_(self, *, all_of_them: bool = False) -> int:
-        """Give back the runs of processes that live no more.
-
-        Args:
-            all_of_them: Also those of other machines, of which nothing is known here.
-
-        Returns:
-            How many (count).
-        """
+        """Give back the runs of processes that are gone, or ``all_of_them``, other machines' too; how many."""
         with _locked(self._locks / "claim"):
             lost = [t for t in self._trials("RUNNING") if self._is_lost(t.user_attrs.get(_WORKER), all_of_them)]
             for trial in lost:
@@ -147,7 +110,7 @@ class Study:
         return {cell: json.loads(done[cell].user_attrs[_RESULT]) for cell in cells if cell in done}
 
     @contextlib.contextmanager
-    def told_by_one(self) -> Iterator[None]:
+    def exclusive_record(self) -> Iterator[None]:
         """Read results and write the record within: whoever writes last has read last, so no run is lost from it."""
         with _locked(self._locks / "record"):
             yield

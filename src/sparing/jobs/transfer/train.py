@@ -16,7 +16,7 @@ from torch import nn
 
 from sparing.jobs.schedule import rate
 from sparing.jobs.transfer.grid import Cell
-from sparing.jobs.transfer.material import Digits, Material, gather
+from sparing.jobs.transfer.inputs import Digits, Inputs, gather
 from sparing.jobs.transfer.models import build
 from sparing.jobs.transfer.settings import Dynamic, MasksName, RuleName, Transfer
 from sparing.scaling.apply import Masks, apply_
@@ -29,8 +29,7 @@ BETAS, MOMENTUM = (0.9, 0.95), 0.9
 CALIBRATED_AT, CALIBRATED_FOR = -9.0, 20
 """log2 rate and steps (count) of the run that measures what the spectral rule refers to."""
 
-MARGIN = 0.05
-"""A run whose loss ends this much (nat) above where it began has diverged."""
+MARGIN = 0.05  # a run whose loss ends this much above where it started has diverged (nat)
 
 LAWS: Mapping[MasksName, Law] = {
     "constant-fan-in": ConstantFanIn(),
@@ -53,15 +52,7 @@ class Steps(Protocol):
 
 
 def rule_of(settings: Transfer, name: RuleName) -> Rule:
-    """The rule of a name.
-
-    Args:
-        settings: Give the law of weight decay.
-        name: Which one.
-
-    Returns:
-        The rule.
-    """
+    """The rule of a name, with the study's law of weight decay."""
     if name == "sp":
         return SP()
     kinds: Mapping[str, Callable[..., Rule]] = {
@@ -86,28 +77,14 @@ def method_of(settings: Transfer, density: float) -> Method | None:
 
 
 def factor(step: int, settings: Transfer) -> float:
-    """Share of the peak rate at a step: a linear rise, then a straight line down to ``final``.
-
-    Args:
-        step: From 0.
-        settings: Of the study.
-
-    Returns:
-        Above 0, at most 1.
-    """
+    """Share of the peak rate at a step: a linear rise, then a straight line down to ``final``."""
     warmup = round(settings.warmup * settings.steps)
     share = rate(step, peak=1.0, steps=settings.steps, warmup=warmup, schedule="linear")
     return share if step < warmup else settings.final + (1 - settings.final) * share
 
 
 def rescale_(model: nn.Module, planned: Plan, by: float) -> None:
-    """Multiply the initial hidden weights, before a plan is applied.
-
-    Args:
-        model: Changed.
-        planned: Says which are hidden.
-        by: The factor on σ.
-    """
+    """Multiply the initial hidden weights, before a plan is applied."""
     names = {name for name, entry in planned.entries.items() if entry.role == "hidden"}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -115,47 +92,26 @@ def rescale_(model: nn.Module, planned: Plan, by: float) -> None:
                 parameter.mul_(by)
 
 
-def train(settings: Transfer, material: Material, cell: Cell, *, alive: Callable[[], object] = bool) -> dict[str, Any]:
-    """One run.
-
-    Args:
-        settings: Of the study.
-        material: What is learnt from.
-        cell: Which run.
-        alive: Called after every step.
-
-    Returns:
-        loss (mean of the last tenth of the steps, nat), held_out_loss, start (loss of the first step), diverged, steps
-        taken, density (realised over hidden weights) and seconds (CPU, of the whole run); losses that are not finite
-        are None.
-    """
+def train(settings: Transfer, inputs: Inputs, cell: Cell, *, after_step: Callable[[], object] = bool) -> dict[str, Any]:
+    """One run to its row: losses in nat, None where not finite; CPU seconds."""
     begin = time.process_time()
-    model, masks = prepared(settings, material, cell)
+    model, masks = prepare(settings, inputs, cell)
     optimizer = optimizer_of(settings, model, masks, cell)
-    losses = descend_(
-        settings, material, cell, model, optimizer, evolution_of(settings, cell, model, masks, optimizer), alive
+    losses = train_steps_(
+        settings, inputs, cell, model, optimizer, evolution_of(settings, cell, model, masks, optimizer), after_step
     )
     with torch.no_grad():
-        held_out = float(material.judged(model.eval()))
+        held_out = float(inputs.held_out_loss(model.eval()))
     return summary(losses, held_out, settings.steps) | {
         "live": live_share(masks),
         "seconds": time.process_time() - begin,
     }
 
 
-def prepared(settings: Transfer, material: Material, cell: Cell) -> tuple[nn.Module, Masks]:
-    """A model with its masks, scaled by the rule of a cell.
-
-    Args:
-        settings: Of the study.
-        material: Says how many inputs and outputs there are.
-        cell: Which run.
-
-    Returns:
-        Weights and masks are those of the seed, whatever the rule; masks are nested over densities.
-    """
-    inputs = material.inputs if isinstance(material, Digits) else 0
-    make = partial(build, settings, inputs, material.outputs, seed=cell.seed)
+def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, Masks]:
+    """A model with its masks, scaled by the rule of a cell."""
+    features = inputs.features if isinstance(inputs, Digits) else 0
+    make = partial(build, settings, features, inputs.outputs, seed=cell.seed)
     model = make(width=cell.width)
     dense = settings.dynamic == "gmp"  # begins dense and is pruned towards the density
     planned = plan(
@@ -172,17 +128,7 @@ def prepared(settings: Transfer, material: Material, cell: Cell) -> tuple[nn.Mod
 
 
 def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Steps:
-    """The optimizer of a run, on the groups of its plan.
-
-    Args:
-        settings: Of the study.
-        model: Scaled.
-        masks: Its masks.
-        cell: Which run.
-
-    Returns:
-        Peak rates stand in its groups.
-    """
+    """The optimizer of a run; peak rates stand in the groups of its plan."""
     lr = 2.0 ** (cell.x if settings.axis == "lr" else settings.rates[0])
     groups = masks.plan.groups(model, lr=lr, weight_decay=settings.weight_decay)
     plain: torch.optim.Optimizer
@@ -201,40 +147,25 @@ def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell)
 def reference_norm(settings: Transfer) -> float:
     """Spectral norm of the plain optimizer's updates in the dense base, so that rates have the same units.
 
-    Args:
-        settings: Of the study; its first seed is taken.
-
-    Returns:
-        Median over hidden layers and the first steps, at a rate of 1 and over √(fan-out/fan-in).
+    Median over hidden layers and the first steps, at a rate of 1 and over √(fan-out/fan-in).
     """
     from sparing.scaling.spectral import Spectral
 
-    material = gather(settings)
+    inputs = gather(settings)
     base = dataclasses.replace(
         settings, axis="lr", dynamic="none", scale="none", widths=(settings.base_width,), pairs=()
     )
     cell = Cell("supar", settings.base_width, 1.0, CALIBRATED_AT, settings.seeds[0])
-    model, masks = prepared(base, material, cell)
+    model, masks = prepare(base, inputs, cell)
     optimizer = Spectral(optimizer_of(base, model, masks, cell), model, masks.plan, masks, reference=None)  # type: ignore[arg-type]
     norms: list[float] = []
     short = dataclasses.replace(base, steps=max(10, CALIBRATED_FOR))
-    descend_(short, material, cell, model, optimizer, None, lambda: norms.extend(optimizer.norms().values()))
+    train_steps_(short, inputs, cell, model, optimizer, None, lambda: norms.extend(optimizer.norms().values()))
     return statistics.median(norms)
 
 
 def evolution_of(settings: Transfer, cell: Cell, model: nn.Module, masks: Masks, optimizer: Any) -> Any:
-    """What changes the masks of a run, or None.
-
-    Args:
-        settings: Of the study.
-        cell: Which run.
-        model: Scaled.
-        masks: Its masks.
-        optimizer: Its optimizer.
-
-    Returns:
-        Something whose ``step(step)`` follows each optimizer step.
-    """
+    """What changes the masks of a run: its ``step(step)`` follows each optimizer step; or None."""
     method = method_of(settings, cell.density)
     if method is None:
         return None
@@ -244,37 +175,24 @@ def evolution_of(settings: Transfer, cell: Cell, model: nn.Module, masks: Masks,
     return Evolution(model, masks, optimizer, method, steps=settings.steps, seed=cell.seed, scale=scale)
 
 
-def descend_(
+def train_steps_(
     settings: Transfer,
-    material: Material,
+    inputs: Inputs,
     cell: Cell,
     model: nn.Module,
     optimizer: Steps,
     evolution: Any,
-    alive: Callable[[], object],
+    after_step: Callable[[], object],
 ) -> list[float]:
-    """All steps of a run, or those until the loss is no number.
-
-    Args:
-        settings: Of the study.
-        material: What is learnt from.
-        cell: Which run.
-        model: Changed.
-        optimizer: Changed.
-        evolution: Of the masks, or None.
-        alive: Called after every step.
-
-    Returns:
-        The loss of each step (nat).
-    """
-    draws = material.draws(settings.steps, settings.batch, cell.seed)
+    """All steps of a run, or those until the loss is no number; the loss of each (nat)."""
+    draws = inputs.draws(settings.steps, settings.batch, cell.seed)
     losses: list[float] = []
     peaks = [group["lr"] for group in optimizer.param_groups]
     for step in range(settings.steps):
         share = factor(step, settings)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * share
-        loss = material.loss(model, draws[step])
+        loss = inputs.loss(model, draws[step])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -283,20 +201,12 @@ def descend_(
             break
         if evolution is not None:
             evolution.step(step)
-        alive()
+        after_step()
     return losses
 
 
 def summary(losses: list[float], held_out: float, steps: int) -> dict[str, Any]:
-    """What is kept of a run's losses.
-
-    Args:
-        losses: Of each step taken (nat).
-        held_out: Loss at the end (nat).
-        steps: That were asked for (count).
-
-    Returns:
-        loss, held_out_loss, start, diverged and steps; a loss that is no finite number is None.
+    """What is kept of a run's losses (nat), of ``steps`` that were asked for; one that is not finite is None.
 
     Example:
         >>> summary([2.0, 1.0, float("nan")], float("nan"), 20)

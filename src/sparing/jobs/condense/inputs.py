@@ -15,26 +15,19 @@ NAMES = {
     "fashion-mnist": ("t-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
     "cifar10": ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-"""Short names of classes; digits are their own."""
 
-Pair = tuple[Tensor, Tensor]
-"""Images uint8 (N, channels, side, side) and labels int64 (N,)."""
+Pair = tuple[Tensor, Tensor]  # images uint8 (N, channels, side, side) and labels int64 (N,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Material:
+class Inputs:
     """Three disjoint sets of real images; they stay bytes until they are used."""
 
-    name: str
-    """Name of the data set."""
-    train: Pair
-    """What the outer loss is drawn from."""
-    held_out: Pair
-    """Training images that rates are chosen by."""
-    test: Pair
-    """What nothing is chosen by."""
-    classes: tuple[str, ...]
-    """Names of the classes, by label."""
+    name: str  # of the data set
+    train: Pair  # what the outer loss is drawn from
+    held_out: Pair  # training images that rates are chosen by
+    test: Pair  # what nothing is chosen by
+    classes: tuple[str, ...]  # names, by label
 
     @property
     def channels(self) -> int:
@@ -53,31 +46,12 @@ def floats(images: Tensor) -> Tensor:
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """Give grey images a channel, put that of colour images before the sides.
-
-    Args:
-        images: Shape (N, side, side) or (N, side, side, channels).
-
-    Returns:
-        Shape (N, channels, side, side).
-    """
+    """(N, channels, side, side) from gray (N, side, side) or color (N, side, side, channels)."""
     return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
 
 
 def split(images: Tensor, labels: Tensor, held_out: int) -> tuple[Pair, Pair]:
-    """Set some training images aside, the same ones whatever the seed of the run.
-
-    Args:
-        images: All training images.
-        labels: Theirs.
-        held_out: How many to set aside (count).
-
-    Returns:
-        The rest, and those set aside.
-
-    Raises:
-        UserError: If nothing would be left to learn from.
-    """
+    """Set some training images aside, the same ones whatever the seed of the run."""
     if held_out >= len(images):
         why = f"there are {len(images)} training images"
         raise UserError("held_out", got=held_out, why=why, do="set fewer aside")
@@ -86,34 +60,17 @@ def split(images: Tensor, labels: Tensor, held_out: int) -> tuple[Pair, Pair]:
     return (images[rest], labels[rest]), (images[aside], labels[aside])
 
 
-def gather(name: str, *, held_out: int) -> Material:
-    """Load a data set, fetching it on first use.
-
-    Args:
-        name: An image asset of ten classes.
-        held_out: Training images to set aside (count).
-
-    Returns:
-        Its three parts.
-    """
+def gather(name: str, *, held_out: int) -> Inputs:
+    """Load a data set, fetching it on first use."""
     images, labels = load_images(name, split="train")
     seen, unseen = load_images(name, split="test")
     train, aside = split(channels_first(images), labels, held_out)
     classes = NAMES.get(name, tuple(map(str, range(int(labels.max()) + 1))))
-    return Material(name=name, train=train, held_out=aside, test=(channels_first(seen), unseen), classes=classes)
+    return Inputs(name=name, train=train, held_out=aside, test=(channels_first(seen), unseen), classes=classes)
 
 
 def draw(pair: Pair, count: int, generator: torch.Generator) -> Pair:
-    """Some images and their labels, with replacement.
-
-    Args:
-        pair: Where from.
-        count: How many.
-        generator: Where the numbers come from.
-
-    Returns:
-        Images as numbers from 0 to 1, and labels.
-    """
+    """Some images as numbers from 0 to 1, and their labels, with replacement."""
     images, labels = pair
     chosen = torch.randint(len(images), (count,), generator=generator)
     return floats(images[chosen]), labels[chosen]

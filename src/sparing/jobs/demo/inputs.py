@@ -27,31 +27,20 @@ LOG = logging.getLogger("sparing.demo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Materials:
+class Inputs:
     """A model on disk, text cut into rows, and how long a run on two cores may be."""
 
-    model: Path
-    """Hugging Face directory."""
-    title: str
-    """Model and text, in words."""
-    licence: str
-    """Licences of both."""
-    train: Packed
-    """Rows to train on, shape (rows, length)."""
-    dev: Packed
-    """Rows that pick the learning rate."""
-    test: Packed
-    """Rows that nothing is chosen by."""
-    prompts: tuple[str, ...]
-    """Openings from the test text, for samples."""
-    steps: int
-    """Optimizer steps of a full run (count)."""
-    trial: int
-    """Optimizer steps of a run that tries a learning rate (count)."""
-    batch: int
-    """Rows a step (count)."""
-    rates: Mapping[str, tuple[float, ...]]
-    """Learning rates to try for each arm."""
+    model: Path  # Hugging Face directory
+    title: str  # model and text, in words
+    licence: str  # of both
+    train: Packed  # rows to train on, (rows, length)
+    dev: Packed  # rows that pick the learning rate
+    test: Packed  # rows that nothing is chosen by
+    prompts: tuple[str, ...]  # openings from the test text, for samples
+    steps: int  # optimizer steps of a full run (count)
+    trial: int  # optimizer steps of a run that tries a learning rate (count)
+    batch: int  # rows a step (count)
+    rates: Mapping[str, tuple[float, ...]]  # learning rates to try, by arm
 
     def load(self) -> tuple[nn.Module, Any]:
         """A fresh fp32 copy of the model, and its tokenizer."""
@@ -73,16 +62,7 @@ TINY_RATES = {arm: tuple(30 * rate for rate in rates) for arm, rates in RATES.it
 def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[Packed, Packed, Packed]:
     """Cut one text into training, development and test rows, in this order and without overlap.
 
-    Args:
-        ids: Token ids, shape (n,).
-        length: Tokens a row (count).
-        rows: At most this many rows of each (count); too short a text shrinks all three alike.
-
-    Returns:
-        The three parts, each of at least one row.
-
-    Raises:
-        UserError: If the text does not fill three rows.
+    ``rows`` are at most so many of each; too short a text shrinks all three alike.
     """
     have, want = len(ids) // length, sum(rows)
     if have < 3:
@@ -98,12 +78,6 @@ def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[P
 
 def unwrapped(text: str) -> str:
     r"""Join the lines of each paragraph; a printed book breaks them where its page ends.
-
-    Args:
-        text: Paragraphs with an empty line between them.
-
-    Returns:
-        The same with one line per paragraph.
 
     Example:
         >>> unwrapped("Once upon\na time.\n\nThe end.")
@@ -131,41 +105,27 @@ def _made(
     trial: int,
     rates: Mapping[str, tuple[float, ...]] = RATES,
     held: int = 12,
-) -> Materials:
+) -> Inputs:
     """Tokenise and cut a text for a model on disk."""
     tokenizer = load_tokenizer(model)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     train, dev, test = split(ids, length, rows=(batch * steps, held, held))
-    return Materials(
+    return Inputs(
         model=model, title=title, licence=licence, train=train, dev=dev, test=test, batch=batch, steps=steps,
         trial=trial, prompts=_openings(tokenizer, test), rates=rates,
     )  # fmt: skip
 
 
-def stories(out: Path) -> Materials:
-    """Stories15M, trained by its authors on invented children's stories, on a real book of them.
-
-    Args:
-        out: Not used; every source is called alike.
-
-    Returns:
-        The materials.
-    """
+def stories(out: Path) -> Inputs:
+    """Stories15M, trained by its authors on invented children's stories, on a real book of them."""
     model, text = fetch("stories15m"), unwrapped(load_text("bryant-stories"))
     licence = f"{asset('stories15m').licence}; {asset('bryant-stories').licence}"
     title = "stories15M (15 M parameters) on Bryant's Stories to Tell to Children"
     return _made(model, text, title=title, licence=licence, length=128, batch=4, steps=32, trial=6)
 
 
-def smollm(out: Path) -> Materials:
-    """SmolLM2-135M on encyclopaedia text; nine times the parameters, so fewer steps.
-
-    Args:
-        out: Not used; every source is called alike.
-
-    Returns:
-        The materials.
-    """
+def smollm(out: Path) -> Inputs:
+    """SmolLM2-135M on encyclopedia text; nine times the parameters, so fewer steps."""
     model, text = (
         fetch("smollm2-135m-instruct"),
         "\n".join(itertools.islice(wiki_articles(load_text("enwik8", first=2_000_000)), 40)),
@@ -175,15 +135,8 @@ def smollm(out: Path) -> Materials:
     return _made(model, text, title=title, licence=licence, length=64, batch=2, steps=8, trial=2, held=6)
 
 
-def bundled(out: Path) -> Materials:
-    """A tiny model trained here on one of the texts that ship with the package, fine-tuned on the other.
-
-    Args:
-        out: Folder of the demo; the tiny model is kept under it.
-
-    Returns:
-        The materials.
-    """
+def bundled(out: Path) -> Inputs:
+    """A tiny model trained here on one of the texts that ship with the package, fine-tuned on the other."""
     from sparing.jobs.demo.tiny import make_tiny_model
 
     model = make_tiny_model(out / "tiny-model", bundled_text("alice"))
@@ -194,16 +147,8 @@ def bundled(out: Path) -> Materials:
     )  # fmt: skip
 
 
-def first_look(whole: Materials, *, rows: int = 4) -> Materials:
-    """The same model and text for a quarter of the steps: no search for a rate, fewer rows to judge by.
-
-    Args:
-        whole: Model, text and lengths of the demo as it is meant.
-        rows: Rows to judge by, of development and of test (count).
-
-    Returns:
-        Less of it; each arm keeps the middle one of its rates.
-    """
+def first_look(whole: Inputs, *, rows: int = 4) -> Inputs:
+    """The same model and text for a quarter of the steps: no search for a rate, fewer rows to judge by."""
     steps = min(whole.steps, max(4, whole.steps // 4))
     rates = {arm: tried[len(tried) // 2 :][:1] for arm, tried in whole.rates.items()}
     return replace(
@@ -217,26 +162,14 @@ def _first(packed: Packed, rows: int) -> Packed:
     return replace(packed, ids=packed.ids[:rows], labels=packed.labels[:rows], positions=kept)
 
 
-def gather(source: Source, out: Path, scale: Scale = "small") -> Materials:
-    """Take the materials that can be had, in the order stories, smollm, bundled.
-
-    Args:
-        source: One of them, or "auto" for the first that works.
-        out: Folder of the demo.
-        scale: How much of them is used.
-
-    Returns:
-        The materials.
-
-    Raises:
-        UserError: If the one asked for cannot be had.
-    """
+def gather(source: Source, out: Path, scale: Scale = "small") -> Inputs:
+    """Take the first source that can be had, in the order stories, smollm, bundled, or the one asked for."""
     whole = _gather(source, out)
     return first_look(whole) if scale == "tiny" else whole
 
 
-def _gather(source: Source, out: Path) -> Materials:
-    makers: dict[str, Callable[[Path], Materials]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
+def _gather(source: Source, out: Path) -> Inputs:
+    makers: dict[str, Callable[[Path], Inputs]] = {"stories": stories, "smollm": smollm, "bundled": bundled}
     if source != "auto":
         return makers[source](out)
     for name, needs in (("stories", "stories15m"), ("smollm", "smollm2-135m-instruct")):

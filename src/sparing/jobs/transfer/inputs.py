@@ -14,24 +14,18 @@ from sparing.errors import UserError
 from sparing.jobs.transfer.settings import Transfer
 from sparing.seeds import stream
 
-WINDOWS = 32
-"""Held-out sequences (count)."""
+WINDOWS = 32  # held-out sequences (count)
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
     """Images of digits and their classes; a quarter is held out."""
 
-    train: Tensor
-    """Pixels, mean 0 and variance 1 over the training images, shape (N, 64)."""
-    labels: Tensor
-    """Classes, shape (N,)."""
-    held_out: tuple[Tensor, Tensor]
-    """The same of images that are not learnt from."""
-    inputs: int = 64
-    """Pixels of an image (count)."""
-    outputs: int = 10
-    """Classes (count)."""
+    train: Tensor  # pixels, mean 0 and variance 1 over the training images, (N, 64)
+    labels: Tensor  # classes, (N,)
+    held_out: tuple[Tensor, Tensor]  # the same of images that are not learned from
+    features: int = 64  # pixels of an image (count)
+    outputs: int = 10  # classes (count)
 
     def draws(self, steps: int, batch: int, seed: int) -> Tensor:
         """Indices of every batch of a run, shape (steps, batch)."""
@@ -41,7 +35,7 @@ class Digits:
         """Mean cross-entropy (nat) of a batch given by index."""
         return F.cross_entropy(model(self.train[chosen]), self.labels[chosen])
 
-    def judged(self, model: nn.Module) -> Tensor:
+    def held_out_loss(self, model: nn.Module) -> Tensor:
         """Mean cross-entropy (nat) of all held-out images."""
         images, labels = self.held_out
         return F.cross_entropy(model(images), labels)
@@ -51,14 +45,10 @@ class Digits:
 class Characters:
     """A text as numbers; its last tenth is held out."""
 
-    train: Tensor
-    """Characters, shape (N,)."""
-    held_out: Tensor
-    """Windows that are not learnt from, shape (windows, length + 1)."""
-    length: int
-    """Characters in a sequence (count)."""
-    outputs: int
-    """Different characters (count)."""
+    train: Tensor  # characters, (N,)
+    held_out: Tensor  # windows that are not learned from, (windows, length + 1)
+    length: int  # characters in a sequence (count)
+    outputs: int  # different characters (count)
 
     def draws(self, steps: int, batch: int, seed: int) -> Tensor:
         """Starts of every sequence of a run, shape (steps, batch)."""
@@ -69,7 +59,7 @@ class Characters:
         """Mean cross-entropy (nat per character) of sequences given by their starts."""
         return self._loss(model, self.train[chosen[:, None] + torch.arange(self.length + 1)])
 
-    def judged(self, model: nn.Module) -> Tensor:
+    def held_out_loss(self, model: nn.Module) -> Tensor:
         """Mean cross-entropy (nat per character) of the held-out windows."""
         return self._loss(model, self.held_out)
 
@@ -78,30 +68,16 @@ class Characters:
         return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-Material = Digits | Characters
+Inputs = Digits | Characters
 
 
-def gather(settings: Transfer) -> Material:
-    """Read what a study learns from.
-
-    Args:
-        settings: Of the study.
-
-    Returns:
-        The digits for the net, characters for language models.
-    """
+def gather(settings: Transfer) -> Inputs:
+    """Read what a study learns from: the digits for the net, characters for language models."""
     return digits() if settings.model == "mlp" else characters(_text(settings.text), settings.length)
 
 
 def digits() -> Digits:
-    """The 1,797 digits of scikit-learn, 8 × 8 pixels.
-
-    Returns:
-        The same split whatever the seed.
-
-    Raises:
-        UserError: If scikit-learn is not installed.
-    """
+    """The 1,797 digits of scikit-learn, 8 × 8 pixels; the same split whatever the seed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -117,18 +93,7 @@ def digits() -> Digits:
 
 
 def characters(text: str, length: int) -> Characters:
-    """A text by character.
-
-    Args:
-        text: Any.
-        length: Characters in a sequence (count).
-
-    Returns:
-        Its first nine tenths to learn from, and windows spread evenly over the rest.
-
-    Raises:
-        UserError: If the text is too short to hold anything out.
-    """
+    """A text by character: its first nine tenths to learn from, and windows spread evenly over the rest."""
     letters = sorted(set(text))
     number = {letter: at for at, letter in enumerate(letters)}
     ids = torch.tensor([number[letter] for letter in text])
