@@ -23,6 +23,7 @@ from sparing.jobs.merge.sources import Source, differences, open_all, open_sourc
 from sparing.report import Progress, Record, print_table
 
 UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
+# Tables that the terminal shows, with their titles.
 SHOWN: Final = {
     "forecast": "What the weights say",
     "tried": "On validation rows",
@@ -30,18 +31,10 @@ SHOWN: Final = {
     "gap": "Gap: the merge less the mean of its parents",
     "best": "The merge less its best parent, on the same rows",
 }
-"""Tables that the terminal shows, with their titles."""
 
 
 def folder_of(settings: Settings) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes.
-    """
+    """The directory of a run."""
     named = (*settings.models, *([settings.base] if settings.base else []))
     reads = tuple(path for one in named for path in (one, one / MODEL))  # a run's folder stands for the model in it
     return Folder(
@@ -59,21 +52,7 @@ def _marks(settings: Settings, sources: list[Source], base: Source | None) -> di
 
 
 def run(settings: Settings) -> Record:
-    """Merge as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before the models are read once and found sound.
-
-    Returns:
-        The record, also in OUT/record.jsonl: tables "outlook" and "forecast" (the prediction), "signs" (by block),
-        "differences" (of settings), "decision", "tried" (on validation rows), "written", and with data "models",
-        "gap", "best" and "between" (on test rows). Beside it the page and the merge: model/ for folders,
-        model.safetensors for files.
-
-    Raises:
-        UserError: If a setting or file is at fault, or the disk is full.
-        StoppedError: After SIGINT or SIGTERM, once the piece of work is finished and saved.
-    """
+    """Run `sparing merge`; nothing is written before the models are read once and checked."""
     folder = folder_of(settings)
     folder.check()
     sources, base = open_all(settings.models, settings.labels, settings.base)
@@ -164,11 +143,7 @@ def _listed(labels: tuple[str, ...]) -> str:
 
 
 def show(record: Record) -> None:
-    """Print prediction, choice and measurement; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print prediction, choice and measurement; the last line says where the page is."""
     for name, title in SHOWN.items():
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units, columns=columns_of(rows))

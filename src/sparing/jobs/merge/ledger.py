@@ -12,21 +12,14 @@ from sparing.jobs.folder import Folder
 from sparing.jobs.interrupts import save_when_due
 from sparing.report import Progress
 
-SECONDS: Final = 10
-"""Least time between two checkpoints, so that small models are not slowed down by the disk (s)."""
+SECONDS: Final = 10  # least time between two checkpoints, so that small models are not slowed down by the disk (s)
 
 
 class Ledger:
     """Results by name; each is worked out once in the life of a run, however often it is interrupted."""
 
     def __init__(self, folder: Folder, tree: Mapping[str, Any] | None, signals: Sequence[int]) -> None:
-        """Go on from a checkpoint.
-
-        Args:
-            folder: Of the run.
-            tree: What ``Folder.latest`` gave.
-            signals: Noted interrupts, see ``patient``.
-        """
+        """Resume from what ``Folder.latest`` returned."""
         self.done: dict[str, Any] = dict(tree["done"]) if tree else {}
         self.bar: Progress | None = None
         """Shows how far the run is."""
@@ -42,18 +35,7 @@ class Ledger:
         self.done.pop(name, None)
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """The result of a unit of work, from the ledger where it is there.
-
-        Args:
-            name: Of the unit.
-            work: Does it; returns what a checkpoint can hold: numbers, texts, lists, mappings, tensors.
-
-        Returns:
-            The result.
-
-        Raises:
-            StoppedError: If there was an interrupt; the result is saved by then.
-        """
+        """The result of a unit of work, from the ledger where it is there."""
         if name not in self.done:
             self.done[name] = work()
             if self.bar is not None:
