@@ -13,18 +13,7 @@ from sparing.seeds import stream
 
 
 def split_of(rows: Rows, settings: Settings) -> Split:
-    """Divide the training rows.
-
-    Args:
-        rows: The data.
-        settings: How.
-
-    Returns:
-        A partition in which no client is empty.
-
-    Raises:
-        UserError: If there is none, or the data has no groups of its own.
-    """
+    """Partition the training rows; no client is empty."""
     seed, clients = settings.seed, settings.clients
     enough = len(rows.targets) >= rows.classes
     got = f"{len(rows.targets)} training rows of {rows.classes} classes"

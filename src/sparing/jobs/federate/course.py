@@ -25,8 +25,7 @@ from sparing.vectors import norm
 if TYPE_CHECKING:
     from sparing.federated.flower_rounds import FlowerRound
 
-NORM: Final = "norm of "
-"""Before the name of a tensor, in the rows of the reference run that norm-matched needs."""
+NORM: Final = "norm of "  # before the name of a tensor, in the rows of the reference run that norm-matched needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +48,10 @@ class Ground:
 class Outcome:
     """What a method's run leaves."""
 
-    rounds: list[dict[str, Any]]
-    """A row a round."""
-
-    params: Vector
-    """The last global model."""
-
+    rounds: list[dict[str, Any]]  # a row a round
+    params: Vector  # the last global model
     buffers: Vector
-    """Its buffers."""
-
     engine: str
-    """What trained the clients."""
 
 
 @dataclass(slots=True)
@@ -81,17 +73,7 @@ class _Watch:
 
 
 def course(label: str, method: Method, ground: Ground, checkpoint: Path) -> Outcome:
-    """Run a method on the embedded engine; an interrupted run goes on from its checkpoint.
-
-    Args:
-        label: Of the progress bar.
-        method: What is federated.
-        ground: Data, model, settings.
-        checkpoint: File of this method.
-
-    Returns:
-        The outcome, the same bits however often the run was interrupted.
-    """
+    """Run a method on the embedded engine; an interrupted run resumes from its checkpoint, to the same bits."""
     settings = ground.settings
     run = simulate(
         ground.make_model, ground.clients, method, ground.schedule,
@@ -104,16 +86,7 @@ def course(label: str, method: Method, ground: Ground, checkpoint: Path) -> Outc
 
 
 def norms_of(method: Method, ground: Ground, checkpoint: Path) -> list[dict[str, float]]:
-    """Run a method for the norms of its tensors after every round, to hold another method to them.
-
-    Args:
-        method: The reference.
-        ground: Data, model, settings.
-        checkpoint: File of this run.
-
-    Returns:
-        By round, by name.
-    """
+    """Norms of all tensors after each round of a reference method, by name, to hold another method to them."""
     settings = ground.settings
     run = simulate(
         ground.make_model, ground.clients, method, ground.schedule, evaluate=_named_norms, seed=settings.seed,
@@ -130,13 +103,7 @@ def _named_norms(model: nn.Module) -> Mapping[str, float]:
 
 
 def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Clients that were left out, by kind.
-
-    Args:
-        rows: Of the rounds, with the column ``left_out``.
-
-    Returns:
-        Kind, rounds in which there was one (count), clients (count), updates left out (count).
+    """Excluded clients by kind: updates, rounds and clients (counts).
 
     Example:
         >>> faults_of([{"left_out": "client 3: huge (4e+05 times the median update)"}, {"left_out": ""}])
@@ -158,19 +125,7 @@ def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def on_flower(label: str, method: Method, ground: Ground) -> Outcome:
-    """Run a method on Flower's messages, ClientApp and strategy in this process.
-
-    Args:
-        label: Of the progress bar.
-        method: What is federated.
-        ground: Data, model, settings.
-
-    Returns:
-        The outcome: the model to the bits of the plain loop; of the columns those that Flower's replies tell.
-
-    Raises:
-        UserError: If Flower is not installed.
-    """
+    """Run a method on Flower's messages, ClientApp and strategy in this process: the bits of the plain loop."""
     from sparing.federated import flower
     from sparing.report import Progress
 

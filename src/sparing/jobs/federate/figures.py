@@ -9,11 +9,9 @@ from typing import Any, Final
 from sparing.jobs.federate.methods import roles_of
 from sparing.report import Figure, Record, format_number, plots
 
-Spelt = Callable[[float], str]
-"""How a value is written."""
+Spelt = Callable[[float], str]  # how a value is written
 
-FEW: Final = 3
-"""Methods that a title names one by one (count)."""
+FEW: Final = 3  # methods that a title names one by one (count)
 
 
 def is_told(value: object) -> bool:
@@ -32,16 +30,7 @@ def points(value: float) -> str:
 
 
 def lines_of(record: Record, column: str, factor: float = 1.0) -> list[plots.Series]:
-    """A line for each method, over rounds.
-
-    Args:
-        record: Of a run.
-        column: Of the table "rounds".
-        factor: Multiplies the values.
-
-    Returns:
-        Methods that have the column, in the order of the settings.
-    """
+    """One line per method over rounds, for a column of the table "rounds" times a factor."""
     rows = [
         {"method": row["method"], "round": row["round"], "value": factor * row[column]}
         for row in record.table("rounds")
@@ -51,15 +40,7 @@ def lines_of(record: Record, column: str, factor: float = 1.0) -> list[plots.Ser
 
 
 def ends_of(record: Record, column: str) -> list[tuple[str, float]]:
-    """The last value of each method, largest first.
-
-    Args:
-        record: Of a run.
-        column: Of the table "rounds".
-
-    Returns:
-        Method and value.
-    """
+    """Last value of a column by method, largest first."""
     last = {row["method"]: row[column] for row in record.table("rounds") if is_told(row.get(column))}
     return sorted(last.items(), key=lambda one: -one[1])
 

@@ -32,11 +32,9 @@ from sparing.jobs.folder import CHECKPOINTS, Folder, tell_page
 from sparing.jobs.interrupts import StoppedError
 from sparing.report import Record, format_number, print_table
 
-SPLIT, MODELS = "split.json", "models"
-"""Names in OUT: who holds which rows, and the last global model of every method."""
+SPLIT, MODELS = "split.json", "models"  # names in OUT: who holds which rows, and the last global model of every method
 
-FILES: Final = frozenset({"data_file"})
-"""Names in the mark of a run under which hashes stand."""
+FILES: Final = frozenset({"data_file"})  # names in the mark of a run under which hashes stand
 
 UNITS: Final = {
     "loss": "nat", "client_loss": "nat", "train_loss": "nat", "seconds": "s", "predicted_seconds": "s",
@@ -59,19 +57,7 @@ def identity(settings: Settings) -> dict[str, Any]:
 
 
 def run(settings: Settings) -> Record:
-    """Federate as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before everything is known to fit.
-
-    Returns:
-        The record, also in OUT/record.jsonl: tables "data", "partition" (a row a client), "price", "rounds" (a row a
-        method and round), "faults", "methods" and "pairs" (two methods on the same test rows).
-
-    Raises:
-        UserError: If a setting, the data or an extra is at fault, or the directory holds another run.
-        StoppedError: After SIGINT or SIGTERM; whole rounds are saved.
-    """
+    """Run `sparing federate`; nothing is written before every setting is checked."""
     place = folder_of(settings)
     place.check()
     if settings.engine == "flower":
@@ -193,11 +179,7 @@ def _listed(labels: list[str]) -> str:
 
 
 def show(record: Record) -> None:
-    """Print what every method reached; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print what every method reached; the last line says where the page is."""
     columns = ["method", "accuracy", "n", "validation_accuracy", "ssr_global", "norm", "force", "seconds"]
     print_table(
         record.table("methods"), title=record.question, units=record.units, columns=columns,

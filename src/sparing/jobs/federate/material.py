@@ -18,11 +18,9 @@ from sparing.jobs.federate.settings import Settings
 from sparing.jobs.subjects.images import digits, inputs_of
 from sparing.seeds import stream
 
-NAMES: Final = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")
-"""Data sets by name."""
+NAMES: Final = ("mnist-1d", "digits", "mnist", "fashion-mnist", "cifar10")  # data sets by name
 
-SIGNAL_ROWS: Final = 5000
-"""Rows of MNIST-1D, four fifths to train on (count), as its authors have it."""
+SIGNAL_ROWS: Final = 5000  # rows of MNIST-1D, four fifths to train on (count), as its authors have it
 
 _GENERATED: Final = 0  # one MNIST-1D for all, as if it were a file: seeds vary the split and the training
 _NEEDED: Final = ("inputs", "targets", "test_inputs", "test_targets")
@@ -33,31 +31,14 @@ class Rows:
     """A data set in three parts; no row is in two of them."""
 
     name: str
-    """What it is called."""
-
-    inputs: Tensor
-    """To train on: float32, shape (n, channels, …), standardised by these rows."""
-
-    targets: Tensor
-    """Their classes, int64, shape (n,)."""
-
-    validation_inputs: Tensor
-    """Training rows held out for choosing settings; may be empty."""
-
+    inputs: Tensor  # to train on: float32, shape (n, channels, …), standardised by these rows
+    targets: Tensor  # their classes, int64, shape (n,)
+    validation_inputs: Tensor  # training rows held out for choosing settings; may be empty
     validation_targets: Tensor
-    """Their classes."""
-
-    test_inputs: Tensor
-    """Rows to report on; never to choose anything by."""
-
+    test_inputs: Tensor  # rows to report on; never to choose anything by
     test_targets: Tensor
-    """Their classes."""
-
     classes: int
-    """Classes (count)."""
-
-    groups: tuple[int, ...] | None = None
-    """Whose each training row is (a writer, a device), where the data says so."""
+    groups: tuple[int, ...] | None = None  # whose each training row is (a writer, a device), where the data says so
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,20 +47,7 @@ class Rows:
 
 
 def material(name: str, *, seed: int, validation: float) -> Rows:
-    """Return a data set.
-
-    Args:
-        name: One of ``NAMES``; or a ``.safetensors`` file with ``inputs``, ``targets``, ``test_inputs``,
-            ``test_targets`` and, for a natural split, ``groups``.
-        seed: Draws the validation rows; training and test part are always the same.
-        validation: Share of the training rows to hold out, in [0, 1).
-
-    Returns:
-        The rows, on the CPU.
-
-    Raises:
-        UserError: If the name is unknown, the data cannot be had, or nothing would be left to train on.
-    """
+    """Load a data set by name, or from a ``.safetensors`` file; ``seed`` draws only the validation rows."""
     require(0 <= validation < 1, "validation", validation, "it is a share of the rows", "pass 0 <= share < 1")
     if name == "mnist-1d":
         signals, targets = make(SIGNAL_ROWS, seed=_GENERATED)
@@ -96,15 +64,7 @@ def material(name: str, *, seed: int, validation: float) -> Rows:
 
 
 def fewer(rows: Rows, settings: Settings) -> Rows:
-    """Draw as many rows as the settings ask for; the order stays.
-
-    Args:
-        rows: All.
-        settings: Its ``rows`` and ``test_rows``; the test rows are the same for every seed.
-
-    Returns:
-        The rows.
-    """
+    """Draw as many rows as the settings ask for, in their order; test rows are the same for every seed."""
     some = _drawn(len(rows.targets), settings.rows, settings.seed, "rows")
     tested = _drawn(len(rows.test_targets), settings.test_rows, 0, "test rows")
     return replace(

@@ -22,6 +22,7 @@ from sparing.report.palette import ROLES, Role
 
 NORM_MATCHED: Final = "norm-matched"
 
+# What methods are called on terminal and page.
 LABELS: Final[Mapping[str, str]] = {
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
@@ -34,7 +35,6 @@ LABELS: Final[Mapping[str, str]] = {
     "hinge": "hinge",
     NORM_MATCHED: "FedSign at FedAvg's norms",
 }
-"""What methods are called on terminal and page."""
 
 _ROLES: Final[Mapping[str, Role]] = {
     "fedsign": "ours", "fedavg": "baseline", "own-sign": "extension", "hinge": "good", NORM_MATCHED: "warning",
@@ -43,19 +43,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 
 
 def method_of(name: MethodName, settings: Settings, norms: Sequence[Mapping[str, float]] = ()) -> Method:
-    """Return a method as the settings have it.
-
-    Args:
-        name: On the command line.
-        settings: Strengths, server, way to combine.
-        norms: For norm-matched: those of the reference run after each round.
-
-    Returns:
-        The value that ``simulate`` takes.
-
-    Raises:
-        UserError: If a strength is out of range, or two choices do not fit.
-    """
+    """Build a method from the settings; ``norms`` are those of the reference run after each round, for norm-matched."""
     both: dict[str, Any] = {"server": server_of(settings), "combine": combine_of(settings)}
     push: dict[str, Any] = {"gamma": settings.gamma, "reduction": settings.reduction}
     makers: dict[str, Callable[[], Method]] = {
@@ -104,15 +92,7 @@ def sabotage_of(settings: Settings) -> Sabotage | None:
 
 
 def force_of(method: Method, params: Vector) -> float | None:
-    """Mean force on an element, in units of the gradient.
-
-    Args:
-        method: Any.
-        params: The initial model.
-
-    Returns:
-        That of FedSign and its controls on an element near zero; None for methods that do not push signs.
-    """
+    """Mean force on an element near zero, in units of the gradient; None for methods that do not push signs."""
     inner = method.method if isinstance(method, NormMatched) else method
     return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparing.seeds import stream
 
+# Heights of the digits 0 to 9, drawn from left to right; each begins and ends at 5.
 SIGNALS: Final = (
     (5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5),
     (5, 3, 3, 3.4, 3.8, 4.2, 4.6, 5, 5.4, 5.8, 5, 5),
@@ -29,10 +30,8 @@ SIGNALS: Final = (
     (5, 4, 3.5, 3.5, 4, 5, 5, 4, 3.5, 3.5, 4, 5),
     (5, 4, 3.5, 3.5, 4, 5, 5, 5, 5, 4.7, 4.3, 5),
 )
-"""Heights of the digits 0 to 9, drawn from left to right; each begins and ends at 5."""
 
-LENGTH: Final = 40
-"""Points of a row (count)."""
+LENGTH: Final = 40  # points of a row (count)
 
 _PADDING: Final = (36, 60)  # fewest and most points of silence after a signal
 _SHIFT: Final = 48  # points that a row is turned round by, at most one less
@@ -41,15 +40,7 @@ _SMOOTH: Final = 2.0  # standard deviation, in points, of the Gaussian that make
 
 
 def make(rows: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw rows of MNIST-1D.
-
-    Args:
-        rows: How many (count), a tenth of each class; the rest of a division is left out.
-        seed: Of the draw.
-
-    Returns:
-        Signals float32, shape (n, 40), with mean 0 and standard deviation 1 over all of them, in random order; digits
-        int64, shape (n,).
+    """Draw MNIST-1D: signals float32 (n, 40), standardized over all of them; digits int64 (n,), a tenth each.
 
     Example:
         >>> signals, digits = make(200, seed=0)

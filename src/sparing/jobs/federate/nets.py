@@ -21,32 +21,19 @@ from sparing.errors import require
 
 NetName = Literal["mlp", "cnn", "cnn-bn", "cnn-gn"]
 
-HIDDEN: Final = (128, 128, 128)
-"""Neurons of the perceptron's hidden layers (count)."""
+HIDDEN: Final = (128, 128, 128)  # neurons of the perceptron's hidden layers (count)
 
+# Channels of each convolution (count), by the axes of a row: signals or images.
 CHANNELS: Final = {1: (32, 32, 32), 2: (16, 32, 64)}
-"""Channels of each convolution (count), by the axes of a row: signals or images."""
 
 _KERNEL: Final = {1: 5, 2: 3}
 _GROUPS: Final = 8
 
 
 def net(name: str, inputs_shape: Sequence[int], classes: int) -> Callable[[], nn.Module]:
-    """Return what makes a net.
+    """Return a picklable factory of a net for rows of a shape: (channels, length) or (channels, height, width).
 
-    Weights are normal with variance 2 / fan-in (He et al. 2015) from torch's global generator, which ``simulate``
-    seeds.
-
-    Args:
-        name: ``"mlp"``, or ``"cnn"``, ``"cnn-bn"`` and ``"cnn-gn"``: without norm, with batch norm, with group norm.
-        inputs_shape: Shape of one row: (channels, length) or (channels, height, width); a perceptron takes any.
-        classes: Logits (count).
-
-    Returns:
-        A function without arguments, picklable.
-
-    Raises:
-        UserError: If there is no such net, or it cannot take such rows.
+    Weights are normal with variance 2 / fan-in (He et al. 2015) from torch's global generator; ``simulate`` seeds it.
 
     Example:
         >>> tuple(net("cnn", (1, 40), 10)()(torch.zeros(3, 1, 40)).shape)
@@ -64,19 +51,7 @@ def net(name: str, inputs_shape: Sequence[int], classes: int) -> Callable[[], nn
 
 
 def sparse(make_model: Callable[[], nn.Module], density: float, seed: int) -> Callable[[], nn.Module]:
-    """Return what makes the same net with masked hidden weights, scaled by SμPar for its density.
-
-    The factor stands in the forward pass, not in the weights: then plain SGD needs no rate of its own for any layer,
-    and all methods keep their one learning rate.
-
-    Args:
-        make_model: Makes a perceptron or a convolutional net of this module.
-        density: Share of live hidden weights, 0 < density < 1; the first layer and the classifier stay dense.
-        seed: Of the masks, which are the same for all clients and methods.
-
-    Returns:
-        A function without arguments, picklable.
-    """
+    """Return a factory of the same net with masked hidden weights, scaled by SμPar for its density."""
     return partial(_masked, make_model, density, seed)
 
 
@@ -91,15 +66,7 @@ def _masked(make_model: Callable[[], nn.Module], density: float, seed: int) -> n
 
 
 def perceptron(inputs: int, classes: int) -> nn.Sequential:
-    """Return a perceptron with three hidden layers; ``simulate`` can stack its clients.
-
-    Args:
-        inputs: Numbers of a row (count).
-        classes: Logits (count).
-
-    Returns:
-        Rows of any shape -> logits.
-    """
+    """Return a perceptron with three hidden layers; ``simulate`` can stack its clients."""
     layers: list[nn.Module] = [nn.Flatten()]
     for into, out in pairwise((inputs, *HIDDEN)):
         layers += [nn.Linear(into, out), nn.ReLU()]

@@ -11,8 +11,7 @@ from sparing.jobs.federate.figures import is_exact, is_told, percent, points
 from sparing.jobs.federate.methods import LABELS, roles_of
 from sparing.report import Page, Record, Section, Table, format_number
 
-LEVEL: Final = 0.05
-"""Below this p-value a lead is called more than chance."""
+LEVEL: Final = 0.05  # below this p-value a lead is called more than chance
 
 PAPER: Final = "Li et al., NeurIPS 2024 (arXiv:2405.12489)"
 
@@ -57,14 +56,7 @@ such as `--robust krum --keep 12`, hold back a part of the harm."""
 
 
 def answer(record: Record) -> str:
-    """What was found, in two sentences.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Marked-up text.
-    """
+    """What was found, in two sentences of markup."""
     rows = sorted(record.table("methods"), key=lambda row: -row["accuracy"])
     best, n = rows[0], rows[0]["n"]
     start = f"**{best['method']} ends at {_interval(best)}** of {n:,} test rows"
@@ -210,14 +202,7 @@ def _with(record: Record, columns: list[str]) -> list[dict[str, Any]]:
 
 
 def caveats(record: Record) -> list[str]:
-    """What a reader should know before leaning on the numbers.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Sentences.
-    """
+    """What a reader should know before relying on the numbers."""
     settings, names = record.settings, record.settings["method"]
     notes = [
         f"One seed ({record.seed}): another draws other clients, another split and another initial model. Run several "
@@ -246,15 +231,7 @@ def deeper(record: Record) -> str:
 
 
 def write_page(record: Record, path: Path) -> Path:
-    """Write the page.
-
-    Args:
-        record: Of a finished run.
-        path: Where.
-
-    Returns:
-        The file.
-    """
+    """Write the page."""
     (data,), settings = record.table("data"), record.settings
     made = [_accuracy, _signs, _gap, _weights, _partition, _bytes, _faults]
     facts = {

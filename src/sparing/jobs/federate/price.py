@@ -24,43 +24,18 @@ from sparing.federated.settings import drawn
 class Price:
     """What a run will take."""
 
-    parameters: int
-    """Parameters that train (count)."""
-
-    updates: int
-    """Local trainings, of one client in one round (count)."""
-
-    steps: int
-    """Optimizer steps of all of them (count)."""
-
-    down: tuple[int, ...]
-    """Bytes sent to the clients of each round."""
-
-    up: tuple[int, ...]
-    """Bytes that they send back."""
-
-    up_full: tuple[int, ...]
-    """Bytes that they would send back if every client sent every block."""
+    parameters: int  # parameters that train (count)
+    updates: int  # local trainings, of one client in one round (count)
+    steps: int  # optimizer steps of all of them (count)
+    down: tuple[int, ...]  # bytes sent to the clients of each round
+    up: tuple[int, ...]  # bytes that they send back
+    up_full: tuple[int, ...]  # bytes that they would send back if every client sent every block
 
 
 def price(
     make_model: Callable[[], nn.Module], method: Method, schedule: Schedule, sizes: Sequence[int], *, seed: int
 ) -> Price:
-    """Work out the price of a run.
-
-    Args:
-        make_model: Makes the model; only its shapes are read.
-        method: What is federated.
-        schedule: Rounds, participation, local training.
-        sizes: Rows of each client (count).
-        seed: The experiment.
-
-    Returns:
-        The price; what ``simulate`` counts is equal if no client fails.
-
-    Raises:
-        UserError: If model, method and schedule do not fit together.
-    """
+    """Predict the cost of a run from shapes; what ``simulate`` counts is equal if no client fails."""
     inner = method.method if isinstance(method, NormMatched) else method
     inner.check(schedule)
     bench = workbench(seeded_model(inner, make_model, seed), inner, schedule, seed=seed)

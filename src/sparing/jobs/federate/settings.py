@@ -193,11 +193,7 @@ class Settings:
     """Delete an earlier run in that folder."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            UserError: If a setting is out of range or two do not fit.
-        """
+        """Reject settings out of range, or in conflict."""
         require(len(self.method) > 0, "method", "none", "nothing would be trained", "pass one or more")
         once = len(set(self.method)) == len(self.method)
         require(once, "method", " ".join(self.method), "a method stands there twice", "pass each once")
@@ -226,14 +222,7 @@ class Settings:
             require(honest, "attack", f"{self.attack} with --engine flower", why, "pass --engine embedded")
 
     def schedule(self) -> Schedule:
-        """What is the same for all methods.
-
-        Returns:
-            The value that ``simulate`` takes.
-
-        Raises:
-            UserError: If a value is out of range.
-        """
+        """What is the same for all methods, as ``simulate`` takes it."""
         try:
             return Schedule(
                 rounds=self.rounds,

@@ -18,15 +18,7 @@ from sparing.report.pairs import mcnemar
 
 
 def split_rows(split: Split, rows: Rows) -> list[dict[str, Any]]:
-    """How many rows of each class every client holds.
-
-    Args:
-        split: Of the training rows.
-        rows: The data.
-
-    Returns:
-        Client, its rows, and a column for each class.
-    """
+    """Rows of each class per client."""
     counts = split.counts(rows.targets).tolist()
     names = [f"class_{which}" for which in range(rows.classes)]
     # A class without training rows has no column in the counts.
@@ -37,15 +29,7 @@ def split_rows(split: Split, rows: Rows) -> list[dict[str, Any]]:
 
 
 def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
-    """What a method will send.
-
-    Args:
-        label: Of the method.
-        known: Its price.
-
-    Returns:
-        A row for each direction.
-    """
+    """What a method will send, one row per direction."""
     ways = (("down", known.down, known.down), ("up", known.up, known.up_full))
     return [
         {
@@ -64,20 +48,7 @@ def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
 def method_row(
     label: str, method: Method, outcome: Outcome, known: Price, ground: Ground, force: float | None, held: float | None
 ) -> dict[str, Any]:
-    """What a method came to, beside what was foretold.
-
-    Args:
-        label: Of the method.
-        method: Its value.
-        outcome: Of its run.
-        known: Its price.
-        ground: What all methods share.
-        force: Mean force on an element.
-        held: Accuracy on validation rows.
-
-    Returns:
-        A row.
-    """
+    """What a method reached, beside its prediction."""
     last, rows = outcome.rounds[-1], outcome.rounds
     judged = [row["accuracy"] for row in rows if "accuracy" in row]
     low, high = wilson(last["accuracy"], n := len(ground.test.targets))
@@ -113,15 +84,7 @@ def method_row(
 
 
 def pair_rows(right: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Compare every two methods on the same test rows.
-
-    Args:
-        right: Method -> whether its last model has each row right, shape (n,).
-
-    Returns:
-        For each pair the better first: both, rows that only one of them has right, difference of the accuracies, its
-        standard errors from zero, and the exact p-value of McNemar's test.
-    """
+    """Compare every two methods on the same test rows, the better first, by McNemar's exact test."""
     rows = []
     for pair in itertools.combinations(right, 2):
         first, second = sorted(pair, key=lambda name: -int(right[name].sum()))
@@ -133,16 +96,7 @@ def pair_rows(right: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share that was counted in n rows.
-
-    Args:
-        share: Counted, 0 to 1.
-        n: Rows (count).
-
-    Returns:
-        Lower and upper end.
-
-    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    """95 % interval of a share counted in n rows (Wilson 1927).
 
     Example:
         >>> [round(end, 3) for end in wilson(0.5, 100)]

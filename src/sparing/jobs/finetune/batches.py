@@ -11,34 +11,15 @@ from sparing.seeds import stream
 
 
 def order(rows: int, *, seed: int, epoch: int) -> Tensor:
-    """The order of one pass over the rows.
-
-    Args:
-        rows: Number of rows.
-        seed: Which orders.
-        epoch: Which pass (from 0).
-
-    Returns:
-        A permutation of ``range(rows)``, int64, shape (rows,).
-    """
+    """The order of one pass over the rows: a permutation, int64, (rows,)."""
     return torch.randperm(rows, generator=stream(seed, "order", epoch))
 
 
 def window(step: int, *, rows: int, batch: int, accumulate: int, seed: int) -> Tensor:
-    """The rows of one optimizer step.
+    """Row indices of one optimizer step (from 0), int64, (accumulate, batch).
 
-    The passes are laid end to end and cut into windows of ``batch · accumulate``, so a window may span two passes and
-    every row is seen equally often, to within one.
-
-    Args:
-        step: Optimizer step, from 0.
-        rows: Number of rows.
-        batch: Rows per micro-batch.
-        accumulate: Micro-batches per step.
-        seed: Which orders.
-
-    Returns:
-        Row indices, int64, shape (accumulate, batch).
+    The passes are concatenated and cut into windows of ``batch · accumulate``: a window may span two passes, and every
+    row is seen equally often, to within one.
     """
     size = batch * accumulate
     first, last = step * size, (step + 1) * size - 1
@@ -49,15 +30,5 @@ def window(step: int, *, rows: int, batch: int, accumulate: int, seed: int) -> T
 
 
 def steps_of(epochs: float, *, rows: int, batch: int, accumulate: int) -> int:
-    """The optimizer steps that some passes take.
-
-    Args:
-        epochs: Passes, may be a fraction.
-        rows: Number of rows.
-        batch: Rows per micro-batch.
-        accumulate: Micro-batches per step.
-
-    Returns:
-        At least 1; the last window is filled from the next pass.
-    """
+    """Optimizer steps of so many passes, at least 1; the last window is filled from the next pass."""
     return max(1, math.ceil(round(epochs * rows / (batch * accumulate), 9)))

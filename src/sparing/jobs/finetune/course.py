@@ -26,96 +26,46 @@ from sparing.layersample import LayerSampling, Sampler
 class Course:
     """Everything that a step changes."""
 
-    model: nn.Module
-    """The live model; with LoRA, the peft model around it."""
-
+    model: nn.Module  # the live model; with LoRA, the peft model around it
     training: Training
-    """Method and pace."""
+    steps: int  # length of the run (optimizer steps)
+    optimizer: torch.optim.Optimizer  # AdamW over everything that may ever train
+    sampler: Sampler | Draws | None  # layer sampling, where that is the method; draws under a plan
+    step: int = 0  # optimizer steps finished (count)
+    seconds: float = 0.0  # time spent on them, evaluation excluded
+    seen: int = 0  # tokens read, padding included (count)
 
-    steps: int
-    """Length of the run (optimizer steps)."""
-
-    optimizer: torch.optim.Optimizer
-    """AdamW over everything that may ever train."""
-
-    sampler: Sampler | Draws | None
-    """Layer sampling, where that is the method; draws under a plan."""
-
-    step: int = 0
-    """Optimizer steps finished (count)."""
-
-    seconds: float = 0.0
-    """Time spent on them, evaluation excluded."""
-
-    seen: int = 0
-    """Tokens read, padding included (count)."""
-
+    # Canonical names of the parameters that have trained so far: those a checkpoint holds.
     touched: set[str] = field(default_factory=set)
-    """Canonical names of the parameters that have trained so far: those a checkpoint holds."""
 
 
 def groups_for(model: nn.Module, training: Training) -> list[dict[str, Any]]:
-    """Groups of the parameters that may train; matrices decay, vectors do not.
-
-    Args:
-        model: The model; what is frozen now is left out.
-        training: Peak rate and decay.
-
-    Returns:
-        Groups as an optimizer of torch takes them.
-    """
+    """Parameter groups of what may train; matrices decay, vectors do not."""
     groups = gr.groups_of(model, lr=training.peak, weight_decay=training.weight_decay)
     names = [name for name, parameter in named_parameters(model).items() if parameter.requires_grad]
     return gr.bind(gr.keep(groups, names), model)
 
 
 def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """AdamW over the parameters that may train.
-
-    Args:
-        model: The model; what is frozen now is left out.
-        training: Peak rate and decay.
-
-    Returns:
-        The optimizer, without state.
-    """
+    """AdamW over the parameters that may train."""
     return adamw(groups_for(model, training), lr=training.peak)
 
 
 def equipped(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:
-    """What trains a model in one process: AdamW, and the sampler where there is one.
-
-    Args:
-        model: The model; what is frozen now is left out.
-        training: Method, peak rate and decay.
-
-    Returns:
-        The optimizer, without state, and the sampler, at no step yet.
-    """
+    """Optimizer and, for layer sampling, the sampler of a model in one process."""
     optimizer, method = optimizer_for(model, training), training.method
     if not isinstance(method, LayerSampling):
         return optimizer, None
     return optimizer, Sampler(model, optimizer, method, seed=training.seed)
 
 
+# Gives a live model what trains it.
 Equip = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | Draws | None]]
-"""Gives a live model what trains it."""
 
 
 @contextlib.contextmanager
 def recomputing(model: Any, wanted: bool) -> Iterator[None]:
-    """Let backward compute activations again, without the hook that would run it through frozen embeddings.
-
-    Args:
-        model: A transformers model, wrapped by peft or not.
-        wanted: Whether to.
-
-    Yields:
-        Nothing; a model that did not recompute before does not afterwards.
-
-    Raises:
-        UserError: If the model cannot.
-    """
+    """Turn on activation checkpointing, without the hook that would run it through frozen embeddings."""
     if not wanted or model.is_activation_checkpointing:
         yield
         return
@@ -133,21 +83,9 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equipped) -> Iterator[Course]:
-    """Set a live model up for a method; modes and ``requires_grad`` come back at the end.
+    """Set a live model up for a method; modes and ``requires_grad`` are restored at the end.
 
-    LoRA leaves its additions in the model: ``course.model.merge_and_unload()`` is the caller's to call.
-
-    Args:
-        model: The model to train in place.
-        training: Method and pace.
-        rows: Training rows, from which epochs become steps.
-        equip: Gives a model its optimizer and sampler.
-
-    Yields:
-        The course, at step 0.
-
-    Raises:
-        UserError: If the method does not fit the model, or the warm-up the number of steps.
+    LoRA leaves its adapters in the model: ``state.model.merge_and_unload()`` is the caller's to call.
     """
     steps = training.steps or steps_of(training.epochs, rows=rows, batch=training.batch, accumulate=training.accumulate)
     require(training.warmup < steps, "warmup", training.warmup, f"the run has {steps} steps", "pass a smaller one")
@@ -173,28 +111,14 @@ def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equ
 
 
 def touch_(course: Course) -> dict[str, nn.Parameter]:
-    """The parameters that train in the step to come; remembered as touched.
-
-    Args:
-        course: The run, its sampler already at this step.
-
-    Returns:
-        Canonical name to parameter.
-    """
+    """Parameters that train in the next step, by canonical name; remembered as touched."""
     training = {name: p for name, p in named_parameters(course.model).items() if p.requires_grad}
     course.touched.update(training)
     return training
 
 
 def state_of(course: Course) -> dict[str, Any]:
-    """Everything that is needed to go on to the same bits.
-
-    Args:
-        course: The run, between two steps.
-
-    Returns:
-        A tree of tensors and plain values. Weights that never trained are left out: they are in the model directory.
-    """
+    """Everything needed to resume to the same bits; weights that never trained stay in the model directory."""
     parameters, sampler, state = named_parameters(course.model), course.sampler, course.optimizer.state
     moments = {name: dict(state[p]) for name, p in parameters.items() if state.get(p)} if sampler is None else {}
     return {
@@ -213,12 +137,7 @@ def _beside(parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, T
 
 
 def restore_(course: Course, tree: Mapping[str, Any]) -> None:
-    """Put a run back to where ``state_of`` found it; the optimizer takes over the tensors of the tree.
-
-    Args:
-        course: A freshly begun run of the same model and settings.
-        tree: What ``state_of`` returned.
-    """
+    """Restore a fresh run to what ``state_of`` returned; the optimizer takes over the tensors of the tree."""
     parameters = named_parameters(course.model)
     with torch.no_grad():
         for name, value in tree["weights"].items():

@@ -24,29 +24,14 @@ class Draws:
     """
 
     engine: Engine
-    """Whose blocks."""
-
-    settings: LayerSampling
-    """Which blocks train, and for how long."""
-
+    settings: LayerSampling  # which blocks train, and for how long
     seed: int
-    """Seed of the draws."""
-
     body: tuple[str, ...]
-    """Names of the middle blocks."""
-
-    interval: int | None = None
-    """Index of the interval, None before the first ``begin_step``."""
-
-    active: tuple[int, ...] = ()
-    """Middle blocks that train now, sorted indices."""
+    interval: int | None = None  # index of the interval, None before the first ``begin_step``
+    active: tuple[int, ...] = ()  # middle blocks that train now, sorted indices
 
     def begin_step(self, step: int) -> None:
-        """Let the blocks of a step train.
-
-        Args:
-            step: Optimizer step, from 0.
-        """
+        """Unfreeze the blocks that train in a step (from 0)."""
         if step // self.settings.period == self.interval:
             return
         self.adopt_(step)
@@ -56,23 +41,12 @@ class Draws:
             self.engine.optimizer.state.clear()
 
     def adopt_(self, step: int) -> None:
-        """Take up a step whose blocks train already, as after loading a checkpoint.
-
-        Args:
-            step: Optimizer step, from 0.
-        """
+        """Take up a step (from 0) whose blocks train already, as after loading a checkpoint."""
         settings, self.interval = self.settings, step // self.settings.period
         self.active = settings.sampler.draw(len(self.body), settings.active, seed=self.seed, interval=self.interval)
 
     def factor(self, step: int) -> float:
-        """Multiplier of the learning rate after a draw.
-
-        Args:
-            step: Optimizer step, from 0.
-
-        Returns:
-            In (0, 1].
-        """
+        """Multiplier of the learning rate after a draw, in (0, 1]."""
         return warmup_factor(step % self.settings.period, self.settings.warmup) if self.settings.warmup else 1.0
 
     def close(self) -> None:
@@ -80,16 +54,7 @@ class Draws:
 
 
 def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:
-    """Freeze what never trains and all middle blocks; the first draw thaws some.
-
-    Args:
-        engine: Of a model in which everything trains.
-        settings: Which blocks train.
-        seed: Seed of the draws.
-
-    Returns:
-        The draws, before the first.
-    """
+    """Freeze what never trains and all middle blocks; the first draw unfreezes some."""
     blocks, _ = parts_of(engine.model, settings.body)
     body = tuple(block.name for block in blocks if block.role == "body")
     engine.freeze([name for name in resting(blocks, settings) if name not in body])
@@ -97,26 +62,13 @@ def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:
 
 
 def resting(blocks: Any, settings: LayerSampling, drawn: tuple[int, ...] = ()) -> list[str]:
-    """Names of the blocks that do not train.
-
-    Args:
-        blocks: Of the model.
-        settings: Which roles are always on.
-        drawn: Middle blocks that train, by index.
-
-    Returns:
-        Names, middle blocks among them.
-    """
+    """Names of the blocks that do not train; ``drawn`` are indices of middle blocks that do."""
     on = {"embed": settings.embed, "tail": settings.tail, "head": settings.head}
     return [b.name for b in blocks if not (b.index in drawn if b.role == "body" else on[b.role])]
 
 
 def check_method(method: LayerSampling) -> None:
-    """Refuse layer sampling that looks at more than its seed, or that keeps what a frozen block gives back.
-
-    Args:
-        method: What trains.
-    """
+    """Reject layer sampling that depends on more than its seed, or keeps state of frozen blocks."""
     blind, name = not getattr(method.sampler, "needs_scores", False), type(method.sampler).__name__
     why, do = "it draws by gradients, of which every rank has a part only", "pass uniform, reshuffle or fixed"
     require(blind, "lisa.sampler", name, why, do)

@@ -13,8 +13,7 @@ from sparing.blocks import find_blocks
 from sparing.jobs.live import measuring
 from sparing.jobs.lm.stored import Stored
 
-_PIECE = 2**20
-"""Elements compared at once."""
+_PIECE = 2**20  # elements compared at once
 
 
 def continuations(
@@ -22,16 +21,7 @@ def continuations(
 ) -> list[str]:
     """Continue each prompt greedily, so that before and after differ by training alone.
 
-    Args:
-        model: A transformers or peft model.
-        tokenizer: Its tokenizer.
-        prompts: Texts, or renderings of chats.
-        max_new_tokens: Length of each continuation (tokens), 0 for none; the prompt keeps only its end if both do not
-            fit.
-        special: Whether the tokenizer adds its special tokens; not for a rendered conversation, which has them.
-
-    Returns:
-        The new text of each; nothing at all if none is asked for.
+    ``special``: whether the tokenizer adds special tokens; a rendered conversation has them already.
     """
     if max_new_tokens == 0:
         return []
@@ -59,16 +49,7 @@ def _added(tokenizer: Any, ids: Tensor, start: int) -> str:
 
 
 def movement(model: nn.Module, original: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """How far each block went, relative to its size.
-
-    Args:
-        model: The trained model.
-        original: Its parameters before, by canonical name; or its files, which are read a tensor at a time.
-
-    Returns:
-        One row per block in order of use: ``block``, ``role``, ``index``, ``moved`` = ‖Δθ‖ / ‖θ‖ (2-norms in float64
-        over all parameters of the block; θ before training).
-    """
+    """Per block in order of use, ``moved`` = ‖Δθ‖ / ‖θ‖: 2-norms in float64 over its parameters, θ before training."""
     rows = []
     for block in find_blocks(model):
         pairs = (

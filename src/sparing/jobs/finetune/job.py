@@ -192,21 +192,7 @@ def _caveats(settings: Finetune, material: Material) -> list[str]:
 
 
 def run(settings: Finetune) -> Record:
-    """Fine-tune a model as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before all of them are known to work.
-
-    Returns:
-        The record, also in OUT/record.jsonl, with tables "train", "held_out", "switches", "memory" (in one process),
-        "sharding" (under a plan), "movement", "samples" and "speed". Under torchrun that of rank 0 is written.
-
-    Raises:
-        UserError: If a setting or file is at fault, or the disk is full.
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-        DivergedError: If loss or gradient are not finite; the state before that step is saved.
-        RunError: If a rank is lost; the newest checkpoint is whole.
-    """
+    """Run `sparing finetune`; nothing is written before every setting is checked."""
     with ranks(settings) as mesh:
         folder = folder_of(settings)
         material = _read(settings, folder, mesh)
@@ -249,11 +235,7 @@ def _read(settings: Finetune, folder: Folder, mesh: Mesh | None) -> Material:
 
 
 def show(record: Record) -> None:
-    """Print the tables of a run on standard output; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the tables of a run; the last line says where the page is."""
     for name, title in (
         ("held_out", "Held-out loss"),
         ("memory", "Memory at the peak of a step"),

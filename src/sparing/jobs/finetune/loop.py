@@ -20,6 +20,7 @@ from sparing.jobs.lm.packing import Packed
 from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
 
+# Units of the columns that ``fit`` adds.
 UNITS = {
     "loss": "nat/token",
     "sent": "B",
@@ -29,21 +30,10 @@ UNITS = {
     "tokens_per_second": "tokens/s",
     "step_seconds": "s",
 }
-"""Units of the columns that ``fit`` adds."""
 
 
 def measure_(course: Course, record: Record, held_out: Packed | None, loss_of: Measure = held_out_loss) -> None:
-    """Add the held-out loss of this moment, if there is something to measure on.
-
-    Args:
-        course: The run.
-        record: Receives a row of the table "held_out".
-        held_out: Rows that are not trained on.
-        loss_of: Measures.
-
-    Raises:
-        SpoiltError: If a step left weights whose loss has no finite perplexity.
-    """
+    """Add a row to the table "held_out", if there is something to measure on."""
     if held_out is None:
         return
     loss, tokens = loss_of(course.model, held_out, batch=course.training.batch)
@@ -53,19 +43,7 @@ def measure_(course: Course, record: Record, held_out: Packed | None, loss_of: M
 
 
 def check_weights(course: Course, data: Packed, loss_of: Measure = held_out_loss) -> None:
-    """Look at the weights that the last step left, by the loss of the rows it learnt from.
-
-    A step is applied when loss and gradient *before* it are finite; what it did shows in the next loss only, and after
-    the last step there is none.
-
-    Args:
-        course: The run, between two steps.
-        data: Training rows.
-        loss_of: Measures.
-
-    Raises:
-        SpoiltError: If that loss has no finite perplexity.
-    """
+    """Check the weights that the last step left, by the loss of the rows it trained on."""
     pace = course.training
     if not course.step:
         return
@@ -75,14 +53,7 @@ def check_weights(course: Course, data: Packed, loss_of: Measure = held_out_loss
 
 
 def ended(course: Course) -> bool:
-    """Whether the run has had its steps or its time.
-
-    Args:
-        course: The run.
-
-    Returns:
-        True when no step is to follow.
-    """
+    """Whether the run has used its steps or its time."""
     limit = course.training.seconds
     return course.step >= course.steps or (limit is not None and course.seconds >= limit)
 
@@ -118,22 +89,9 @@ def advance_(
     take: Callable[[Course, Packed], dict[str, Any]] | None = None,
     loss_of: Measure = held_out_loss,
 ) -> None:
-    """Walk a run to its end.
+    """Train to the end from the first step or a restored one.
 
-    Args:
-        course: The run, at its first step or at a restored one.
-        data: Training rows.
-        record: Receives the tables "train", "held_out", "switches", "memory" and "speed".
-        held_out: Rows to measure on.
-        label: Words before the progress bar; empty for none.
-        memory: Whether to predict the bytes of a step and to measure them in the second one.
-        after: Called after every step; may save, or raise to stop.
-        take: Takes a step; None: in this process alone.
-        loss_of: Measures the held-out loss.
-
-    Raises:
-        DivergedError: If loss or gradient are not finite; the state before that step is as good as ever.
-        SpoiltError: If a step was applied that spoilt the weights.
+    ``after`` is called after every step: it may save, or raise to stop.
     """
     every, note = course.training.evaluate_every, _note_switches(record)
     if course.step == 0:
@@ -177,23 +135,7 @@ def fit(
 ) -> Record:
     """Train a live model on token rows: the same bits for the same model, data, settings and number of threads.
 
-    Args:
-        model: A causal language model, trained in place; with LoRA it holds its additions afterwards.
-        data: Training rows.
-        training: Method and pace.
-        held_out: Rows to measure on, before, after and every ``training.evaluate_every`` steps.
-        label: Words before the progress bar; empty for none.
-        memory: Whether to predict the bytes of a step and to measure them in the second one.
-        record: Receives the rows; none: a new one.
-
-    Returns:
-        The record, with tables "train" (step, tokens, loss, lr, grad_norm, seconds), "held_out" (step, loss,
-        perplexity, tokens, seconds), "switches" (interval, step, blocks), "memory" (category, predicted, measured) and
-        "speed" (method, tokens_per_second, step_seconds).
-
-    Raises:
-        UserError: If the method does not fit the model or the rows hold nothing to learn.
-        DivergedError: If loss or gradient are not finite.
+    LoRA leaves its adapters in the model. The record has the tables "train", "held_out", "switches", "memory", "speed".
     """
     if not data.tokens:
         raise UserError("data", got="0 labels", why="there is nothing to learn", do="pass rows with labels")

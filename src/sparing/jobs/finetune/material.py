@@ -19,43 +19,23 @@ from sparing.jobs.lm.losses import keeps_apart
 from sparing.jobs.lm.packing import Packed, pack
 from sparing.jobs.lm.records import Chat, Example, Pair, Text, read_examples, split
 
-WORDS = 12
-"""Words of a text that serve as a prompt."""
+WORDS = 12  # words of a text that serve as a prompt
 
 
 @dataclass(slots=True)
 class Material:
     """A model, its tokenizer, and the rows to train and measure on."""
 
-    model: nn.Module
-    """On its device, in its number format, as it lies on the disk."""
-
+    model: nn.Module  # on its device, in its number format, as it lies on the disk
     tokenizer: Any
-    """The tokenizer beside it."""
-
     data: Packed
-    """Rows to train on."""
-
     held_out: Packed | None
-    """Rows to measure on."""
-
-    prompts: tuple[str, ...]
-    """Texts to continue before and after."""
-
-    chat: bool
-    """Whether the prompts are renderings of conversations, special tokens included."""
+    prompts: tuple[str, ...]  # texts to continue before and after
+    chat: bool  # whether the prompts are renderings of conversations, special tokens included
 
 
 def opening(tokenizer: Any, example: Example) -> str:
-    """The part of an example that can be given as a prompt.
-
-    Args:
-        tokenizer: For rendering a conversation.
-        example: One line of the file.
-
-    Returns:
-        The prompt of a pair, the first words of a text, a chat up to its last answer.
-    """
+    """The part of an example that can be a prompt: of a text its first words, of a chat all before its last answer."""
     if isinstance(example, Pair):
         return example.prompt
     if isinstance(example, Text):
@@ -65,16 +45,7 @@ def opening(tokenizer: Any, example: Example) -> str:
 
 
 def prompts_for(tokenizer: Any, settings: Finetune, examples: Sequence[Example]) -> tuple[str, ...]:
-    """The prompts of a run: those given, or the openings of two examples.
-
-    Args:
-        tokenizer: For rendering a conversation.
-        settings: ``prompts`` and ``max_new_tokens``.
-        examples: Where to take openings from.
-
-    Returns:
-        Prompts, as the model reads them; none if nothing is to be generated.
-    """
+    """Prompts of a run as the model reads them: those given, or the openings of two examples."""
     if not settings.max_new_tokens:
         return ()
     if not settings.prompts:
@@ -106,17 +77,7 @@ def _check_fit(model: nn.Module, settings: Finetune, parts: Sequence[Packed]) ->
 
 
 def gather(settings: Finetune) -> Material:
-    """Read and check everything; nothing is written.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        What it needs.
-
-    Raises:
-        UserError: If a file is missing or broken, or the parts do not fit each other.
-    """
+    """Read and check everything; nothing is written."""
     device = device_for(settings.device)
     examples = read_examples(settings.data)
     train, held = split(examples, 0.0 if settings.held_out_data else settings.held_out, settings.seed)

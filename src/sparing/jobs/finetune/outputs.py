@@ -13,25 +13,16 @@ from sparing.jobs.lm.models import fingerprint
 from sparing.jobs.sharded import SPREAD
 from sparing.report.record import plain
 
-MODEL, ADAPTER = "model", "adapter"
-"""Directories that a run writes beside what every job does."""
+MODEL, ADAPTER = "model", "adapter"  # directories that a run writes beside what every job does
 
+# Settings that may differ when a run is resumed: they do not change what is learnt.
 HARMLESS = {"evaluate_every", "device", "lisa", "lora"}
-"""Settings that may differ when a run is resumed: they do not change what is learnt."""
 
-FILES = {"model", "data", "held_out_data"}
-"""Settings that count by the content of what they name."""
+FILES = {"model", "data", "held_out_data"}  # settings that count by the content of what they name
 
 
 def folder_of(settings: Finetune) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes; what it reads is safe there.
-    """
+    """The directory of a run."""
     reads = tuple(path for path in (settings.model, settings.data, settings.held_out_data) if path is not None)
     return Folder(
         settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(MODEL, ADAPTER), reads=reads
@@ -39,14 +30,7 @@ def folder_of(settings: Finetune) -> Folder:
 
 
 def identity(settings: Finetune) -> dict[str, Any]:
-    """What makes two runs the same: settings as JSON, files by their content.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Plain values by name of the setting.
-    """
+    """What makes two runs the same: settings as JSON, files by their content."""
     known = folder.identity(settings, harmless=HARMLESS | set(SPREAD))
     if settings.method != "full":
         own = asdict(settings.lisa if settings.method == "lisa" else settings.lora)

@@ -14,8 +14,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 NAMES = {"full": "full fine-tuning", "lisa": "LISA", "lora": "LoRA"}
 ROLES: dict[str, plots.Role] = {"full": "reference", "lisa": "ours", "lora": "rival"}
-BARS = 16
-"""Blocks that get a bar each; deeper models get a curve."""
+BARS = 16  # blocks that get a bar each; deeper models get a curve
 
 
 def _table(record: Record, name: str) -> list[Any]:
@@ -24,14 +23,7 @@ def _table(record: Record, name: str) -> list[Any]:
 
 
 def ends(record: Record) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
-    """First and last measurement of the loss.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        (before, after, what was measured): held-out loss where there is one, else training loss.
-    """
+    """First and last loss, and which: held-out where there is one, else training."""
     rows, name = _table(record, "held_out"), "Held-out loss"
     if not rows:
         rows, name = _table(record, "train"), "Training loss"
@@ -39,14 +31,7 @@ def ends(record: Record) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
 
 
 def answer(record: Record) -> str:
-    """The run in one sentence with its numbers.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Marked-up text.
-    """
+    """The run in one sentence of markup."""
     before, after, name = ends(record)
     verb = "falls" if after["loss"] < before["loss"] else "rises"
     text = f"{name} {verb} from {format_number(before['loss'])} to **{format_number(after['loss'])} nat/token**"
@@ -59,14 +44,7 @@ def answer(record: Record) -> str:
 
 
 def loss_section(record: Record) -> Section:
-    """Loss curves, training and held out.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Loss curves, training and held out."""
     held, method = _table(record, "held_out"), record.settings["method"]
     curves = [plots.Series("training", *binned(_table(record, "train"), "loss"), role="baseline")]
     if held:
@@ -83,14 +61,7 @@ def loss_section(record: Record) -> Section:
 
 
 def memory_section(record: Record) -> Section:
-    """Bytes by category, predicted beside measured.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Bytes by category, predicted beside measured."""
     rows = _table(record, "memory")
     total = rows[-1]
     stacks = [
@@ -121,14 +92,7 @@ def _held(total: dict[str, Any]) -> str:
 
 
 def switch_map(record: Record) -> Figure | None:
-    """Which middle block trained when.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The picture, or None where every step trains the same.
-    """
+    """Which middle block trained when; None where every step trains the same."""
     rows, depth = _table(record, "switches"), sum(r["role"] == "body" for r in _table(record, "movement"))
     if not rows or not depth:
         return None
@@ -142,14 +106,7 @@ def switch_map(record: Record) -> Figure | None:
 
 
 def blocks_section(record: Record) -> Section:
-    """Which block trained when, and how far each moved.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Which block trained when, and how far each moved."""
     rows = _table(record, "movement")
     most = max(rows, key=lambda row: row["moved"])
     role = ROLES[record.settings["method"]]
@@ -169,14 +126,7 @@ def blocks_section(record: Record) -> Section:
 
 
 def text_section(record: Record) -> Section:
-    """Continuations before and after.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Continuations before and after."""
     samples = [
         Sample(row["prompt"], {"before": row["before"], "after": row["after"]}, f"Prompt {number}")
         for number, row in enumerate(_table(record, "samples"), start=1)
@@ -188,16 +138,7 @@ def text_section(record: Record) -> Section:
 
 
 def write_page(record: Record, path: Path, caveats: Sequence[str]) -> Path:
-    """Write the page of a run.
-
-    Args:
-        record: Of a finished run.
-        path: Target.
-        caveats: What the numbers do not cover.
-
-    Returns:
-        The target.
-    """
+    """Write the page of a run."""
     sections = [loss_section(record)]
     chapters = {
         "memory": memory_section,

@@ -23,15 +23,7 @@ from sparing.report import Record
 
 
 def as_state(found: Bytes, masters: int, category: Literal["transient", "activations"]) -> Bytes:
-    """Count 32-bit copies of weights as optimizer state, wherever a ledger met them.
-
-    Args:
-        found: Bytes by category.
-        masters: Bytes of the copies.
-        category: Where the ledger counted them.
-
-    Returns:
-        The same total.
+    """Count 32-bit copies of weights (``masters``, bytes) as optimizer state, wherever a ledger counted them.
 
     Example:
         >>> as_state(Bytes(optimizer=8, transient=5), 4, "transient")
@@ -50,17 +42,10 @@ def _masters(course: Course) -> list[Tensor]:
 
 
 def predicted(course: Course, data: Packed) -> Bytes:
-    """What a step will hold, from shapes, and from the rows that hold most documents.
+    """Predict the bytes of a step at its peak from shapes, and from the rows that hold most documents.
 
     Rows packed with several documents need a mask, and with it attention repeats grouped keys and values; a micro-batch
-    of rows with one document each holds less than is predicted here.
-
-    Args:
-        course: The run, its sampler at the step in question.
-        data: Training rows.
-
-    Returns:
-        The composition at the peak (bytes), on the kind of device where the model is.
+    of rows with one document each uses less than predicted.
     """
     pace, method = course.training, course.training.method
     trainable = {name for name, p in named_parameters(course.model).items() if p.requires_grad}
@@ -101,16 +86,7 @@ def _fullest(data: Packed, count: int) -> dict[str, Tensor]:
 
 
 def activations(course: Course, data: Packed, record: Record) -> int:
-    """Bytes of activations at the peak, for the choice of a plan; none, with a word in the record, if it fails.
-
-    Args:
-        course: The run.
-        data: Training rows.
-        record: Its table "unpredicted" says why activations do not count.
-
-    Returns:
-        Bytes.
-    """
+    """Bytes of activations at the peak, for choosing a plan; 0, with a note in the record, if it fails."""
     try:
         return predicted(course, data).activations
     except Exception as error:  # noqa: BLE001 - as below
@@ -121,14 +97,9 @@ def activations(course: Course, data: Packed, record: Record) -> int:
 
 
 def note_predicted(course: Course, data: Packed, record: Record) -> None:
-    """Add the table "memory" with the predictions; the measurements follow in ``watched_step_``.
+    """Add the table "memory" with predictions; ``watched_step_`` adds measurements.
 
     A prediction that fails leaves its column empty, and a table "unpredicted" says why; the run goes on.
-
-    Args:
-        course: The run, before its first step.
-        data: Training rows.
-        record: Receives one row per category and one for their sum.
     """
     if course.sampler is not None:
         course.sampler.begin_step(course.step)
@@ -149,19 +120,7 @@ def _fill(record: Record, found: Bytes) -> None:
 
 
 def watched_step_(course: Course, data: Packed, record: Record) -> dict[str, Any]:
-    """A step; the second of a run is measured by a ledger, and on CUDA the third by the allocator.
-
-    A ledger is slow, so the step under it counts as long as the mean of those before. On CUDA what the allocator held
-    beyond the ledger, rounding and workspaces, is entered as transient.
-
-    Args:
-        course: The run; one step further afterwards.
-        data: Training rows.
-        record: Its table "memory" receives what was measured.
-
-    Returns:
-        A row of the table "train".
-    """
+    """Take a step; the second of a run is measured by a ledger, and on CUDA the third by the allocator."""
     device, step, before = device_of(course.model), course.step, course.seconds
     if step == 1:
         masters = _masters(course)

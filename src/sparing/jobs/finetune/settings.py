@@ -62,14 +62,7 @@ class Lisa:
     """Whether active blocks of a 16-bit model keep 32-bit copies (yes or no)."""
 
     def sampling(self) -> LayerSampling:
-        """The value that the layersample room understands.
-
-        Returns:
-            The same settings with the draw as a value.
-
-        Raises:
-            UserError: If the settings could never train a block.
-        """
+        """The settings as ``LayerSampling`` takes them."""
         fits = not self.blocks or self.sampler == "fixed"
         require(fits, "lisa.blocks", self.blocks, f"the sampler {self.sampler} draws its own", "use the sampler fixed")
         draws: dict[str, Callable[[], Any]] = {
@@ -84,19 +77,11 @@ class Lisa:
         return LayerSampling(active=len(self.blocks) or self.active, sampler=draws[self.sampler](), **same)
 
 
-Method = Full | LayerSampling | Lora
-"""What trains: everything, sampled blocks, or low-rank additions."""
+Method = Full | LayerSampling | Lora  # what trains: everything, sampled blocks, or low-rank additions
 
 
 def default_lr(method: Method) -> float:
-    """The learning rate of a method that was given none.
-
-    Args:
-        method: What trains.
-
-    Returns:
-        2e-5 for full training, 5e-5 for layer sampling (the middle of the paper's grid), 2e-4 for LoRA.
-    """
+    """Default learning rate of a method."""
     if isinstance(method, Lora):
         return 2e-4
     return 2e-5 if isinstance(method, Full) else 5e-5
@@ -147,11 +132,7 @@ class Pace:
     """Start of every stream of random numbers: order of rows, draws of blocks, dropout, adapters."""
 
     def __post_init__(self) -> None:
-        """Refuse a pace that cannot be walked.
-
-        Raises:
-            UserError: If a setting is out of range.
-        """
+        """Reject settings out of range, or in conflict, before any file is opened."""
         at_least(1, self, "batch", "accumulate", "steps", why="it counts things to do")
         at_least(0, self, "warmup", "evaluate_every", why="it counts steps")
         positive(self, "epochs", why="no row would be seen", do="pass a positive number, or --steps")
@@ -250,11 +231,7 @@ class Finetune(Pace):
     """Whether a run that `out` already holds may be deleted (yes or no)."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, before any file is opened.
-
-        Raises:
-            UserError: If a setting is out of range or two contradict each other.
-        """
+        """Reject settings out of range, or in conflict, before any file is opened."""
         Pace.__post_init__(self)
         at_least(2, self, "length", why="a token needs one before it")
         share = 0 <= self.held_out < 1
@@ -268,10 +245,6 @@ class Finetune(Pace):
             self.lisa.sampling()
 
     def training(self) -> Training:
-        """The part that ``fit`` needs.
-
-        Returns:
-            The pace, with the method as a value.
-        """
+        """The part that ``fit`` needs."""
         methods: dict[str, Callable[[], Method]] = {"full": Full, "lisa": self.lisa.sampling, "lora": lambda: self.lora}
         return Training(method=methods[self.method](), **{f.name: getattr(self, f.name) for f in fields(Pace)})

@@ -51,30 +51,13 @@ class Crew:
     """What a rank needs to take part in a run."""
 
     mesh: Mesh
-    """All ranks."""
-
     settings: Finetune
-    """Of the run."""
-
-    data: Packed
-    """Training rows, of which the choice of a plan looks at the shape."""
-
-    record: Record
-    """Receives the tables "sharding" and "traffic"."""
-
-    engine: Engine = field(init=False)
-    """Made with the model, by ``equip``."""
+    data: Packed  # training rows, of which the choice of a plan looks at the shape
+    record: Record  # receives the tables "sharding" and "traffic"
+    engine: Engine = field(init=False)  # made with the model, by ``equip``
 
     def equip(self, model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Draws | None]:
-        """Shard a model; the engine's optimizer is that of the run.
-
-        Args:
-            model: What is frozen now stays frozen.
-            training: Method and pace.
-
-        Returns:
-            Optimizer and draws.
-        """
+        """Shard a model; returns the engine's optimizer, and draws for layer sampling."""
         method = training.method
         if isinstance(method, LayerSampling):
             check_method(method)
@@ -116,18 +99,7 @@ class Crew:
         return Micro(model=model, loss=lambda: share_loss(model, self.data, largest), resting=rest, body=body)
 
     def take_step_(self, course: Course, data: Packed) -> dict[str, Any]:
-        """One optimizer step of all ranks.
-
-        Args:
-            course: The run; one step further afterwards.
-            data: Training rows.
-
-        Returns:
-            A row of the table "train", the same on every rank but for the seconds.
-
-        Raises:
-            DivergedError: If loss or gradient are not finite; weights and optimizer are then as before the step.
-        """
+        """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""
         begin, pace = time.perf_counter(), course.training
         lr = self._set_rate_(course)
         rows = window(course.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
@@ -173,45 +145,20 @@ class Crew:
     def walk(
         self, course: Course, data: Packed, record: Record, *, held_out: Packed | None, after: Callable[[Course], None]
     ) -> None:
-        """Walk the run to its end; rank 0 shows how far it is.
-
-        Args:
-            course: The run.
-            data: Training rows.
-            record: Receives the rows of ``advance_``.
-            held_out: Rows to measure on.
-            after: Called after every step.
-        """
+        """Train to the end; rank 0 shows progress."""
         label = "" if self.mesh.rank else "fine-tune"
         how: dict[str, Any] = {"take": self.take_step_, "loss_of": partial(held_out_loss, self.mesh)}
         advance_(course, data, record, held_out=held_out, label=label, after=after, **how)
         note_traffic(self.mesh, record)
 
     def save(self, folder: Folder, course: Course, record: Record) -> Path:
-        """Write a checkpoint.
-
-        Args:
-            folder: Of the run.
-            course: The run, between two steps.
-            record: Of the run so far.
-
-        Returns:
-            Its directory.
-        """
+        """Write a checkpoint; returns its directory."""
         own = {"run": folder.whose(), "step": course.step}
         tree = own | {"seconds": course.seconds, "seen": course.seen, "rows": record.rows}
         return save(self.engine, folder, course.step, tree)
 
     def restore_(self, course: Course, path: Path) -> Mapping[str, Any]:
-        """Put a freshly begun run where a checkpoint left it, on these ranks and under this plan.
-
-        Args:
-            course: The run.
-            path: The checkpoint's directory.
-
-        Returns:
-            What ``save`` put beside it.
-        """
+        """Resume from a checkpoint, on these ranks and under this plan."""
         tree = checkpoint.load_(self.engine, path)
         folder_of(self.settings).check_own(path, tree)
         course.step, course.seconds, course.seen = step_of(path), tree["seconds"], tree["seen"]

@@ -17,15 +17,7 @@ from sparing.jobs.step import DivergedError, clip_
 
 
 def gradients_(course: Course, data: Packed) -> dict[str, Any]:
-    """Add up the gradient of the mean loss over one window: exactly that of one batch of all its rows.
-
-    Args:
-        course: The run; its parameters receive gradients.
-        data: Training rows.
-
-    Returns:
-        ``tokens`` (labels in the window) and ``loss`` (their mean).
-    """
+    """Add up the gradient of the mean loss over one window: exactly that of one batch of all its rows."""
     pace = course.training
     rows = window(course.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
     tokens = int((data.labels[rows.flatten()][:, 1:] != IGNORED).sum())
@@ -40,18 +32,7 @@ def gradients_(course: Course, data: Packed) -> dict[str, Any]:
 
 
 def take_step_(course: Course, data: Packed) -> dict[str, Any]:
-    """One optimizer step.
-
-    Args:
-        course: The run; one step further afterwards.
-        data: Training rows.
-
-    Returns:
-        A row of the table "train".
-
-    Raises:
-        DivergedError: If loss or gradient are not finite; weights and optimizer are then as before the step.
-    """
+    """One optimizer step; returns a row of the table "train"."""
     begin, pace = time.perf_counter(), course.training
     if course.sampler is not None:
         course.sampler.begin_step(course.step)

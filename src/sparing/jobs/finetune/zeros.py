@@ -14,21 +14,7 @@ from sparing.valley.selection import live_of
 
 @contextlib.contextmanager
 def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Drop gradients where matrices of a pruned model are zero, whatever freezes and thaws them meanwhile.
-
-    AdamW then holds zero moments for these weights and moves them by exactly nothing; decay shrinks nothing to
-    nothing. Gradients are masked as they come, so that clipping counts live weights alone.
-
-    Args:
-        model: Whose zeros count: matrices with more than 1 % of them (``live_of``).
-        wanted: Whether to.
-
-    Yields:
-        Nothing; gradients are whole again afterwards.
-
-    Raises:
-        UserError: If no matrix has zeros to keep.
-    """
+    """Drop gradients where matrices of a pruned model (more than 1 % zeros, ``live_of``) are zero."""
     params = named_parameters(model)
     live = live_of(model, params, masks="zeros") if wanted else {}
     why, do = "no matrix has more than 1 % zeros", "pass a pruned model, or leave --keep-zeros away"

@@ -34,11 +34,7 @@ class Lora:
     """Which linear layers get one: `all-linear` (all but the head), or module names (`q_proj,v_proj`)."""
 
     def __post_init__(self) -> None:
-        """Refuse additions that add nothing.
-
-        Raises:
-            UserError: If rank, alpha, dropout or targets are out of range.
-        """
+        """Reject adapters that add nothing."""
         at_least(1, self, "rank", why="an addition of rank 0 is none", within="lora.")
         positive(self, "alpha", why="the additions are scaled by alpha / rank", within="lora.")
         kept = 0 <= self.dropout < 1
@@ -48,19 +44,7 @@ class Lora:
 
 
 def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
-    """Put low-rank additions into a live model; everything else is frozen.
-
-    Args:
-        model: A transformers model; changed in place.
-        method: Rank, scale, dropout and targets.
-        seed: Seed of their first values.
-
-    Returns:
-        The peft model around it.
-
-    Raises:
-        UserError: If peft is missing, or no module has the names given.
-    """
+    """Add LoRA adapters to a live model, in place; everything else is frozen. ``seed`` draws their first values."""
     try:
         from peft import LoraConfig, get_peft_model
         from transformers.pytorch_utils import Conv1D

@@ -10,8 +10,7 @@ from sparing.errors import UserError
 from sparing.jobs.lm.records import Chat, Example, Pair, Text
 from sparing.jobs.lm.templates import Refusal, rendered
 
-IGNORED = -100
-"""The label of a token that is only read, as ``torch.nn.functional.cross_entropy`` ignores it."""
+IGNORED = -100  # the label of a token that is only read, as ``torch.nn.functional.cross_entropy`` ignores it
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +18,9 @@ class Tokens:
     """One example, ready to be laid into rows."""
 
     ids: list[int]
-    """Token ids."""
 
+    # The same ids where they are learnt, −100 elsewhere. The label at i is predicted from the tokens before i.
     labels: list[int]
-    """The same ids where they are learnt, −100 elsewhere. The label at i is predicted from the tokens before i."""
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
@@ -70,14 +68,7 @@ def _of_pair(tokenizer: Any, example: Pair) -> Tokens:
 
 
 def plain_chat(messages: Sequence[tuple[str, str]], end: str) -> str:
-    r"""A conversation as text, for tokenizers without a chat template.
-
-    Args:
-        messages: (role, content) in order.
-        end: What closes an assistant's turn, such as the end-of-text token; may be empty.
-
-    Returns:
-        One ``role: content`` line per message, with ``end`` before the line break of assistant turns.
+    r"""A conversation as text, for tokenizers without a chat template; ``end`` closes assistant turns.
 
     Example:
         >>> plain_chat([("user", "Hi"), ("assistant", "Hello")], "</s>")
@@ -87,16 +78,7 @@ def plain_chat(messages: Sequence[tuple[str, str]], end: str) -> str:
 
 
 def render(tokenizer: Any, messages: Sequence[tuple[str, str]], *, opened: bool = False) -> str:
-    """A conversation as the text the model reads.
-
-    Args:
-        tokenizer: Its chat template is used where it has one, else ``plain_chat``.
-        messages: (role, content) in order.
-        opened: Whether to add the beginning of an assistant's turn.
-
-    Returns:
-        The text.
-    """
+    """A conversation as the text the model reads; ``opened`` adds the start of an assistant's turn."""
     if not getattr(tokenizer, "chat_template", None):
         return plain_chat(messages, tokenizer.eos_token or "") + ("assistant: " if opened else "")
     if not messages:
@@ -169,21 +151,11 @@ def tokens_of(tokenizer: Any, example: Example) -> Tokens:
 
 
 def all_tokens(tokenizer: Any, examples: Sequence[Example]) -> list[Tokens]:
-    """Tokenise examples and mark what is learnt.
+    """Tokenize examples and mark what is learnt.
 
     A text is learnt whole. Of a pair, the response and the end token. Of a chat, what the template writes between the
-    opened and the closed assistant turn; found by tokenising the conversation up to there, so the template needs no
+    opened and the closed assistant turn; found by tokenizing the conversation up to there, so the template needs no
     generation markers. A token that spans a border counts as learnt.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        examples: Lines of the file.
-
-    Returns:
-        Ids and labels of equal length, for each.
-
-    Raises:
-        UserError: If the chat template cannot take a conversation, or nothing is left to learn.
     """
     chats = [example for example in examples if isinstance(example, Chat)]
     texts = iter(_texts(tokenizer, chats) if chats else [])

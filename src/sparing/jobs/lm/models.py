@@ -22,13 +22,13 @@ from sparing.jobs.disk import digest
 INSTALL = "pip install 'sparing[lm]'"
 
 Head = Literal["causal language model", "image classifier"]
+# What a model is loaded as, and the class of transformers that does it.
 CLASSES: dict[Head, str] = {
     "causal language model": "AutoModelForCausalLM", "image classifier": "AutoModelForImageClassification",
 }  # fmt: skip
-"""What a model is loaded as, and the class of transformers that does it."""
 
+# What every loader is told: no network, no code of others, and no question about it at the terminal.
 OURS: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
-"""What every loader is told: no network, no code of others, and no question about it at the terminal."""
 
 
 def _transformers() -> Any:
@@ -74,17 +74,7 @@ def _words(error: Exception) -> str:
 
 
 def config_of(path: Path) -> Any:
-    """Read and check ``config.json``.
-
-    Args:
-        path: The model directory.
-
-    Returns:
-        The transformers configuration.
-
-    Raises:
-        UserError: If the directory or its configuration is missing, broken, quantised, or needs foreign code.
-    """
+    """Read and check ``config.json`` of a model directory."""
     do = "pass the directory that save_pretrained wrote"
     if not path.is_dir():
         _refuse(path, "it is not a directory" if path.exists() else "there is no such directory", do)
@@ -104,22 +94,13 @@ def config_of(path: Path) -> Any:
     return config
 
 
+# Fields that are counts above zero, where a configuration has them.
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
-"""Fields that are counts above zero, where a configuration has them."""
 
 
 def check_fields(path: Path, config: Any, *, what: str = "model") -> None:
-    """Refuse what transformers takes and nothing can be built from.
-
-    Args:
-        path: Where the configuration lies.
-        config: As transformers read it.
-        what: Name of the setting.
-
-    Raises:
-        UserError: If a field cannot be what its name says.
-    """
+    """Reject what transformers accepts and nothing can be built from."""
     named = getattr(config, "architectures", None) or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         _refuse(path, "its config.json is broken (architectures is no list of names)", what=what)
@@ -144,20 +125,7 @@ def _check_runs(path: Path, model: nn.Module) -> None:
 def load_model(
     path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", head: Head = "causal language model"
 ) -> nn.Module:
-    """Load a model from its directory.
-
-    Args:
-        path: The model directory; weights must be safetensors.
-        dtype: Number format of the weights.
-        device: Where they go.
-        head: What it is to be.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        UserError: If weights are missing, truncated or do not fit the configuration, or it is no such model.
-    """
+    """Load a model from its directory, safetensors only, in evaluation mode."""
     config = config_of(path)
     if not any(path.glob("*.safetensors")):
         why = "it has no *.safetensors weights, and pickled ones are not opened"
@@ -186,17 +154,7 @@ def _article(head: Head) -> str:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer that lies beside a model.
-
-    Args:
-        path: The model directory.
-
-    Returns:
-        A transformers tokenizer.
-
-    Raises:
-        UserError: If there is none or it is broken.
-    """
+    """Load the tokenizer beside a model."""
     why, do = "it has no usable tokenizer", "save it there with tokenizer.save_pretrained"
     if not any(path.glob("tokenizer*")) and not any(path.glob("*vocab*")):
         _refuse(path, why, do)
@@ -209,14 +167,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def most_positions(model: nn.Module) -> int | None:
-    """The longest row the model has positions for.
-
-    Args:
-        model: A transformers model.
-
-    Returns:
-        Tokens, or None where the configuration names no limit.
-    """
+    """Longest row (tokens) the model has positions for; None where the configuration names no limit."""
     config: Any = model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     limit = getattr(text, "max_position_embeddings", None)
@@ -224,27 +175,13 @@ def most_positions(model: nn.Module) -> int | None:
 
 
 def vocabulary(model: nn.Module) -> int:
-    """How many tokens the model's embedding knows.
-
-    Args:
-        model: A transformers model.
-
-    Returns:
-        Rows of the input embedding.
-    """
+    """Rows of the model's input embedding."""
     embedding: Callable[[], Any] = model.get_input_embeddings  # type: ignore[assignment]
     return int(embedding().weight.shape[0])
 
 
 def fingerprint(path: Path) -> str:
-    """A hash that changes when a model directory does: the names of its files and every byte in them.
-
-    Args:
-        path: The directory.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """SHA-256 of a model directory: the names of its files and every byte in them."""
     files = sorted(p for p in path.iterdir() if p.is_file())
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets other threads run
         hashes = list(pool.map(_hash_of, files))
@@ -254,9 +191,9 @@ def fingerprint(path: Path) -> str:
     return total.hexdigest()
 
 
+# Hashes that this process has taken, so that a run reads each file once. They are not kept on the disk: what a file of
+# hashes says may be of yesterday's weights, and loading the weights reads every byte anyway.
 _hashes: dict[tuple[str, int, int, int, int], str] = {}
-"""Hashes that this process has taken, so that a run reads each file once. They are not kept on the disk: what a file
-of hashes says may be of yesterday's weights, and loading the weights reads every byte anyway."""
 
 
 def _hash_of(file: Path) -> str:
@@ -271,18 +208,11 @@ def _hash_of(file: Path) -> str:
     return _hashes[key]
 
 
-_TICK = 2 * 10**9
-"""Coarsest clock of a file system in use (nanoseconds)."""
+_TICK = 2 * 10**9  # coarsest clock of a file system in use (nanoseconds)
 
 
 def save_pretrained(model: Any, tokenizer: Any, draft: Path) -> None:
-    """Write a model and its tokenizer so that transformers loads them.
-
-    Args:
-        model: A transformers or peft model.
-        tokenizer: Its tokenizer.
-        draft: An existing directory.
-    """
+    """Write a model and its tokenizer into an existing directory so that transformers loads them."""
     with _quiet():
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)

@@ -8,8 +8,7 @@ from typing import Final
 
 import torch
 
-FORM: Final = "fused"
-"""Which of torch's forms of AdamW runs: one kernel, which needs no temporaries."""
+FORM: Final = "fused"  # which of torch's forms of AdamW runs: one kernel, which needs no temporaries
 
+# Parameters, or groups of them -> the optimizer, without state.
 adamw: Callable[..., torch.optim.AdamW] = partial(torch.optim.AdamW, fused=True)
-"""Parameters, or groups of them -> the optimizer, without state."""

@@ -16,21 +16,14 @@ from sparing.jobs.lm.labels import IGNORED, Tokens
 class Packed:
     """Token rows, ready to train on."""
 
-    ids: Tensor
-    """Token ids, int64, shape (rows, length)."""
+    ids: Tensor  # token ids, int64, shape (rows, length)
+    labels: Tensor  # ids where they are learnt, −100 elsewhere, int64, shape (rows, length); not shifted
 
-    labels: Tensor
-    """Ids where they are learnt, −100 elsewhere, int64, shape (rows, length); not shifted."""
-
+    # Place of each token in its own document, int64, shape (rows, length), restarting at 0 with each; the model then
+    # keeps documents apart. None where each row is one document.
     positions: Tensor | None = None
-    """Place of each token in its own document, int64, shape (rows, length), restarting at 0 with each; the model then
-    keeps documents apart. None where each row is one document."""
-
-    cut: int = 0
-    """Tokens that did not fit and were left out (count)."""
-
-    dropped: int = 0
-    """Examples left out because none of what is learnt fitted (count)."""
+    cut: int = 0  # tokens that did not fit and were left out (count)
+    dropped: int = 0  # examples left out because none of what is learnt fitted (count)
 
     @property
     def rows(self) -> int:
@@ -53,18 +46,7 @@ class Packed:
 
 
 def pack_stream(ids: Sequence[int] | Tensor, length: int) -> Packed:
-    """Chop one long text into rows; the tail that does not fill a row is left out.
-
-    Args:
-        ids: Token ids of the text, shape (n,).
-        length: Tokens per row.
-
-    Returns:
-        ``n // length`` rows, learnt whole.
-
-    Raises:
-        UserError: If the text does not fill one row.
-    """
+    """Cut one long text into rows, learnt whole; the tail that does not fill a row is dropped."""
     flat = torch.as_tensor(ids, dtype=torch.int64)
     rows = len(flat) // length
     if not rows:
@@ -118,23 +100,11 @@ def _lay(rows: Sequence[Sequence[Tokens]], length: int, pad: int) -> tuple[Tenso
 
 
 def pack(examples: Sequence[Tokens], *, length: int, pad: int, packing: bool = True) -> Packed:
-    """Lay examples into rows.
+    """Lay examples into rows of at most ``length`` tokens.
 
-    A text longer than a row goes on in another row; what is longer of a prompt with its answer is cut off. With
-    packing, a row holds several documents whose positions each start at 0; the first token of each is not predicted.
-    Without, rows are padded on the right to the longest example, and padding is never learnt.
-
-    Args:
-        examples: Ids and labels.
-        length: Tokens per row, at most.
-        pad: Id that fills what stays empty.
-        packing: Whether a row may hold several documents.
-
-    Returns:
-        Rows of equal length.
-
-    Raises:
-        UserError: If nothing that is learnt fits.
+    A text longer than a row continues in another; a prompt with its answer is truncated. With packing, a row holds
+    several documents whose positions each start at 0, and the first token of each is not predicted. Without, rows are
+    padded on the right to the longest example, and padding is never learnt.
     """
     pieces = [piece for tokens in examples for piece in _pieces(tokens, length)]
     kept = [piece for piece in pieces if _learns(piece)]

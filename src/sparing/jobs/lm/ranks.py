@@ -14,17 +14,7 @@ from sparing.sharding.mesh import Mesh
 
 
 def held_out_loss(mesh: Mesh, model: nn.Module, data: Packed, *, batch: int = 1) -> tuple[float, int]:
-    """``losses.held_out_loss`` by all ranks together.
-
-    Args:
-        mesh: The ranks.
-        model: The sharded model.
-        data: Rows that were not trained on.
-        batch: Rows that a rank holds at once (count).
-
-    Returns:
-        (loss in nats per label, labels), the same on every rank.
-    """
+    """``losses.held_out_loss`` by all ranks together, the same on every rank."""
     total = 0.0
     with measuring(model):
         for rows in torch.split(torch.arange(data.rows), batch * mesh.world):
@@ -33,16 +23,7 @@ def held_out_loss(mesh: Mesh, model: nn.Module, data: Packed, *, batch: int = 1)
 
 
 def share_loss(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
-    """The summed loss of some rows; of none it is 0, but takes part in what the ranks send each other.
-
-    Args:
-        model: A causal language model.
-        data: The table.
-        rows: Which rows, int64, shape (batch,).
-
-    Returns:
-        Sum over labels, in nats, shape ().
-    """
+    """Summed loss of some rows in nats; of none it is 0, but takes part in the ranks' collectives."""
     if len(rows):
         return loss_sum(model, data, rows)
     ids = data.ids[:1].to(device_of(model))

@@ -20,40 +20,28 @@ FORMS = '{"text"}, {"prompt", "response"}, {"instruction", "input", "output"} or
 class Text:
     """A document, learnt whole."""
 
-    line: int
-    """Where it stands in the file (from 1)."""
-
+    line: int  # where it stands in the file (from 1)
     text: str
-    """The document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A prompt that is only read and a response that is learnt."""
 
-    line: int
-    """Where it stands in the file (from 1)."""
-
+    line: int  # where it stands in the file (from 1)
     prompt: str
-    """What is given."""
-
     response: str
-    """What is learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation, of which the assistant's turns are learnt."""
 
-    line: int
-    """Where it stands in the file (from 1)."""
-
-    messages: tuple[tuple[str, str], ...]
-    """(role, content) in order."""
+    line: int  # where it stands in the file (from 1)
+    messages: tuple[tuple[str, str], ...]  # (role, content) in order
 
 
-Example = Text | Pair | Chat
-"""One line of the file."""
+Example = Text | Pair | Chat  # one line of the file
 
 
 def _refuse(line: int, got: str, why: str, do: str) -> NoReturn:
@@ -104,16 +92,6 @@ def example(row: object, line: int) -> Example:
     """One parsed line as a text, a pair or a chat.
 
     An instruction becomes the pair of ``instruction, blank line, [input, blank line]`` and ``output``.
-
-    Args:
-        row: What ``json.loads`` made of the line.
-        line: Its number (from 1).
-
-    Returns:
-        The example.
-
-    Raises:
-        UserError: If the fields are not one of the known sets, have wrong types, or leave nothing to learn.
     """
     if not isinstance(row, dict):
         _refuse(line, type(row).__name__, "each line must be a JSON object", f"write {FORMS}")
@@ -168,17 +146,7 @@ def _one_kind(found: Sequence[Example]) -> None:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read a whole JSONL file; blank lines are skipped.
-
-    Args:
-        path: The file, UTF-8 with or without byte-order mark.
-
-    Returns:
-        One example per line that is not blank, all of one kind.
-
-    Raises:
-        UserError: If the file is missing, empty, not UTF-8, has a broken line, or mixes kinds.
-    """
+    """Read a JSONL file of examples of one kind, UTF-8 with or without byte-order mark; blank lines are skipped."""
     try:
         lines = _contents(path).split("\n")
         found = [_parse(text, number) for number, text in enumerate(lines, start=1) if text.strip()]
@@ -191,19 +159,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def split(examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """Part the examples into those to learn and those to measure on.
-
-    Args:
-        examples: All of them.
-        share: Part to hold out (0 to below 1), rounded, but at least one example when it is above 0.
-        seed: Which ones.
-
-    Returns:
-        (train, held out), each in file order.
-
-    Raises:
-        UserError: If one part would be empty.
-    """
+    """Split examples into train and held out, each in file order; at least one is held out if ``share`` is above 0."""
     if not share:
         return list(examples), []
     count = max(1, round(share * len(examples)))

@@ -16,11 +16,7 @@ class Stored(Mapping[str, Tensor]):
     """Tensors by the names that the files have for them."""
 
     def __init__(self, path: Path) -> None:
-        """Read the names.
-
-        Args:
-            path: The model directory.
-        """
+        """Read the names."""
         self._files: dict[str, Path] = {}
         for file in sorted(path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as opened:
@@ -47,27 +43,12 @@ class Stored(Mapping[str, Tensor]):
             return tuple(opened.get_slice(name).get_shape())
 
     def holds(self, model: nn.Module) -> bool:
-        """Whether every parameter of a model is here, in its shape.
-
-        Args:
-            model: A transformers model.
-
-        Returns:
-            False for a directory whose layout only the loader understands.
-        """
+        """Whether every parameter of a model is here, in its shape; not if only the loader understands the layout."""
         meta = {name: parameter.detach().to("meta") for name, parameter in named_parameters(model).items()}
         return all(self.shape(name) == tuple(part.shape) for part, name in self.beside(model, meta))
 
     def beside(self, model: nn.Module, params: Mapping[str, Tensor]) -> list[tuple[Tensor, str]]:
-        """Pair weights of a live model with the names that the files have for them.
-
-        Args:
-            model: A transformers model; it knows what it renamed, joined or split when it was loaded.
-            params: Canonical name -> parameter.
-
-        Returns:
-            Parts of the parameters with their names, which the files may lack.
-        """
+        """Pair weights of a live model with their names in the files, which may lack some."""
         aliases = {owner: alias for alias, owner in tied(model).items()}
         parts = _as_saved(model, {name: value.detach() for name, value in params.items()})
         return [(part, name if name in self._files else aliases.get(name, name)) for name, part in parts.items()]

@@ -16,17 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Messages = Sequence[tuple[str, str]]
-"""(role, content) in order."""
+Messages = Sequence[tuple[str, str]]  # (role, content) in order
 
-SECONDS = 10.0
-"""Processor time of one conversation (s)."""
+SECONDS = 10.0  # processor time of one conversation (s)
 
-MEMORY = 1 << 30
-"""Memory of the fork beside what it is born with (bytes)."""
+MEMORY = 1 << 30  # memory of the fork beside what it is born with (bytes)
 
-LETTERS, TIMES = 1 << 17, 100
-"""The longest text is so many letters and so many times the contents."""
+LETTERS, TIMES = 1 << 17, 100  # the longest text is so many letters and so many times the contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +30,10 @@ class Refusal:
     """Why a conversation was not rendered."""
 
     why: str
-    """In words."""
 
 
 def rendered(tokenizer: Any, asked: Sequence[tuple[Messages, bool]]) -> list[str | Refusal]:
-    """Render conversations with a tokenizer's chat template.
-
-    Args:
-        tokenizer: With a chat template.
-        asked: (messages, whether to open an assistant's turn); no conversation may be empty.
-
-    Returns:
-        The texts in order; where one is refused, it is the last.
-    """
+    """Render conversations, none empty, with a tokenizer's chat template; where one is refused, it is the last."""
     hears, says = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this one runs no thread's code

@@ -6,14 +6,7 @@ from sparing.errors import UserError
 
 
 def reason(error: Exception) -> str:
-    """Why a prediction failed, in a line.
-
-    Args:
-        error: What it raised.
-
-    Returns:
-        A clause that begins with "not predicted".
-    """
+    """Why a prediction failed, in a clause that begins with "not predicted"."""
     if isinstance(error, UserError):
         return f"not predicted: {error}"
     lines = str(error).strip().splitlines()

@@ -18,16 +18,16 @@ from sparing.valley.method import Method
 from sparing.valley.sign_aware import SignAware
 from sparing.valley.ties import Ties
 
+# Factors λ that validation rows choose from.
 SCALES: Final[Mapping[str, tuple[float, ...]]] = {
     "task": (0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
     "dare": (0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
     "ties": (0.5, 0.7, 1.0, 1.5),
     "sign-aware": (0.5, 0.7, 1.0),
 }
-"""Factors λ that validation rows choose from."""
 
+# Factors without validation rows: task and ties as in Yadav et al. 2023 (arXiv:2306.01708), the others like them.
 BLIND: Final = {"task": 0.4, "dare": 0.4, "ties": 1.0, "sign-aware": 1.0}
-"""Factors without validation rows: task and ties as in Yadav et al. 2023 (arXiv:2306.01708), the others like them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,9 @@ class Candidate:
     """One way to merge, ready to do it."""
 
     how: How
-    """Its name on the command line."""
     method: Method
-    """What does it."""
-    scale: float | None = None
-    """Its factor on the changes, where it has one."""
-    members: tuple[int, ...] = ()
-    """Places of the models in it; () for all."""
+    scale: float | None = None  # its factor on the changes, where it has one
+    members: tuple[int, ...] = ()  # places of the models in it; () for all
 
     @property
     def name(self) -> str:
@@ -52,16 +48,7 @@ class Candidate:
 
 
 def method_of(how: How, settings: Settings, scale: float) -> Method:
-    """The method that a name means.
-
-    Args:
-        how: Any but auto and greedy.
-        settings: Shares to keep, drop and weigh by.
-        scale: λ.
-
-    Returns:
-        A value of sparing.valley.
-    """
+    """The method that a name means, at factor λ = ``scale``."""
     makers: dict[str, Callable[[], Method]] = {
         "soup": Linear,
         "linear": lambda: Linear(settings.weights),
@@ -74,30 +61,13 @@ def method_of(how: How, settings: Settings, scale: float) -> Method:
 
 
 def subset(members: Sequence[int], count: int) -> Candidate:
-    """The mean of some of the models.
-
-    Args:
-        members: Their places.
-        count: Of all models.
-
-    Returns:
-        The candidate, of the kind greedy.
-    """
+    """The mean of some of ``count`` models, as a candidate of the kind greedy."""
     shares = tuple(float(at in members) for at in range(count))
     return Candidate("greedy", Linear(shares), members=tuple(sorted(members)))
 
 
 def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
-    """The ways that are tried.
-
-    Args:
-        settings: ``how``, ``base`` and ``scale``.
-        measured: Whether validation rows can choose.
-
-    Returns:
-        One where nothing is open. For ``auto`` the mean, and with a base and rows task arithmetic, TIES and the
-        sign-aware merge at each factor. DARE is left out: its draws are noise on top of task arithmetic.
-    """
+    """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose."""
     names: list[How] = ["soup"] if settings.how in {"auto", "greedy"} else [settings.how]
     if settings.how == "auto" and settings.base is not None and measured:
         names += ["task", "ties", "sign-aware"]
@@ -115,13 +85,6 @@ def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
 def greedy(validation: Sequence[Tensor], score: Callable[[Candidate], Tensor]) -> Candidate:
     """Add models to the mean, best first, as long as the validation loss does not rise.
 
-    Args:
-        validation: Scores of each model on the validation rows.
-        score: Scores of a candidate on the same rows.
-
-    Returns:
-        The mean of the members; one model alone where no other helps.
-
     Source: Wortsman et al. 2022, Recipe 1 (arXiv:2203.05482).
     """
     losses = [decisive(scores) for scores in validation]
@@ -138,27 +101,12 @@ def greedy(validation: Sequence[Tensor], score: Callable[[Candidate], Tensor]) -
 class Decision:
     """What is done, and why."""
 
-    candidate: Candidate | None
-    """The way; None where no merge is made."""
+    candidate: Candidate | None  # the way; None where no merge is made
     reason: str
-    """In a sentence."""
 
 
 def by_rows(tried: Mapping[str, float], parents: Sequence[float], ways: Sequence[Candidate], low: float) -> Decision:
-    """Choose among what was measured on the validation rows.
-
-    Measurement outranks prediction: a merge that does not lose against the mean of its parents is made, whatever was
-    predicted, and one that loses is not.
-
-    Args:
-        tried: Validation loss (nats) by name of the way.
-        parents: Validation loss of each model.
-        ways: What was tried.
-        low: Lower end of the interval of the gap of the best of them (nats), or the gap where rows are too few for one.
-
-    Returns:
-        The decision.
-    """
+    """Choose by losses (nats) on the validation rows; ``low``: lower end of the interval of the best one's gap."""
     best = min(ways, key=lambda way: tried[way.name])
     loss, mean = tried[best.name], sum(parents) / len(parents)
     said = f"{format_number(loss)} nats on the validation rows, the models' own mean is {format_number(mean)}"

@@ -24,11 +24,11 @@ from sparing.jobs.run import Run
 from sparing.valley.linear import Linear
 from sparing.valley.statistics import batch_norms
 
+# What to do when auto makes no merge.
 ADVICE = (
     "no model was written; name a way such as --how soup to make it all the same, or fine-tune both from one common "
     "model, which keeps their signs alike"
 )
-"""What to do when auto makes no merge."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,15 +36,10 @@ class Course:
     """Everything that the steps share."""
 
     settings: Settings
-    """Of the run."""
     sources: Sequence[Source]
-    """The models."""
     base: Source | None
-    """Their ancestor."""
     evidence: Evidence | None
-    """What to measure on."""
     run: Run
-    """Its results so far."""
 
     def units(self) -> int:
         """Pieces of work of the whole run, greedy's own left out (count)."""
@@ -55,17 +50,7 @@ class Course:
         return candidates(self.settings, measured=self.evidence is not None)
 
     def choose(self, outlook: Outlook) -> Decision:
-        """Decide how to merge, and whether to.
-
-        A way that the user names is made whatever is predicted. ``auto`` was asked to decide, so "do not merge" is one
-        of its answers: no failure, and exit status 0. It needs no ``--force``: naming the way is one.
-
-        Args:
-            outlook: The prediction.
-
-        Returns:
-            The way, or none, and why.
-        """
+        """Decide how to merge, and whether to."""
         auto, ways = self.settings.how == "auto", self._ways()
         if self.evidence is not None and (auto or len(ways) > 1 or self.settings.how == "greedy"):
             return self._measured(self.evidence, ways)
@@ -118,22 +103,11 @@ class Course:
         return found
 
     def tried(self) -> list[dict[str, Any]]:
-        """What was measured to choose by.
-
-        Returns:
-            A row for each model and way: ``way``, ``loss`` and ``error`` on validation rows.
-        """
+        """Loss and error on validation rows, a row for each model and candidate."""
         return [{"way": name, **means(scores)} for name, scores in self.run.results("validation: ").items()]
 
     def statistics(self, way: Candidate) -> dict[str, Tensor]:
-        """Batch-norm statistics of the merged weights.
-
-        Args:
-            way: How they are merged.
-
-        Returns:
-            Buffers by name; none where the model has no batch norm, or there is no data to take them from.
-        """
+        """Batch-norm statistics of the merged weights; none without batch norm, or data to take them from."""
         if self.evidence is None or not self.evidence.refreshes:
             return {}
         body = self.evidence.merged_(way.method, self.sources, self.base)
@@ -144,15 +118,7 @@ class Course:
         return {f"{name}.{part}": state[f"{name}.{part}"].clone() for name in names for part in parts}
 
     def test(self, merged: Source | None) -> dict[str, Any]:
-        """Measure every model and the merge on the test rows.
-
-        Args:
-            merged: What was written, read again from the disk; None where nothing was.
-
-        Returns:
-            ``models``: a row for each; ``gap``: the merge against the mean of its parents, and ``best``: against the
-            best of them, a row for each metric, none without a merge. Both are paired: all models have the same rows.
-        """
+        """Measure every model and the merge, read again from disk, on the test rows; gaps are paired by rows."""
         evidence = self.evidence
         if evidence is None:
             return {"models": [], "gap": [], "best": []}
@@ -177,12 +143,7 @@ class Course:
         return {"models": rows, "gap": each, "best": best}
 
     def between(self) -> list[dict[str, float]]:
-        """Measure the way from the first model to the second on the test rows.
-
-        Returns:
-            A row for each place: ``t`` (0 the first, 1 the second model), ``loss`` and ``error``; batch-norm
-            statistics are taken anew at every place, the ends included.
-        """
+        """Test loss and error along the straight line from the first model (t = 0) to the second (t = 1)."""
         evidence = self.evidence
         if evidence is None:
             return []

@@ -23,34 +23,21 @@ from sparing.valley.merge import merged_tensor
 from sparing.valley.method import Method
 from sparing.valley.statistics import batch_norms, refresh_
 
-CALIBRATION_BATCH = 256
-"""Training images in a batch (count)."""
+CALIBRATION_BATCH = 256  # training images in a batch (count)
 
-LENGTH = 128
-"""Tokens in a row, where the model has as many positions (count)."""
+LENGTH = 128  # tokens in a row, where the model has as many positions (count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """Rows, and the one live model that everything is measured with."""
 
-    body: nn.Module
-    """The architecture, in float32 and evaluation mode; its weights are those measured last."""
-
-    validation: Rows
-    """What a way, a scale or a member is chosen by."""
-
-    test: Rows
-    """What is reported, and nothing is chosen by."""
-
-    metric: Literal["loss", "error"]
-    """The one that the page leads with."""
-
-    source: str
-    """The data in words."""
-
-    calibrate: Sequence[Tensor] = ()
-    """Batches of training inputs that batch-norm statistics are taken from."""
+    body: nn.Module  # the architecture, in float32 and evaluation mode; its weights are those measured last
+    validation: Rows  # what a way, a scale or a member is chosen by
+    test: Rows  # what is reported, and nothing is chosen by
+    metric: Literal["loss", "error"]  # the one that the page leads with
+    source: str  # the data in words
+    calibrate: Sequence[Tensor] = ()  # batches of training inputs that batch-norm statistics are taken from
 
     @property
     def refreshes(self) -> bool:
@@ -59,18 +46,7 @@ class Evidence:
 
     @torch.no_grad()
     def put_on_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
-        """Give the live model other weights.
-
-        Args:
-            tensors: Name and tensor, as in a checkpoint.
-            refresh: Whether to take batch-norm statistics anew.
-
-        Returns:
-            The live model.
-
-        Raises:
-            UserError: If a name is none of the model's, or one of the model's is missing.
-        """
+        """Load other weights into the live model; ``refresh`` takes batch-norm statistics anew."""
         state = self.body.state_dict()
         missing = {value.data_ptr() for value in state.values() if value.numel()}
         for name, tensor in tensors:
@@ -87,16 +63,7 @@ class Evidence:
         return self.body
 
     def merged_(self, method: Method, sources: Sequence[Source], base: Source | None) -> nn.Module:
-        """Give the live model merged weights, in the number format that the merge will have on the disk.
-
-        Args:
-            method: How to merge.
-            sources: The models.
-            base: Their ancestor.
-
-        Returns:
-            The live model, batch-norm statistics taken anew.
-        """
+        """Load merged weights into the live model, in the number format that the merge will have on disk."""
         return self.put_on_(
             ((n, merged_tensor(method, n, [s[n] for s in sources], base[n] if base else None)) for n in sources[0]),
             refresh=True,
@@ -152,18 +119,7 @@ def _of_images(settings: Settings, body: nn.Module, look: Look | None, data: str
 
 
 def gather(settings: Settings, sources: Sequence[Source]) -> Evidence | None:
-    """Open the live model and its rows.
-
-    Args:
-        settings: Of the run.
-        sources: The models.
-
-    Returns:
-        What to measure with; None where no data is given.
-
-    Raises:
-        UserError: If the data is missing, too little, or does not fit the models.
-    """
+    """Open the live model and its rows; None where no data is given."""
     first = sources[0].path
     if settings.data is None:
         return None

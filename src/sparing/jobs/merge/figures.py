@@ -10,11 +10,9 @@ from sparing.report import Figure, Record, format_number, plots
 
 Rows = Sequence[Mapping[str, Any]]
 
-UNITS: Final = {"loss": "nats", "error": "%"}
-"""Of the metrics, as pictures show them."""
+UNITS: Final = {"loss": "nats", "error": "%"}  # of the metrics, as pictures show them
 
-MOST_BARS: Final = 16
-"""Blocks that are drawn as bars; more are a line (count)."""
+MOST_BARS: Final = 16  # blocks that are drawn as bars; more are a line (count)
 
 
 def shown(metric: str, value: float) -> float:
@@ -25,17 +23,7 @@ def shown(metric: str, value: float) -> float:
 def said(
     metric: str, value: float, low: float | None = None, high: float | None = None, *, difference: bool = False
 ) -> str:
-    """A value of a metric in words.
-
-    Args:
-        metric: ``loss`` or ``error``.
-        value: The value.
-        low: Lower end of its interval.
-        high: Upper end.
-        difference: Whether it is the difference of two values: with its sign, and errors in percentage points.
-
-    Returns:
-        Such as "+0.012 [0.010, 0.014] nats".
+    """A value of a metric in words; a difference has its sign, and errors in percentage points.
 
     Example:
         >>> said("error", 0.031), said("error", 0.5, difference=True)
@@ -48,15 +36,7 @@ def said(
 
 
 def score_figure(record: Record, metric: str) -> Figure:
-    """Every parent, the merge as predicted and the merge as measured.
-
-    Args:
-        record: Of a run with data and a merge.
-        metric: The one that the page leads with.
-
-    Returns:
-        Bars.
-    """
+    """Every parent, the merge as predicted and as measured."""
     models = record.table("models")
     parents = [row for row in models if row["kind"] == "parent"]
     (merged,) = [row for row in models if row["kind"] == "merge"]
@@ -90,14 +70,7 @@ def is_told(value: object) -> bool:
 
 
 def sign_figure(record: Record) -> Figure | None:
-    """How far the signs of the first two models agree, block by block.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Bars, or a line where there are many blocks; None where no block has signs to compare.
-    """
+    """Sign agreement of the first two models, block by block; None where no block has signs to compare."""
     rows = [row for row in record.table("signs") if is_told(row["agreement"])]
     if not rows:
         return None
@@ -118,15 +91,7 @@ def sign_figure(record: Record) -> Figure | None:
 
 
 def between_figure(record: Record, metric: str) -> Figure | None:
-    """The metric on the straight way from the first model to the second.
-
-    Args:
-        record: Of a run.
-        metric: Which one.
-
-    Returns:
-        A curve beside the straight line between its ends; None where nothing was measured.
-    """
+    """The metric along the line from the first model to the second, if it was measured."""
     rows = record.table("between")
     if not rows:
         return None

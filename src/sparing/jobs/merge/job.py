@@ -22,6 +22,7 @@ from sparing.jobs.run import Run
 from sparing.report import Progress, Record, print_table
 
 UNITS: Final = {"loss": "nats", "gap_loss": "nats", "size": "B"}
+# Tables that the terminal shows, with their titles.
 SHOWN: Final = {
     "forecast": "What the weights say",
     "tried": "On validation rows",
@@ -29,7 +30,6 @@ SHOWN: Final = {
     "gap": "Gap: the merge less the mean of its parents",
     "best": "The merge less its best parent, on the same rows",
 }
-"""Tables that the terminal shows, with their titles."""
 
 
 def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
@@ -42,21 +42,7 @@ def _marks(settings: Settings, sources: list[Source], base: Source | None) -> di
 
 
 def run(settings: Settings) -> Record:
-    """Merge as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before the models are read once and found sound.
-
-    Returns:
-        The record, also in OUT/record.jsonl: tables "outlook" and "forecast" (the prediction), "signs" (by block),
-        "differences" (of settings), "decision", "tried" (on validation rows), "written", and with data "models",
-        "gap", "best" and "between" (on test rows). Beside it the page and the merge: model/ for folders,
-        model.safetensors for files.
-
-    Raises:
-        UserError: If a setting or file is at fault, or the disk is full.
-        StoppedError: After SIGINT or SIGTERM, once the piece of work is finished and saved.
-    """
+    """Run `sparing merge`; nothing is written before the models are read once and checked."""
     named = (*settings.models, *([settings.base] if settings.base else []))
     reads = [path for one in named for path in (one, one / MODEL)]  # a run's folder stands for the model in it
     with Run(settings, writes=(MODEL, WEIGHTS), reads=reads) as run:
@@ -136,11 +122,7 @@ def _listed(labels: tuple[str, ...]) -> str:
 
 
 def show(record: Record) -> None:
-    """Print prediction, choice and measurement; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print prediction, choice and measurement; the last line says where the page is."""
     for name, title in SHOWN.items():
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units, columns=columns_of(rows))

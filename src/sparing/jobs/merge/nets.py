@@ -10,17 +10,7 @@ from sparing.jobs.subjects.entry import call_entry
 
 
 def net_of(spec: str) -> nn.Module:
-    """Build the net of an entry point; modules of the working directory are found first.
-
-    Args:
-        spec: ``module:function``; the function takes nothing and returns a module.
-
-    Returns:
-        The net in float32 and evaluation mode.
-
-    Raises:
-        UserError: If it cannot be imported, raises, or returns something else.
-    """
+    """Build the net of an entry point ``module:function``, float32, in evaluation mode."""
     found = call_entry(spec, "net")
     fits = isinstance(found, nn.Module)
     require(fits, "net", f"{spec} returning a {type(found).__name__}", "it builds a model", "return a torch.nn.Module")
@@ -29,18 +19,7 @@ def net_of(spec: str) -> nn.Module:
 
 
 def classes_of(net: nn.Module, image: Tensor) -> int:
-    """How many classes a net tells apart.
-
-    Args:
-        net: Images -> logits, or an output that has ``logits``.
-        image: One image, shape (1, channels, side, side).
-
-    Returns:
-        Classes (count).
-
-    Raises:
-        UserError: If the net does not take the image.
-    """
+    """Count the classes of a net by running one image, shape (1, channels, side, side)."""
     try:
         with measuring(net):
             found = net(image)

@@ -16,20 +16,11 @@ from sparing.jobs.merge.sources import Source
 from sparing.valley.method import Method
 from sparing.valley.stream import checkpoint, merge_files
 
-MODEL, WEIGHTS = "model", "model.safetensors"
-"""Names of the merge in OUT: a folder for folders, a file for files."""
+MODEL, WEIGHTS = "model", "model.safetensors"  # names of the merge in OUT: a folder for folders, a file for files
 
 
 def place_of(out: Path, first: Source) -> Path:
-    """Where the merge of such models is written.
-
-    Args:
-        out: Directory of the run.
-        first: The first model.
-
-    Returns:
-        A folder for a folder, a file for a file.
-    """
+    """Where the merge is written: a folder for folders, a file for files."""
     return out / (MODEL if first.is_folder else WEIGHTS)
 
 
@@ -41,19 +32,7 @@ def write_merge(
     statistics: Mapping[str, Tensor],
     tell: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Merge models tensor by tensor, whole or not at all.
-
-    Args:
-        place: Folder or file that is to be; one that is there is replaced.
-        method: How to merge.
-        sources: The models.
-        base: Their ancestor.
-        statistics: Batch-norm statistics that were taken anew, by name.
-        tell: Called after each tensor with its name and size (bytes).
-
-    Raises:
-        UserError: If the disk is full or cannot be written, or a model changed while it was read.
-    """
+    """Merge models tensor by tensor, whole or not at all; ``tell`` is called with name and bytes of each tensor."""
     paths, ancestor = [source.path for source in sources], None if base is None else base.path
 
     def fill(draft: Path) -> None:
@@ -89,7 +68,7 @@ def _replace(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             file.write(data.data)
 
 
+# Number formats of statistics and of their counters.
 _KINDS: Final = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
 }  # fmt: skip
-"""Number formats of statistics and of their counters."""

@@ -38,14 +38,7 @@ def head_metric(record: Record) -> str:
 
 
 def answer(record: Record) -> str:
-    """What was found, in two sentences or three.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Marked-up text.
-    """
+    """What was found, in two sentences or three of markup."""
     (decision,) = record.table("decision")
     (outlook,) = record.table("outlook")
     if not decision["merged"]:
@@ -154,14 +147,7 @@ def _choice(record: Record) -> Section:
 
 
 def caveats(record: Record) -> list[str]:
-    """What a reader should know before leaning on the numbers.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Sentences.
-    """
+    """What a reader should know before relying on the numbers."""
     (decision,) = record.table("decision")
     models = record.table("models")
     notes = ["The prediction knows small models; its interval is of how far it was off on them."]
@@ -186,15 +172,7 @@ def caveats(record: Record) -> list[str]:
 
 
 def write_page(record: Record, path: Path) -> Path:
-    """Write the page.
-
-    Args:
-        record: Of a finished run.
-        path: Where.
-
-    Returns:
-        The file.
-    """
+    """Write the page."""
     return Page(
         title=f"Merging {len(record.settings['models'])} models",
         question=record.question,

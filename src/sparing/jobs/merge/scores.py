@@ -14,36 +14,25 @@ from torch.nn import functional
 from sparing.jobs.live import measuring
 from sparing.report.pairs import can_bound, mcnemar, paired_bootstrap
 
-LOGITS: Final = 1 << 25
-"""Numbers that the model may give at once (count): 128 MiB in float32."""
+LOGITS: Final = 1 << 25  # numbers that the model may give at once (count): 128 MiB in float32
 
+# Cross-entropy in nats, and the share of wrong answers: labels of images, next tokens of text.
 METRICS: Final = ("loss", "error")
-"""Cross-entropy in nats, and the share of wrong answers: labels of images, next tokens of text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Rows to measure on: images with their labels, or texts that are their own."""
 
-    inputs: Tensor
-    """Images, float32, shape (N, channels, side, side), or token ids, int64, shape (N, length)."""
-
-    targets: Tensor | None = None
-    """Labels, int64, shape (N,); None for texts."""
+    inputs: Tensor  # images, float32, shape (N, channels, side, side), or token ids, int64, shape (N, length)
+    targets: Tensor | None = None  # labels, int64, shape (N,); None for texts
 
     def __len__(self) -> int:
         """Rows (count)."""
         return len(self.inputs)
 
     def scores(self, model: nn.Module) -> Tensor:
-        """Measure a model.
-
-        Args:
-            model: Inputs -> logits, or an output that has ``logits``.
-
-        Returns:
-            Shape (N, 3), float64: summed cross-entropy (nats), wrong answers, answers.
-        """
+        """Scores per row, float64, (N, 3): summed cross-entropy (nats), wrong answers, answers."""
         texts = self.targets is None
         per_row = self.inputs.shape[1] * _vocabulary(model) if texts else 4096 * self.inputs[0].numel()
         batch = max(1, min(256, LOGITS // per_row))
@@ -70,14 +59,7 @@ def decisive(scores: Tensor) -> float:
 
 
 def means(scores: Tensor) -> dict[str, float]:
-    """Mean loss and error of a model.
-
-    Args:
-        scores: Of its rows, shape (N, 3).
-
-    Returns:
-        ``loss`` (nats per answer) and ``error`` (share of the answers).
-    """
+    """``loss`` (nats per answer) and ``error`` (share of the answers) of scores of shape (N, 3)."""
     total = scores.sum(0)
     return {"loss": float(total[0] / total[2]), "error": float(total[1] / total[2])}
 
@@ -86,18 +68,13 @@ def means(scores: Tensor) -> dict[str, float]:
 class Gap:
     """How much worse one model is than others on the same rows."""
 
-    value: float
-    """Metric of the merge less that of what it is held against: above 0, the merge is worse."""
+    value: float  # metric of the merge less that of what it is held against: above 0, the merge is worse
 
+    # Lower end of its 95 % interval over rows; NaN where a row is not finite or there are fewer than 10 rows, or fewer
+    # than 10 that differ and are not right or wrong.
     low: float
-    """Lower end of its 95 % interval over rows; NaN where a row is not finite or there are
-    fewer than 10 rows, or fewer than 10 that differ and are not right or wrong."""
-
     high: float
-    """Upper end."""
-
-    p: float = math.nan
-    """McNemar's exact p-value, of the error against one model with one answer a row; else NaN."""
+    p: float = math.nan  # McNemar's exact p-value, of the error against one model with one answer a row; else NaN
 
     @property
     def cautious(self) -> float:
@@ -107,19 +84,7 @@ class Gap:
 
 
 def gaps(merged: Tensor, parents: Sequence[Tensor], *, seed: int) -> Mapping[str, Gap]:
-    """The gap of each metric to the mean of some models, paired by rows.
-
-    The interval resamples rows, the same ones for all models: rows that are hard are hard for all, so the difference
-    varies less than either. It is about these models on other rows, not about other models.
-
-    Args:
-        merged: Scores of the merge, shape (N, 3).
-        parents: Scores of each parent on the same rows, with the same number of answers in each.
-        seed: Of the resampling.
-
-    Returns:
-        Gap by metric.
-    """
+    """Gap of each metric to the mean of the parents, paired by rows; scores of shape (N, 3)."""
     return {name: _gap(merged, parents, at, seed) for at, name in enumerate(METRICS)}
 
 

@@ -15,8 +15,8 @@ from sparing.jobs.limits import at_least, positive
 
 How = Literal["auto", "soup", "greedy", "linear", "task", "ties", "dare", "sign-aware"]
 
+# Ways that merge what each model changed of a common ancestor.
 FROM_BASE: Final = ("task", "ties", "dare", "sign-aware")
-"""Ways that merge what each model changed of a common ancestor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +87,7 @@ class Settings:
     """Delete an earlier run in that folder."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be merged.
-
-        Raises:
-            UserError: If a setting is out of range or two do not fit.
-        """
+        """Reject settings out of range, or in conflict."""
         several = len(self.models) >= 2
         require(several, "models", len(self.models), "a merge takes two or more", "name another checkpoint")
         at_least(1, self, "rows", "calibration")
@@ -144,13 +140,7 @@ class Settings:
 
 
 def letter(at: int) -> str:
-    """The letter of a model.
-
-    Args:
-        at: Its place (from 0).
-
-    Returns:
-        A to Z, then A2, B2 …
+    """The letter of a model by its index: A to Z, then A2, B2 and so on.
 
     Example:
         >>> letter(1), letter(26)

@@ -23,12 +23,9 @@ from sparing.valley.stream import Checkpoint, Place, checkpoint, floating_kinds,
 class Source(Mapping[str, Tensor]):
     """A checkpoint as a mapping of names to tensors, each read anew when it is asked for and kept by nobody."""
 
-    path: Path
-    """A folder with config.json, or a .safetensors file."""
-    label: str
-    """What messages and pages call it."""
-    entries: Checkpoint
-    """What its headers say."""
+    path: Path  # a folder with config.json, or a .safetensors file
+    label: str  # what messages and pages call it
+    entries: Checkpoint  # what its headers say
 
     def __getitem__(self, name: str) -> Tensor:
         """Read one tensor."""
@@ -62,9 +59,7 @@ class Derived(Mapping[str, Tensor]):
     """Tensors that are worked out when they are asked for, such as the change of a model since its base."""
 
     names: tuple[str, ...]
-    """What there is."""
-    make: Callable[[str], Tensor]
-    """Works out the tensor of a name."""
+    make: Callable[[str], Tensor]  # works out the tensor of a name
 
     def __getitem__(self, name: str) -> Tensor:
         """Work out one tensor."""
@@ -80,16 +75,7 @@ class Derived(Mapping[str, Tensor]):
 
 
 def changes(source: Source, base: Source | None, names: Sequence[str]) -> Derived:
-    """What a model changed of its base, or without one its weights, in float32 or finer.
-
-    Args:
-        source: The model.
-        base: Its ancestor.
-        names: Which tensors.
-
-    Returns:
-        A mapping that reads as it is asked.
-    """
+    """What a model changed of its base, or without one its weights, in float32 or finer; read on demand."""
 
     def make(name: str) -> Tensor:
         value = source[name]
@@ -127,18 +113,7 @@ def _folder(path: Path) -> Path:
 
 
 def open_source(path: Path, label: str) -> Source:
-    """Open a checkpoint by its headers.
-
-    Args:
-        path: As the user gave it.
-        label: What to call it.
-
-    Returns:
-        The checkpoint; nothing but headers is read.
-
-    Raises:
-        UserError: If it is missing, torn, pickled, quantised, or an adapter.
-    """
+    """Open a checkpoint; only headers are read."""
     if path.suffix in PICKLED:
         _refuse(path, "pickled files are not opened: they can run code", "save it with safetensors.torch.save_file")
     if not path.exists():
@@ -156,20 +131,7 @@ def open_source(path: Path, label: str) -> Source:
 
 
 def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -> tuple[list[Source], Source | None]:
-    """Open the models and their base, and see by the headers that they belong together.
-
-    Args:
-        models: Two or more.
-        labels: What to call them.
-        base: Their common ancestor.
-
-    Returns:
-        The models, and the base.
-
-    Raises:
-        UserError: If one cannot be opened, two are one file, they are of different architectures, or their settings or
-            tokenizers make different functions of their weights.
-    """
+    """Open the models and their base, and check by their headers that they belong together."""
     sources = [open_source(path, label) for path, label in zip(models, labels, strict=True)]
     origin = None if base is None else open_source(base, "the base")
     everyone = sources if origin is None else [*sources, origin]
@@ -184,15 +146,7 @@ def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -
 
 
 def differences(sources: Sequence[Source], base: Source | None) -> list[str]:
-    """What differs between checkpoints and changes no function.
-
-    Args:
-        sources: The models.
-        base: Their common ancestor.
-
-    Returns:
-        Sentences: settings of training, chat templates, number formats and the like.
-    """
+    """What differs between checkpoints but changes no function: training settings, chat templates, number formats."""
     everyone = [*sources, *([base] if base else [])]
     labels = [one.label for one in everyone]
     kinds = [floating_kinds(one.entries) for one in everyone]

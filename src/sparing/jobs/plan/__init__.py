@@ -26,18 +26,7 @@ UNITS = {**dict.fromkeys((*CATEGORIES, "peak", "memory"), "B"), "speed": "×", "
 
 
 def run(settings: Settings) -> Record:
-    """Price every candidate and pick one.
-
-    Args:
-        settings: Model, memory, batch; perhaps a cluster.
-
-    Returns:
-        Tables "plan" (a row per candidate), "about" (one row) and "advice"; on a cluster "best" (a row per method),
-        "links" and "crossover" as well.
-
-    Raises:
-        UserError: If the model's configuration is missing or broken, or has no repeated blocks.
-    """
+    """Price every candidate and pick one: tables "plan", "about", "advice"; on a cluster also "best" and maps."""
     place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=_reads(settings))
     place.check()
     config, cluster = read_config(settings), settings.cluster
@@ -59,11 +48,7 @@ def _reads(settings: Settings) -> tuple[Path, ...]:
 
 
 def show(record: Record) -> None:
-    """Print the table, the pick and where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the table, the pick and where the page is."""
     (cluster_page if record.table("links") else page).show(record)
 
 

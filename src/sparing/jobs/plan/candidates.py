@@ -16,25 +16,15 @@ class Candidate:
     """One way to fine-tune."""
 
     label: str
-    """Name in every table."""
     method: Method
-    """What trains."""
-    checkpointing: bool
-    """Whether blocks recompute their activations."""
-    share: float = 1.0
-    """Share of every block that trains, of what the method trains; on a cluster only."""
+    checkpointing: bool  # whether blocks recompute their activations
+    share: float = 1.0  # share of every block that trains, of what the method trains; on a cluster only
 
 
 def candidates(settings: Settings, *, layers: int, tied: bool) -> Iterator[Candidate]:
-    """Every way to compare, each without and with activation checkpointing.
+    """Every way to compare, full fine-tuning first, each without and with activation checkpointing.
 
-    Args:
-        settings: Which numbers of blocks and ranks; or the share that trains.
-        layers: Body blocks of the model (count); LISA with more is left out.
-        tied: Whether head and embedding share weights, so that they freeze together.
-
-    Yields:
-        Candidates, full fine-tuning first.
+    ``tied``: head and embedding share weights, so they freeze together.
     """
     for label, method, share in _methods(settings, layers, tied):
         for checkpointing in (False, True):

@@ -17,13 +17,13 @@ from sparing.memory import parse_bytes
 from sparing.report import Progress, Record, format_number
 from sparing.sharding.config import Topology
 
+# Column -> unit.
 UNITS: Final = {
     "params": "B", "grads": "B", "optimizer": "B", "transient": "B", "activations": "B", "peak": "B", "memory": "B",
     "seconds": "s", "guideline": "s", "compute": "s", "ratio": "×", "rate": "Gbit/s", "latency": "s",
     **{f"{kind}_{axis}": unit for axis in ("intra", "middle", "inter", "global")
        for kind, unit in (("sent", "B"), ("busy", "s"), ("waiting", "s"))},
 }  # fmt: skip
-"""Column -> unit."""
 
 
 def plan_cluster(
@@ -33,22 +33,7 @@ def plan_cluster(
     ways: list[Candidate],
     pricer: Pricer,
 ) -> Record:
-    """Judge every way to fine-tune on a cluster.
-
-    Args:
-        config: The model's configuration, or its shape.
-        settings: What was asked.
-        cluster: The machine.
-        ways: To compare.
-        pricer: Price on one device, for the activations.
-
-    Returns:
-        Tables "best" (a row per method), "plan" (a row per method, plan and checkpointing), "crossover", "links",
-        "about" and "advice", which says of every way that has no price why not.
-
-    Raises:
-        UserError: If no way could be priced.
-    """
+    """Compare all ways to fine-tune on a cluster; "advice" says why a way has no price."""
     found: dict[Candidate, list[Option]] = {}
     prices: dict[Candidate, Price] = {}
     with Progress("price and simulate", total=len(ways), unit="way") as bar:
@@ -89,15 +74,7 @@ def _way(way: Candidate) -> str:
 
 
 def row_of(option: Option, cluster: Topology) -> dict[str, Any]:
-    """All that is known of an option, by column.
-
-    Args:
-        option: Judged.
-        cluster: The machine.
-
-    Returns:
-        A row of the tables "best" and "plan".
-    """
+    """All that is known of an option, by column."""
     price, timeline = option.split.price, option.split.timeline
     links: dict[str, Any] = {}
     for at, axis in enumerate(cluster.axes):

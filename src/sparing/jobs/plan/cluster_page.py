@@ -15,15 +15,13 @@ from sparing.memory import CATEGORIES
 from sparing.report import Figure, Page, Record, Section, Table, format_number, plots, print_table
 from sparing.sharding.config import Topology
 
+# Columns of the best of each method, before the links' own.
 HEAD: Final = ("method", "split", "trainable", "peak", "seconds")
-"""Columns of the best of each method, before the links' own."""
 
-ROWS: Final = ("plan", "known_as", "peak", "seconds")
-"""Columns of the plans of one method, before the links' own."""
+ROWS: Final = ("plan", "known_as", "peak", "seconds")  # columns of the plans of one method, before the links' own
 
 
-LARGEST: Final = 4
-"""Peaks above so many times the memory are named, not drawn."""
+LARGEST: Final = 4  # peaks above so many times the memory are named, not drawn
 
 
 def title(record: Record) -> str:
@@ -59,11 +57,7 @@ def plans_of(record: Record, row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def show(record: Record) -> None:
-    """Print the best of each method, the plans of the first, the pick, and where the page is.
-
-    Args:
-        record: Of a plan for a cluster.
-    """
+    """Print the best of each method, the plans of the first, the pick, and where the page is."""
     (about,) = record.table("about")
     best, links = heads_of(record), axes_of(record)
     sent = [f"sent_{axis}" for axis in links]
@@ -128,15 +122,7 @@ def seconds_figure(record: Record) -> Figure:
 
 
 def map_figures(record: Record, cluster: Topology) -> list[Figure]:
-    """Which plan is best on other networks.
-
-    Args:
-        record: Of a plan for a cluster.
-        cluster: The machine.
-
-    Returns:
-        Maps over accumulation, the trainable share and memory, or nothing where they were not asked for.
-    """
+    """Maps of the best plan on other networks, where they were asked for."""
     rows = record.table("crossover")
     if not rows:
         return []
@@ -178,13 +164,7 @@ def _by(rows: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
 
 
 def write_page(record: Record, cluster: Topology, path: Path) -> None:
-    """Write the page.
-
-    Args:
-        record: A finished plan.
-        cluster: The machine.
-        path: File of the page.
-    """
+    """Write the page."""
     units, links, best = record.units, axes_of(record), heads_of(record)
     each = [f"{kind}_{axis}" for kind in ("sent", "busy") for axis in links]
     head = Table(best, title=title(record), units=units, columns=[*HEAD, "verdict"], note=RULE)

@@ -15,39 +15,28 @@ from sparing.sharding.choose import choose
 from sparing.sharding.config import Topology, Workload
 from sparing.sharding.predict import predict
 
-RATIOS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 100.0)
-"""Speeds inside a group over speeds between groups, B'/B."""
+RATIOS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 100.0)  # speeds inside a group over speeds between groups, B'/B
 
-ACCUMULATES: Final = (1, 2, 4, 10, 30)
-"""Micro-steps."""
+ACCUMULATES: Final = (1, 2, 4, 10, 30)  # micro-steps
 
+# Shares of every block that trains, and how they are written.
 SHARES: Final = {"1": 1.0, "1/4": 1 / 4, "1/16": 1 / 16, "1/100": 1 / 100, "3/1000": 3 / 1000}
-"""Shares of every block that trains, and how they are written."""
 
+# Blocks of the model that is simulated in place of a deeper one (count), for speed: bytes stay those of the model.
 BLOCKS: Final = 8
-"""Blocks of the model that is simulated in place of a deeper one (count), for speed: bytes stay those of the model."""
 
+# Memory of a rank, over that of the device.
 MEMORIES: Final = {"half of it": 0.5, "as given": 1.0, "twice": 2.0, "4 times": 4.0, "16 times": 16.0}
-"""Memory of a rank, over that of the device."""
 
+# Colours of the plans that occur, in the order of their names.
 ORDER: Final[tuple[Role, ...]] = ("ours", "second_rival", "good", "baseline", "warning", "rival", "extension")
-"""Colours of the plans that occur, in the order of their names."""
 
+# Map -> what its rows are.
 TITLES: Final = {"accumulate": "micro-steps of a step", "trainable": "share that trains", "memory": "memory of a GPU"}
-"""Map -> what its rows are."""
 
 
 def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str, Any]]:
-    """The best plan at every point of the maps.
-
-    Args:
-        work: The model; its micro-steps and what trains are replaced.
-        cluster: The machine; the speed of its outermost axis is replaced.
-        memory: Of a rank, with its unit.
-
-    Returns:
-        Rows: map, ratio, row, its value, plan (none if nothing fits), seconds.
-    """
+    """The best plan at every point of the maps: rows map, ratio, row, its value, plan (or None), seconds."""
     shares = [("trainable", name, {"trainable": share}) for name, share in SHARES.items()]
     counts = [("accumulate", str(count), {"accumulate": count}) for count in ACCUMULATES]
     sizes = [("memory", name, {"memory": factor}) for name, factor in MEMORIES.items()]
@@ -89,18 +78,7 @@ def _best(work: Workload, cluster: Topology, plans: Sequence[Plan]) -> dict[str,
 def crossover_figure(
     rows: Sequence[dict[str, Any]], kind: str, *, here: tuple[float, str], title: str, caption: str
 ) -> Figure:
-    """A map of names: every cell says which plan is best there.
-
-    Args:
-        rows: Of ``crossovers``.
-        kind: Which map.
-        here: Ratio and row nearest to the machine and the work at hand.
-        title: The finding, in words.
-        caption: More to say under the picture.
-
-    Returns:
-        The picture.
-    """
+    """A map of names: every cell says which plan is best there."""
     mine = [row for row in rows if row["map"] == kind]
     across, up = list(dict.fromkeys(row["ratio"] for row in mine)), list(dict.fromkeys(row["row"] for row in mine))
     plans = {(row["ratio"], row["row"]): row["plan"] for row in mine}
@@ -154,16 +132,7 @@ def _axes(canvas: Canvas, across: Sequence[float], up: Sequence[str], rows: str)
 
 
 def nearest(cluster: Topology, value: float, kind: str) -> tuple[float, str]:
-    """The cell that is nearest to a machine and a work, as a ratio.
-
-    Args:
-        cluster: The machine.
-        value: Its micro-steps, the share that trains, or 1 for its memory.
-        kind: Which map.
-
-    Returns:
-        Ratio and row.
-    """
+    """Ratio and row of the cell nearest to a machine and its micro-steps, trainable share, or 1 for memory."""
     counts = {str(count): float(count) for count in ACCUMULATES}
     known = {"accumulate": counts, "trainable": SHARES, "memory": MEMORIES}
     ratio = cluster.axes[0].rate / cluster.axes[-1].rate

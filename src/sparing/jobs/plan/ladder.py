@@ -8,26 +8,18 @@ from typing import Final
 
 from sparing.layersample.shape import Shape
 
+# Blocks, width and inner width of LLaMA-like models: two small ones, TinyLlama, OpenLLaMA-3B, LLaMA-7B to 65B, and one
+# of Llama-3.1-405B's blocks and width.
 LADDER: Final = (
     (12, 768, 2048), (24, 1024, 2736), (22, 2048, 5632), (26, 3200, 8640), (32, 4096, 11008), (40, 5120, 13824),
     (60, 6656, 17920), (80, 8192, 22016), (126, 16384, 43690),
 )  # fmt: skip
-"""Blocks, width and inner width of LLaMA-like models: two small ones, TinyLlama, OpenLLaMA-3B, LLaMA-7B to 65B, and one
-of Llama-3.1-405B's blocks and width."""
 
-VOCABULARY: Final = 32000
-"""Rows of their embeddings (count)."""
+VOCABULARY: Final = 32000  # rows of their embeddings (count)
 
 
 def shape_like(params: float) -> Shape:
-    """The shape of a model of so many parameters.
-
-    Args:
-        params: Of the model (count).
-
-    Returns:
-        Blocks and widths of the nearest of ``LADDER``, its feed-forward part widened or narrowed to come near the
-        count.
+    """The shape of a model of so many parameters: the nearest of ``LADDER``, its feed-forward width adjusted.
 
     Example:
         >>> shape = shape_like(65e9)

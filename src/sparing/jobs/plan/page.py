@@ -14,11 +14,7 @@ COLUMNS: Final = ("way", "trainable", "peak", "speed", "verdict")
 
 
 def show(record: Record) -> None:
-    """Print the table, the pick and where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the table, the pick and where the page is."""
     (about,) = record.table("about")
     print_table(record.table("plan"), title=title(record), units=record.units, columns=list(COLUMNS))
     notes = [f"note: {row['note']}" for row in record.table("advice")]
@@ -70,12 +66,7 @@ def figures(record: Record) -> list[Figure]:
 
 
 def write_page(record: Record, path: Path) -> None:
-    """Write the page.
-
-    Args:
-        record: A finished plan.
-        path: File of the page.
-    """
+    """Write the page."""
     rows, units = record.table("plan"), record.units
     table = Table(rows, title=title(record), units=units, columns=list(COLUMNS), note=RULE)
     parts = Table(rows, title="At the peak of a step", units=units, columns=["way", *CATEGORIES, "coverage"])

@@ -10,12 +10,12 @@ from sparing.jobs.plan.price import Price
 from sparing.layersample.predict import Full
 from sparing.memory import format_bytes
 
+# The rule, in words, for the page.
 RULE = (
     "Full fine-tuning if it fits: it is what the others stand in for. If it does not, nothing measured here says which "
     "of the others learns best, so cost decides: one that does not compute activations again, then the fewest "
     "operations, then the fewest bytes."
 )
-"""The rule, in words, for the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,27 +23,14 @@ class Verdict:
     """A candidate, its price, and what came of it."""
 
     candidate: Candidate
-    """The way to fine-tune."""
     price: Price
-    """What it costs."""
-    fits: bool
-    """Whether its peak is within the memory."""
+    fits: bool  # whether its peak is within the memory
     picked: bool
-    """Whether it is the one to take."""
     why: str
-    """One clause."""
 
 
 def judge(prices: Mapping[Candidate, Price], memory: int) -> list[Verdict]:
-    """Apply the rule.
-
-    Args:
-        prices: Price by candidate.
-        memory: Bytes of the device.
-
-    Returns:
-        A verdict for each, in the given order; none is picked if none fits.
-    """
+    """Apply the rule, in the given order; none is picked if none fits in ``memory`` (bytes)."""
     fitting = [c for c, price in prices.items() if price.bytes is not None and price.bytes.total <= memory]
     best = max(fitting, key=lambda c: _rank(c, prices[c]), default=None)
     return [
@@ -96,12 +83,5 @@ def _beside(candidate: Candidate, price: Price, best: Candidate, won: Price) -> 
 
 
 def picked(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """The one to take.
-
-    Args:
-        verdicts: All of them.
-
-    Returns:
-        The pick, or None if nothing fits.
-    """
+    """The pick, or None if nothing fits."""
     return next((verdict for verdict in verdicts if verdict.picked), None)

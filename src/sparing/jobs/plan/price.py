@@ -36,39 +36,23 @@ from sparing.memory import predict as predict_bytes
 class Price:
     """What a candidate costs."""
 
-    bytes: Profile | None = None
-    """Composition at the peak of a step; None if it was refused or could not be predicted."""
-    trainable: int | None = None
-    """Parameters that train at once (count)."""
+    bytes: Profile | None = None  # composition at the peak of a step; None if it was refused or could not be predicted
+    trainable: int | None = None  # parameters that train at once (count)
+    # Operations of full fine-tuning without checkpointing over these; None where only the ledger has run.
     speed: float | None = None
-    """Operations of full fine-tuning without checkpointing over these; None where only the ledger has run."""
-    coverage: float | None = None
-    """Expected share of blocks that ever train."""
-    advice: tuple[str, ...] = ()
-    """What one should know before starting."""
-    why: str = ""
-    """Why there are no bytes, in a clause."""
+    coverage: float | None = None  # expected share of blocks that ever train
+    advice: tuple[str, ...] = ()  # what one should know before starting
+    why: str = ""  # why there are no bytes, in a clause
 
 
 _OTHER: Final = "pass the directory of a causal language model; sparing.memory.predict prices a step of any model"
 
 
-Pricer = Callable[[Any, Settings, Candidate], Price]
-"""Configuration, settings and candidate -> price."""
+Pricer = Callable[[Any, Settings, Candidate], Price]  # configuration, settings and candidate -> price
 
 
 def read_config(settings: Settings) -> Any:
-    """The model's configuration.
-
-    Args:
-        settings: Where it is, or how large the model is.
-
-    Returns:
-        The transformers configuration of the language model, or a shape for one that is known by its size alone.
-
-    Raises:
-        UserError: If there is none, or it is broken or quantised.
-    """
+    """The transformers configuration of the language model, or a shape for one known by its size alone."""
     if settings.place is None:
         return shape_like(settings.params or 0)
     config = config_of(settings.place)
@@ -79,14 +63,7 @@ def read_config(settings: Settings) -> Any:
 
 
 def drops(config: Any) -> bool:
-    """Whether a model drops activations while it trains, which keeps masks that no formula here counts.
-
-    Args:
-        config: The model's configuration, or its shape.
-
-    Returns:
-        True if a rate of dropout, other than a classifier's, is above zero.
-    """
+    """Whether a model uses dropout in training (classifier apart): no formula here counts its masks."""
     rates = (
         {name: value for name, value in vars(config).items() if "drop" in name} if hasattr(config, "__dict__") else {}
     )
@@ -97,32 +74,12 @@ def drops(config: Any) -> bool:
 
 
 def shape_of(config: Any) -> Shape:
-    """The sizes of a model of a known family.
-
-    Args:
-        config: What ``read_config`` gave.
-
-    Returns:
-        The shape.
-
-    Raises:
-        UserError: If the family's formulas are not known.
-    """
+    """The sizes of a model of a known family."""
     return config if isinstance(config, Shape) else Shape.from_config(config)
 
 
 def priced(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate) -> Price:
-    """Price a candidate; one that cannot be priced says why, and never stops the others.
-
-    Args:
-        pricer: ``by_formula`` or ``by_ledger``.
-        config: The model's configuration, or its shape.
-        settings: Batch, length and the rest.
-        candidate: What to price.
-
-    Returns:
-        The price, for the draw that costs most; without bytes if it failed.
-    """
+    """Price a candidate; one that cannot be priced says why, and never stops the others."""
     try:
         return pricer(config, settings, candidate)
     except Exception as error:  # noqa: BLE001 - models and operations are anybody's
@@ -131,19 +88,7 @@ def priced(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate
 
 
 def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
-    """Price a candidate of a known family from its shapes; instant.
-
-    Args:
-        config: The model's configuration.
-        settings: Batch, length and the rest.
-        candidate: What to price.
-
-    Returns:
-        The price, for the draw that costs most.
-
-    Raises:
-        UserError: If the family's formulas are not known.
-    """
+    """Price a candidate of a known family from its shapes, for the draw that costs most; instant."""
     shape = shape_of(config)
     if refused := _too_wide(candidate, shape.linears):
         return Price(why=refused)
@@ -161,16 +106,7 @@ def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
 
 
 def by_ledger(config: Any, settings: Settings, candidate: Candidate) -> Price:
-    """Price a candidate of any architecture by running two of its steps on fake tensors.
-
-    Args:
-        config: The model's configuration.
-        settings: Batch, length and the rest.
-        candidate: What to price.
-
-    Returns:
-        The price, with the lowest blocks active: the draw that costs most.
-    """
+    """Price a candidate of any architecture by running two of its steps on fake tensors."""
     model, names = on_meta(config, settings, candidate)
     if refused := _too_wide(candidate, _adapted(model)):
         return Price(why=refused)
@@ -208,31 +144,14 @@ def _adapted(model: nn.Module) -> Iterator[tuple[int, int]]:
 
 
 def sizes(config: Any, attention: str) -> tuple[int, bool, int]:
-    """Number of body blocks, whether the head is tied, and number of parameters, of any architecture.
-
-    Args:
-        config: The model's configuration.
-        attention: Which implementation to build with.
-
-    Returns:
-        The count, the flag and the count.
-    """
+    """Body blocks (count), whether the head is tied, and parameters (count), of any architecture."""
     model = _bare(config, torch.float32, attention)
     body = sum(block.role == "body" for block in parts_of(model)[0])
     return body, bool(tied(model)), sum(p.numel() for p in model.parameters())
 
 
 def on_meta(config: Any, settings: Settings, candidate: Candidate) -> tuple[nn.Module, set[str]]:
-    """The model without data, and what trains.
-
-    Args:
-        config: The model's configuration.
-        settings: Type and attention.
-        candidate: What to build for; its adapters are there.
-
-    Returns:
-        The model, and canonical names of what trains with the lowest blocks active: the draw that costs most.
-    """
+    """The model without data, adapters included, and names of what trains with the lowest blocks active."""
     model = _on_meta(config, settings, candidate)
     return model, _trained(model, candidate)
 

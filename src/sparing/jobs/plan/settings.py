@@ -128,11 +128,7 @@ class Settings:
     """Whether a plan that `out` already holds may be deleted (yes or no)."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be, and a model or a cluster that is given twice or not at all.
-
-        Raises:
-            UserError: If a setting is out of range, or settings contradict each other.
-        """
+        """Reject settings out of range, or in conflict."""
         parse_bytes(self.memory)
         at_least(1, self, "batch", "length", "period", "steps", "groups", "per_group", "sharing", "accumulate")
         at_least(1, self, "params", most=1e16)
@@ -175,11 +171,7 @@ class Settings:
 
     @cached_property
     def cluster(self) -> Topology | None:
-        """The machine; none for one device.
-
-        Raises:
-            UserError: If the file is missing or broken, or a speed is none.
-        """
+        """The cluster; None for one device."""
         if self.topology is not None:
             return Topology.read(self.topology)
         if self.groups * self.per_group == 1:
@@ -191,16 +183,7 @@ class Settings:
 
 
 def share_of(written: str) -> float:
-    """Read a share as people write it.
-
-    Args:
-        written: ``"1/16"``, ``"0.003"`` or ``"3e-3"``.
-
-    Returns:
-        The share.
-
-    Raises:
-        UserError: If it is no number, or not above 0 and up to 1.
+    """Parse a share such as ``"1/16"``, ``"0.003"`` or ``"3e-3"``.
 
     Example:
         >>> share_of("1/16")

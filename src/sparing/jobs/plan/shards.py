@@ -14,12 +14,12 @@ from sparing.sharding.choose import TIE, choose
 from sparing.sharding.choose import Verdict as Split
 from sparing.sharding.config import Topology, Workload
 
+# The rule, in words, for the page.
 RULE: Final = (
     "Full fine-tuning if it fits under some plan: it is what the others stand in for. If it does not, nothing measured "
     "here says which of the others learns best, so cost decides: the shortest step, then one that does not compute "
     "activations again, then the fewest bytes."
 )
-"""The rule, in words, for the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,19 +27,12 @@ class Option:
     """A way to fine-tune, split by a plan."""
 
     candidate: Candidate
-    """The way."""
     work: Workload
-    """What a rank has to do."""
     split: Split
-    """The plan, its price and its times."""
-    fits: bool
-    """Whether its peak is within the memory, and it survives what it must."""
+    fits: bool  # whether its peak is within the memory, and it survives what it must
     best: bool = False
-    """Whether it is the best of its method."""
     picked: bool = False
-    """Whether it is the one to take."""
     why: str
-    """One clause."""
 
     @property
     def seconds(self) -> float:
@@ -53,20 +46,9 @@ class Option:
 
 
 def options(candidate: Candidate, work: Workload, cluster: Topology, memory: str, survives: int = 0) -> list[Option]:
-    """Judge all plans for one way to fine-tune.
+    """Evaluate all plans for one candidate: those that fit from best to worst, then the others by time.
 
-    Args:
-        candidate: The way.
-        work: What it is for a rank.
-        cluster: The machine.
-        memory: Of a rank, with its unit.
-        survives: Groups that may be lost (count).
-
-    Returns:
-        The plans that fit from best to worst, then the others by time.
-
-    Raises:
-        UserError: If more groups are to be lost than there are.
+    ``survives``: groups that may be lost (count).
     """
     limit = parse_bytes(memory)
     try:
@@ -85,14 +67,7 @@ def _unfit(split: Split, limit: int) -> Split:
 
 
 def judge(found: Mapping[Candidate, Sequence[Option]]) -> list[Option]:
-    """Apply the rule.
-
-    Args:
-        found: Options of every way, best first.
-
-    Returns:
-        All of them: best of each method first, the pick at the top; then the others, method by method.
-    """
+    """Apply the rule: the best of each method first, the pick at the top; then the others, method by method."""
     labels = list(dict.fromkeys(way.label for way in found))
     leaders = [_leader([rows[0] for way, rows in found.items() if way.label == label]) for label in labels]
     fitting = [option for option in leaders if option.fits]

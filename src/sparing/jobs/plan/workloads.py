@@ -19,37 +19,22 @@ from sparing.layersample.predict import Full
 from sparing.layersample.shape import Shape
 from sparing.sharding.config import BucketSpec, Workload
 
-ITEM: Final = {"bfloat16": 2, "float32": 4}
-"""Bytes of a number."""
+ITEM: Final = {"bfloat16": 2, "float32": 4}  # bytes of a number
 
-MOMENTS, MASTER = 8, 4
-"""Bytes of AdamW's two float32 moments, and of a float32 master where parameters are shorter."""
+MOMENTS, MASTER = 8, 4  # bytes of AdamW's two float32 moments, and of a float32 master where parameters are shorter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A block of the model, as far as buckets need to know."""
 
-    role: str
-    """``"embed"``, ``"body"``, ``"tail"`` or ``"head"``."""
-    trainable: int
-    """Parameters that train, adapters included (count)."""
-    frozen: int
-    """Parameters that do not (count)."""
+    role: str  # ``"embed"``, ``"body"``, ``"tail"`` or ``"head"``
+    trainable: int  # parameters that train, adapters included (count)
+    frozen: int  # parameters that do not (count)
 
 
 def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapping[Candidate, Price]) -> Workload:
-    """Describe one way to fine-tune to the planner of shards.
-
-    Args:
-        config: The model's configuration, or its shape.
-        settings: Batch, types, accumulation.
-        candidate: The way.
-        prices: Price on one device, of each candidate.
-
-    Returns:
-        Buckets of the model, its activations and, if ``settings.tflops`` says how fast a device is, its times.
-    """
+    """Describe one way to fine-tune to the planner of shards; with times if ``settings.tflops`` is given."""
     parts = parts_of(config, settings, candidate)
     item, grad = ITEM[settings.dtype], ITEM[settings.gradients]
     stored, whole = _activations(candidate, prices)
@@ -80,16 +65,7 @@ def _specs(parts: list[Part], share: float) -> Iterator[BucketSpec]:
 
 
 def parts_of(config: Any, settings: Settings, candidate: Candidate) -> list[Part]:
-    """The blocks of the model in forward order, and what of each trains.
-
-    Args:
-        config: The model's configuration, or its shape.
-        settings: Type and attention; the number of parameters of a model known by its size alone.
-        candidate: What trains.
-
-    Returns:
-        One part per block; from the model without data where no formula knows the family.
-    """
+    """The blocks of the model in forward order, and what of each trains."""
     try:
         shape = shape_of(config)
     except UserError:
@@ -118,15 +94,7 @@ def _from_shape(shape: Shape, candidate: Candidate, params: float | None) -> lis
 
 
 def trained_of(shape: Shape, candidate: Candidate) -> Trained:
-    """What trains in a model of a known family, with the lowest blocks active: the draw that costs most.
-
-    Args:
-        shape: Sizes of the model.
-        candidate: The way.
-
-    Returns:
-        Ends, blocks and adapters.
-    """
+    """What trains in a model of a known family, with the lowest blocks active: the draw that costs most."""
     method = candidate.method
     if isinstance(method, Full):
         return Trained(blocks=frozenset(range(shape.layers)))

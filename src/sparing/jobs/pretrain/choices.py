@@ -14,22 +14,11 @@ from sparing.scaling.rules import SP, CompleteP, InitOnly, MuP, RateOnly, Rule, 
 if TYPE_CHECKING:
     from sparing.jobs.pretrain.settings import LawName, Pretrain
 
-PRUNE_FROM = 0.25
-"""Share of a run after which GMP begins to prune."""
+PRUNE_FROM = 0.25  # share of a run after which GMP begins to prune
 
 
 def number_of(word: str, whole: object) -> float:
-    """Read a number or a fraction.
-
-    Args:
-        word: Such as `0.25` or `1/4`.
-        whole: What to show if it is neither.
-
-    Returns:
-        The number.
-
-    Raises:
-        UserError: If it is neither.
+    """Parse a number or a fraction; ``whole`` is shown if it is neither.
 
     Example:
         >>> number_of("1/4", "1/4")
@@ -43,16 +32,7 @@ def number_of(word: str, whole: object) -> float:
 
 
 def shares_of(density: float | str) -> Any:
-    """What the scaling room understands by a density.
-
-    Args:
-        density: A number, or one of the forms of the setting.
-
-    Returns:
-        A number, numbers by pattern, or a law of densities.
-
-    Raises:
-        UserError: If it is none of them, or not a share above 0.
+    """A density as ``sparing.scaling`` takes it: a number, numbers by pattern, or a law.
 
     Example:
         >>> shares_of("1/8"), shares_of("*.mlp.*=1/8, *.attn.*=0.5")
@@ -75,17 +55,7 @@ def _share(value: float) -> float:
 
 
 def rule_of(settings: Pretrain) -> Rule:
-    """The parameterization that settings name.
-
-    Args:
-        settings: ``rule``, ``form``, ``decay``, ``base_layers`` and the multipliers.
-
-    Returns:
-        A rule.
-
-    Raises:
-        UserError: If `sp` is given what only other rules know.
-    """
+    """The parameterization that settings name."""
     if settings.rule == "sp":
         given = {
             "form": settings.form != "rescaled",
@@ -109,14 +79,7 @@ def rule_of(settings: Pretrain) -> Rule:
 
 
 def law_of(name: LawName) -> Law:
-    """The law of masks that a word names.
-
-    Args:
-        name: The word.
-
-    Returns:
-        A law.
-    """
+    """The law of masks that a word names."""
     laws: Mapping[str, Law] = {
         "bernoulli": Bernoulli(),
         "exact": ExactCount(),
@@ -129,17 +92,7 @@ def law_of(name: LawName) -> Law:
 
 
 def dynamic_of(settings: Pretrain) -> Method | None:
-    """How masks change, as a value.
-
-    Args:
-        settings: ``dynamic``, ``drop``, ``every``, ``until`` and ``density``.
-
-    Returns:
-        A method, or None for masks that stay.
-
-    Raises:
-        UserError: If the method needs one density for all, or its schedule does not fit.
-    """
+    """The method that changes masks; None where they stay."""
     pace: dict[str, Any] = {"every": settings.every, "until": settings.until}
     if settings.dynamic == "none":
         return None
@@ -152,12 +105,5 @@ def dynamic_of(settings: Pretrain) -> Method | None:
 
 
 def planned_density(settings: Pretrain) -> Any:
-    """The density at the first step: what is pruned later begins dense.
-
-    Args:
-        settings: ``dynamic`` and ``density``.
-
-    Returns:
-        As ``shares_of``.
-    """
+    """The density at the first step: what is pruned later starts dense."""
     return 1.0 if settings.dynamic == "gmp" else shares_of(settings.density)

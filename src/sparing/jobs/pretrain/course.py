@@ -16,8 +16,7 @@ from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_s
 from sparing.scaling.evolve import Evolution
 from sparing.scaling.plan import Plan, plan
 
-KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
-"""Optimizers as the rules name them."""
+KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}  # optimizers as the rules name them
 
 
 @dataclass(slots=True)
@@ -25,37 +24,16 @@ class Course:
     """Everything that a step changes."""
 
     model: nn.Module
-    """The live model."""
-
     settings: Pretrain
-    """Of the run."""
-
-    train: Tensor
-    """Tokens to learn, int64, shape (n,), on the CPU."""
-
-    plan: Plan
-    """What every layer got, at realised densities."""
-
+    train: Tensor  # tokens to learn, int64, shape (n,), on the CPU
+    plan: Plan  # what every layer got, at realised densities
     masks: Masks
-    """Which weights live."""
-
     optimizer: Any
-    """Over all parameters."""
-
     evolution: Evolution | None
-    """What changes the masks."""
-
     choices: Mapping[str, Choice] = field(default_factory=dict)
-    """How each masked layer runs."""
-
-    density: float = 1.0
-    """Live share of the weights that are masked; 1 where none is."""
-
-    step: int = 0
-    """Optimizer steps finished (count)."""
-
-    seconds: float = 0.0
-    """Time spent on them, evaluation excluded."""
+    density: float = 1.0  # live share of the weights that are masked; 1 where none is
+    step: int = 0  # optimizer steps finished (count)
+    seconds: float = 0.0  # time spent on them, evaluation excluded
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -69,15 +47,7 @@ class Course:
 
 
 def planned(settings: Pretrain, model: nn.Module) -> Plan:
-    """What every parameter of a fresh model gets.
-
-    Args:
-        settings: Rule, base, density and optimizer.
-        model: Freshly initialised; not changed.
-
-    Returns:
-        The plan.
-    """
+    """What every parameter of a fresh model gets."""
     return plan(
         model,
         base=settings.base_width,
@@ -88,17 +58,7 @@ def planned(settings: Pretrain, model: nn.Module) -> Plan:
 
 
 def begin(settings: Pretrain, model: nn.Module, train: Tensor, plan: Plan) -> Course:
-    """Scale a fresh model, draw its masks and build what trains it; every layer still runs as a dense matrix.
-
-    Args:
-        settings: Of the run.
-        model: The model of the plan; changed in place.
-        train: Tokens to learn, int64, shape (n,).
-        plan: What every parameter gets.
-
-    Returns:
-        The run at its first step.
-    """
+    """Scale a fresh model, draw its masks and build its optimizer; every layer still runs as a dense matrix."""
     masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
     optimizer = optimizer_for(settings, model, masks.plan, masks)
     method, evolution = dynamic_of(settings), None
@@ -110,12 +70,7 @@ def begin(settings: Pretrain, model: nn.Module, train: Tensor, plan: Plan) -> Co
 
 
 def choose_backends_(course: Course, before: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Let every masked layer run as it should; a resumed run keeps what the first one chose.
-
-    Args:
-        course: The run; its optimizer's state moves along.
-        before: Choices of the run that is resumed, as ``state_of`` has them.
-    """
+    """Choose a backend for each masked layer; a resumed run keeps the first one's choices (``before``)."""
     backend = course.settings.backend
     if before is None:
         course.choices = convert_(
@@ -132,11 +87,7 @@ def _as_chosen_(course: Course) -> None:
 
 
 def evolve_(course: Course) -> None:
-    """Change the masks if this step says so; sparse layers are dense for that moment. Gradients must be there still.
-
-    Args:
-        course: The run, after the optimizer's step and before its count goes up.
-    """
+    """Change the masks if due at this step; sparse layers are dense meanwhile. Needs the gradients of the step."""
     evolution = course.evolution
     if evolution is None:
         return
@@ -150,24 +101,13 @@ def evolve_(course: Course) -> None:
 
 
 def check_(course: Course) -> None:
-    """Refuse to go on if rates have lost their ratios, or if state lives where no weight does.
-
-    Args:
-        course: The run, between two steps.
-    """
+    """Stop if rates have lost their ratios, or if state lives where no weight does."""
     course.plan.check_optimizer(course.optimizer)
     course.masks.check(course.optimizer)
 
 
 def state_of(course: Course) -> dict[str, Any]:
-    """Everything that is needed to go on to the same bits.
-
-    Args:
-        course: The run, between two steps.
-
-    Returns:
-        A tree of tensors and plain values; sparse layers are laid out as dense ones.
-    """
+    """Everything needed to resume to the same bits; sparse layers are laid out as dense ones."""
     return {
         "step": course.step,
         "seconds": course.seconds,
@@ -179,12 +119,7 @@ def state_of(course: Course) -> dict[str, Any]:
 
 
 def restore_(course: Course, tree: Mapping[str, Any]) -> None:
-    """Put a run back to where ``state_of`` found it.
-
-    Args:
-        course: The same run, freshly begun.
-        tree: What ``state_of`` returned.
-    """
+    """Restore a fresh run to what ``state_of`` returned."""
     course.model.load_state_dict(tree["model"])
     load_dense_state_(course.model, course.optimizer, _tupled(tree["optimizer"]))
     if course.evolution is not None:
@@ -203,13 +138,6 @@ def _tupled(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def live_share(masks: Mapping[str, Tensor]) -> float:
-    """Live share of all masked weights together.
-
-    Args:
-        masks: By name.
-
-    Returns:
-        In (0, 1]; 1 where nothing is masked.
-    """
+    """Live share of all masked weights together; 1 where nothing is masked."""
     size = sum(mask.numel() for mask in masks.values())
     return sum(int(mask.sum()) for mask in masks.values()) / size if size else 1.0

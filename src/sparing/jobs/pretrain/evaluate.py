@@ -13,40 +13,18 @@ from sparing.jobs.live import device_of, measuring, seeded
 from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity
 from sparing.jobs.pretrain.material import Part
 
-TEMPERATURE, TOP = 0.8, 40
-"""How samples are drawn: logits over this, among so many likeliest tokens."""
+TEMPERATURE, TOP = 0.8, 40  # how samples are drawn: logits over this, among so many likeliest tokens
 
 
 def measured(model: nn.Module, part: Part, *, batch: int, loss_of: Measure = held_out_loss) -> dict[str, Any]:
-    """Loss on held-out text.
-
-    Args:
-        model: A causal language model.
-        part: Rows.
-        batch: Rows at once (count).
-        loss_of: Measures.
-
-    Returns:
-        ``loss`` (nat/token), ``bits_per_byte`` (comparable between tokenizers), ``perplexity`` and ``tokens``.
-    """
+    """Held-out ``loss`` (nat/token), ``bits_per_byte`` (comparable between tokenizers), ``perplexity``, ``tokens``."""
     loss, tokens = loss_of(model, part.rows, batch=batch)
     bits = loss / math.log(2) / part.bytes_per_token
     return {"loss": loss, "bits_per_byte": bits, "perplexity": perplexity(loss), "tokens": tokens}
 
 
 def written(model: Any, tokenizer: Any, openings: Sequence[str], *, length: int, seed: int) -> list[str]:
-    """Let a model go on from openings, drawing each token from a named stream.
-
-    Args:
-        model: A transformers model.
-        tokenizer: Its tokenizer.
-        openings: First words.
-        length: Tokens of the whole text (count); at most the context.
-        seed: Seed of the run.
-
-    Returns:
-        What it adds to each.
-    """
+    """Sample continuations of ``openings`` from a named random stream, up to ``length`` tokens with the opening."""
     from transformers import GenerationConfig
 
     end = tokenizer.eos_token_id

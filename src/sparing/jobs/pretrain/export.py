@@ -17,14 +17,7 @@ from sparing.scaling.fold import fold_
 
 
 def ordinary(course: Course) -> nn.Module:
-    """A copy of the model that computes the same without any of us.
-
-    Args:
-        course: The run; it stays as it is.
-
-    Returns:
-        A model in evaluation mode, its masked weights zero.
-    """
+    """A copy of the model that needs nothing of this package: evaluation mode, masked weights zero."""
     model = copy.deepcopy(course.model)
     model.zero_grad(set_to_none=True)
     masks = masks_of(model)
@@ -34,11 +27,5 @@ def ordinary(course: Course) -> nn.Module:
 
 
 def save_model(model: Any, tokenizer: Any, target: Path) -> None:
-    """Write model and tokenizer, whole or not at all.
-
-    Args:
-        model: An ordinary transformers model.
-        tokenizer: Its tokenizer.
-        target: The directory to appear.
-    """
+    """Write model and tokenizer, whole or not at all."""
     write_folder(target, lambda draft: save_pretrained(model.cpu(), tokenizer, draft))

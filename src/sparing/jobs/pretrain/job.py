@@ -74,19 +74,10 @@ class Way:
     """How a run goes: in one process, or over several ranks."""
 
     save: Callable[[Course, Record], Path] = _save
-    """Writes a checkpoint."""
-
     tell: Callable[[Course, Record], None] = _write
-    """Writes the record alone."""
-
-    hear: Callable[[list[int]], list[int]] = list
-    """Signals on account of which to stop, from those noted."""
-
+    hear: Callable[[list[int]], list[int]] = list  # signals on account of which to stop, from those noted
     walk: Callable[..., None] = advance_
-    """Walks to the end."""
-
-    always: bool = False
-    """Whether a second signal is noted too."""
+    always: bool = False  # whether a second signal is noted too
 
 
 def _train(course: Course, material: Material, record: Record, way: Way) -> None:
@@ -172,22 +163,7 @@ def _caveats(settings: Pretrain, material: Material) -> list[str]:
 
 
 def run(settings: Pretrain) -> Record:
-    """Train a language model from scratch as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before all of them are known to work.
-
-    Returns:
-        The record, also in OUT/record.jsonl, with tables "plan", "rates", "layers", "cost" (in one process), "train",
-        "held_out", "density", "sharding" (under a plan), "speed", "test" and "samples".
-
-    Raises:
-        UserError: If a setting or file is at fault, a checkpoint does not fit, or the disk is full.
-        StoppedError: After SIGINT or SIGTERM, once the step is finished and saved.
-        DivergedError: If loss or gradient are not finite; the state before that step is saved.
-        SpoiltError: If a step was applied that spoilt the weights; no model is saved.
-        RunError: If a rank is lost; the newest checkpoint is whole.
-    """
+    """Run `sparing pretrain`; nothing is written before every setting is checked."""
     with ranks(settings) as mesh:
         folder = folder_of(settings)
         material = _read(settings, folder, mesh)
@@ -226,11 +202,7 @@ def _read(settings: Pretrain, folder: Folder, mesh: Mesh | None) -> Material:
 
 
 def show(record: Record) -> None:
-    """Print the tables of a run on standard output; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the tables of a run; the last line says where the page is."""
     titles = {"held_out": "Held-out loss", "test": "Test loss", "speed": "Speed", **TABLES}
     for name, title in titles.items():
         if rows := record.table(name):

@@ -14,6 +14,7 @@ from sparing.jobs.pretrain.step import take_step_
 from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
 
+# Units of the columns that a run adds.
 UNITS = {
     "loss": "nat/token",
     "sent": "B",
@@ -22,33 +23,17 @@ UNITS = {
     "step_seconds": "s",
     "tokens_per_second": "tokens/s",
 }
-"""Units of the columns that a run adds."""
 
 
 def measure_(course: Course, record: Record, part: Part, loss_of: Measure = held_out_loss) -> None:
-    """Add the held-out loss of this moment.
-
-    Args:
-        course: The run.
-        record: Receives a row of the table "held_out".
-        part: Validation text.
-        loss_of: Measures.
-
-    Raises:
-        SpoiltError: If a step left weights whose loss has no finite perplexity.
-    """
+    """Add a row to the table "held_out"."""
     row = measured(course.model, part, batch=course.settings.batch, loss_of=loss_of)
     record.add("held_out", step=course.step, **row, seconds=course.seconds)
     refuse_spoilt(course.step, row["loss"], "validation text")
 
 
 def note_masks_(course: Course, record: Record) -> None:
-    """Add the density of this moment, if masks change.
-
-    Args:
-        course: The run.
-        record: Receives a row of the table "density" whenever it differs from the last one or masks were exchanged.
-    """
+    """Add the density to the table "density" whenever masks changed."""
     if course.evolution is None:
         return
     rows, digest = record.table("density"), course.masks.digest()
@@ -58,15 +43,7 @@ def note_masks_(course: Course, record: Record) -> None:
 
 
 def due(course: Course, every: int) -> bool:
-    """Whether something that happens every so many steps, and at the end, happens now.
-
-    Args:
-        course: The run.
-        every: Steps between; 0: at the end only.
-
-    Returns:
-        Whether it does.
-    """
+    """Whether something that happens every so many steps (0: never), and at the end, is due now."""
     return course.step == course.settings.steps or bool(every and course.step % every == 0)
 
 
@@ -80,20 +57,9 @@ def advance_(
     take: Callable[[Course], dict[str, Any]] = take_step_,
     loss_of: Measure = held_out_loss,
 ) -> None:
-    """Walk a run to its end.
+    """Train to the end from the first step or a restored one.
 
-    Args:
-        course: The run, at its first step or at a restored one.
-        record: Receives the tables "train", "held_out", "density" and "speed".
-        validation: Text to measure on.
-        after: Called after every step; may save, or raise to stop.
-        label: Words before the progress bar; empty for none.
-        take: Takes a step.
-        loss_of: Measures the held-out loss.
-
-    Raises:
-        DivergedError: If loss or gradient are not finite; the state before that step is as good as ever.
-        SpoiltError: If a step was applied that spoilt the weights.
+    ``after`` is called after every step: it may save, or raise to stop.
     """
     settings = course.settings
     if course.step == 0:

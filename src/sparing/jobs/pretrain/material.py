@@ -16,25 +16,18 @@ from sparing.jobs.lm.packing import Packed, pack_stream
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.pretrain.tokens import encode, tokenizer_for
 
-DUMP_BYTES = 8_000_000
-"""Leading bytes of a wiki dump that are read unless ``first`` says otherwise (bytes)."""
+DUMP_BYTES = 8_000_000  # leading bytes of a wiki dump that are read unless ``first`` says otherwise (bytes)
 
-OPENING = 8
-"""Words of held-out text that a sample begins with."""
+OPENING = 8  # words of held-out text that a sample begins with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """Held-out text as rows, with what makes its loss comparable between tokenizers."""
 
-    rows: Packed
-    """Token rows of the context's length."""
-
-    size: int
-    """Bytes of the text, UTF-8."""
-
-    tokens: int
-    """Tokens of the text, before it is cut into rows."""
+    rows: Packed  # token rows of the context's length
+    size: int  # bytes of the text, UTF-8
+    tokens: int  # tokens of the text, before it is cut into rows
 
     @property
     def bytes_per_token(self) -> float:
@@ -47,37 +40,15 @@ class Material:
     """A tokenizer, tokens to learn and rows to measure on."""
 
     tokenizer: Any
-    """A transformers tokenizer."""
-
-    train: Tensor
-    """Tokens to learn, int64, shape (n,)."""
-
-    validation: Part
-    """Measured along the way."""
-
-    test: Part
-    """Measured once, after the end."""
-
-    openings: tuple[str, ...]
-    """First words of places in the validation part, for samples to continue."""
-
-    unknown: int = 0
-    """Tokens of the held-out parts that the tokenizer does not know (count)."""
+    train: Tensor  # tokens to learn, int64, shape (n,)
+    validation: Part  # measured along the way
+    test: Part  # measured once, after the end
+    openings: tuple[str, ...]  # first words of places in the validation part, for samples to continue
+    unknown: int = 0  # tokens of the held-out parts that the tokenizer does not know (count)
 
 
 def read_text(name: str, first: int | None = None) -> str:
-    """The text that a word of the setting ``data`` means.
-
-    Args:
-        name: An asset, ``bundled``, or a file.
-        first: Leading bytes to read (count).
-
-    Returns:
-        The text; of a wiki dump, the prose of its articles.
-
-    Raises:
-        UserError: If there is no such text, or it is not UTF-8.
-    """
+    """The text of an asset, ``bundled`` or a file, its ``first`` bytes; of a wiki dump, the prose of its articles."""
     if name == "bundled":
         whole = bundled_text("alice") + "\n\n" + bundled_text("blake")
         return whole.encode()[:first].decode(errors="ignore")
@@ -97,14 +68,7 @@ def read_text(name: str, first: int | None = None) -> str:
 
 
 def cut(text: str, held_out: float) -> tuple[str, str, str]:
-    """Cut a text by position, after line ends where there are any near.
-
-    Args:
-        text: The text.
-        held_out: Share at its end that is not learnt.
-
-    Returns:
-        (training, validation, test); together the whole text.
+    """Cut a text into training, validation and test part, after line ends where there are any near.
 
     Example:
         >>> cut("aaaa bb cc", 0.4)
@@ -131,14 +95,7 @@ def _part(tokenizer: Any, texts: Sequence[str], context: int, name: str) -> Part
 
 
 def openings(text: str, count: int) -> tuple[str, ...]:
-    """The first words of paragraphs spread over a text.
-
-    Args:
-        text: The text.
-        count: How many (count).
-
-    Returns:
-        That many, or fewer where there are not as many paragraphs of enough words.
+    """The first words of up to ``count`` paragraphs spread over a text.
 
     Example:
         >>> openings("One two three four five six seven eight nine ten eleven.", 1)
@@ -150,18 +107,7 @@ def openings(text: str, count: int) -> tuple[str, ...]:
 
 
 def gather(settings: Pretrain, context: int) -> Material:
-    """Read, cut and encode everything; nothing is written.
-
-    Args:
-        settings: Of the run.
-        context: Tokens of a row (count).
-
-    Returns:
-        What the run needs.
-
-    Raises:
-        UserError: If a text is missing, or too short for one row.
-    """
+    """Read, cut and encode everything; nothing is written."""
     parts = [cut(read_text(name, settings.first), settings.held_out) for name in settings.data]
     learnt, validation, test = (list(column) for column in zip(*parts, strict=True))
     tokenizer = tokenizer_for(settings.tokenizer, "".join(learnt), settings.vocabulary)
@@ -177,17 +123,7 @@ def gather(settings: Pretrain, context: int) -> Material:
 
 
 def crops(ids: Tensor, *, batch: int, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows cut out of a long text at random places, and the token that follows each of theirs.
-
-    Args:
-        ids: Token ids, int64, shape (n,), n > context.
-        batch: Rows (count).
-        context: Tokens per row.
-        generator: Where; the batch is a function of it alone, so that a resumed run sees the same ones.
-
-    Returns:
-        (inputs, targets), int64, both of shape (batch, context).
-    """
+    """Inputs and next tokens of random rows of a long text, int64, (batch, context), from the generator alone."""
     starts = torch.randint(0, len(ids) - context, (batch, 1), generator=generator)
     rows = ids[starts + torch.arange(context + 1)]
     return rows[:, :-1], rows[:, 1:]

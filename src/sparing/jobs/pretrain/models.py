@@ -14,21 +14,12 @@ from sparing.jobs.live import seeded
 from sparing.jobs.lm.models import check_fields
 from sparing.jobs.pretrain.settings import Pretrain
 
+# Names of dropout in configurations; set to 0, for data is not repeated often enough to need it.
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
-"""Names of dropout in configurations; set to 0, for data is not repeated often enough to need it."""
 
 
 def config_for(settings: Pretrain, vocabulary: int, end: int | None = None) -> Any:
-    """The transformers configuration of a run.
-
-    Args:
-        settings: Architecture, or the file that has it.
-        vocabulary: Tokens that the tokenizer knows (count).
-        end: Token that ends a text.
-
-    Returns:
-        A configuration.
-    """
+    """The transformers configuration of a run."""
     if settings.config is not None:
         return _given(settings.config, vocabulary, end)
     from transformers import GPT2Config, LlamaConfig
@@ -75,17 +66,7 @@ def _given(path: Path, vocabulary: int, end: int | None) -> Any:
 
 
 def context_of(settings: Pretrain) -> int:
-    """Tokens per row: the setting, at most what the configuration has positions for.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Tokens (count).
-
-    Raises:
-        UserError: If a given configuration has fewer positions.
-    """
+    """Tokens per row: the setting, at most what the configuration has positions for."""
     if settings.config is not None:
         limit = getattr(_given(settings.config, 1, None), "max_position_embeddings", None)
         fits = not isinstance(limit, int) or settings.context <= limit
@@ -94,18 +75,9 @@ def context_of(settings: Pretrain) -> int:
 
 
 def fresh(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
-    """A model with the library's own initial weights, from a named stream; the global generators stay as they were.
+    """A float32 model with transformers' initial weights, from a named stream; the global generators stay as they were.
 
-    Args:
-        config: A transformers configuration.
-        seed: Of the weights.
-        device: Where it goes once drawn, so that the weights are the same everywhere.
-
-    Returns:
-        A causal language model of float32.
-
-    Raises:
-        UserError: If the configuration is of no causal language model.
+    Weights are drawn on the CPU, so that they are the same on every device.
     """
     from transformers import AutoModelForCausalLM
 
@@ -119,14 +91,7 @@ def fresh(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.M
 
 
 def shape_of(model: Any) -> str:
-    """A model in a few words.
-
-    Args:
-        model: A transformers model.
-
-    Returns:
-        Such as "Llama of 4 layers and width 128".
-    """
+    """A model in a few words, such as "Llama of 4 layers and width 128"."""
     config = model.config
     name = {"llama": "Llama", "gpt2": "GPT-2"}.get(config.model_type, config.model_type)
     return f"{name} of {config.num_hidden_layers} layers and width {config.hidden_size}"

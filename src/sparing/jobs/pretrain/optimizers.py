@@ -13,8 +13,7 @@ from sparing.jobs.pretrain.settings import Pretrain
 from sparing.scaling.plan import Plan
 from sparing.scaling.spectral import Spectral
 
-EPS = 1e-8
-"""Of Adam in the base."""
+EPS = 1e-8  # of Adam in the base
 
 
 class Both(torch.optim.Optimizer):
@@ -30,12 +29,7 @@ class Both(torch.optim.Optimizer):
     """
 
     def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
-        """Join them.
-
-        Args:
-            first: One, without state so far.
-            second: The other.
-        """
+        """Join two; the first has no state yet."""
         super().__init__([*first.param_groups, *second.param_groups], {})
         self.parts = (first, second)
         self._share()
@@ -48,36 +42,19 @@ class Both(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Take one step with each.
-
-        Args:
-            closure: Not used.
-        """
+        """Take one step with each."""
         assert closure is None
         for part in self.parts:
             part.step()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Args:
-            state_dict: The state.
-        """
+        """Load what ``state_dict`` returned."""
         super().load_state_dict(dict(state_dict))
         self._share()
 
 
 def groups_for(settings: Pretrain, model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
-    """Parameter groups of an optimizer that looks at each weight alone.
-
-    Args:
-        settings: ``optimizer`` (sgd or adamw), ``lr``, ``weight_decay`` and ``betas``.
-        model: The scaled model.
-        plan: What every parameter gets.
-
-    Returns:
-        Groups with ``lr_scale``, at their peak rates.
-    """
+    """Parameter groups with ``lr_scale`` at their peak rates, of an optimizer that treats each weight alone."""
     same: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "sgd":
         return plan.groups(model, **same, momentum=settings.betas[0])
@@ -85,14 +62,7 @@ def groups_for(settings: Pretrain, model: nn.Module, plan: Plan) -> list[dict[st
 
 
 def factory_for(settings: Pretrain) -> Callable[[Any], torch.optim.Optimizer]:
-    """Makes such an optimizer from its groups.
-
-    Args:
-        settings: ``optimizer`` (sgd or adamw) and ``lr``.
-
-    Returns:
-        Groups in, optimizer out.
-    """
+    """A function from groups to an optimizer, sgd or adamw."""
     if settings.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=settings.lr)
     return partial(torch.optim.AdamW, lr=settings.lr, fused=True)
@@ -101,17 +71,7 @@ def factory_for(settings: Pretrain) -> Callable[[Any], torch.optim.Optimizer]:
 def optimizer_for(
     settings: Pretrain, model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer:
-    """An optimizer of torch over all parameters.
-
-    Args:
-        settings: ``optimizer``, ``lr``, ``weight_decay`` and ``betas``.
-        model: The scaled model.
-        plan: What every parameter gets.
-        masks: Its masks by name.
-
-    Returns:
-        The optimizer, its groups at their peak rates.
-    """
+    """An optimizer of torch over all parameters, its groups at their peak rates."""
     if settings.optimizer != "muon":
         return factory_for(settings)(groups_for(settings, model, plan))
     same: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}

@@ -13,40 +13,23 @@ from sparing.jobs.pretrain.material import Material
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.sharded import SPREAD
 
-MODEL = "model"
-"""Directory of the finished model, beside what every job writes."""
+MODEL = "model"  # directory of the finished model, beside what every job writes
 
+# Settings that may differ when a run is resumed: they do not change what is learnt, or count by their tokens.
 HARMLESS = {"data", "first", "tokenizer", "eval_every", "checkpoint_every", "device", "samples", "sample_tokens"}
-"""Settings that may differ when a run is resumed: they do not change what is learnt, or count by their tokens."""
 
-FILES = {"text", "config"}
-"""Parts of the identity that are hashes."""
+FILES = {"text", "config"}  # parts of the identity that are hashes
 
 
 def folder_of(settings: Pretrain) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes; what it reads is safe there.
-    """
+    """The directory of a run."""
     named = [Path(name) for name in (*settings.data, settings.tokenizer)]
     reads = tuple(path for path in (*named, settings.config) if path is not None and path.exists())
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(MODEL,), reads=reads)
 
 
 def identity(settings: Pretrain, material: Material) -> dict[str, Any]:
-    """What makes two runs the same: settings as JSON, text by its tokens, a configuration by its content.
-
-    Args:
-        settings: Of the run.
-        material: What it learns.
-
-    Returns:
-        Plain values by name of the setting.
-    """
+    """What makes two runs the same: settings as JSON, text by its tokens, a configuration by its content."""
     known = folder.identity(settings, harmless=HARMLESS | set(SPREAD))
     parts = (material.train, material.validation.rows.ids, material.test.rows.ids)
     known["text"] = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()

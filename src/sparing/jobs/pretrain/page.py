@@ -23,14 +23,7 @@ def _table(record: Record, name: str) -> list[Any]:
 
 
 def sparsity(record: Record) -> str:
-    """How sparse the model is, in words.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Such as "25 % of its hidden weights".
-    """
+    """How sparse the model is, such as "25 % of its hidden weights"."""
     rows = _table(record, "layers")
     if not rows:
         return "all of its weights"
@@ -39,14 +32,7 @@ def sparsity(record: Record) -> str:
 
 
 def answer(record: Record) -> str:
-    """The run in one sentence with its numbers.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Marked-up text.
-    """
+    """The run in one sentence of markup."""
     test, held, speed = _table(record, "test")[0], _table(record, "held_out"), _table(record, "speed")[0]
     took = format_number(speed["seconds"], "s")
     return (
@@ -57,14 +43,7 @@ def answer(record: Record) -> str:
 
 
 def loss_section(record: Record) -> Section:
-    """Loss curves, training and held out, and the test at the end.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Loss curves, training and held out, and the test at the end."""
     held, train, test = (_table(record, name) for name in ("held_out", "train", "test"))
     curves = [
         plots.Series("training", *binned(train, "loss"), role="baseline"),
@@ -88,13 +67,7 @@ def loss_section(record: Record) -> Section:
 
 
 def brief(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the table "rates" with short names, and the vectors that are treated alike as one.
-
-    Args:
-        rows: Of the table.
-
-    Returns:
-        Fewer rows.
+    """Rows of the table "rates" with short names, equal vectors as one.
 
     Example:
         >>> same = {"role": "vector", "layers": 1, "peak_rate": 0.1, "decay_per_step": 0.0, "initial_std": 0.0}
@@ -115,13 +88,7 @@ def brief(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def short(name: str) -> str:
-    """A name without what all of them share.
-
-    Args:
-        name: Canonical, or with stars for numbers.
-
-    Returns:
-        What tells it from the others.
+    """A parameter's name without what all of them share.
 
     Example:
         >>> short("model.layers.*.mlp.up_proj.weight"), short("transformer.wte.weight"), short("lm_head.weight")
@@ -133,14 +100,7 @@ def short(name: str) -> str:
 
 
 def by_kind(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the table "layers", those of a kind and backend as one.
-
-    Args:
-        rows: Of the table.
-
-    Returns:
-        ``weights``, ``layers``, ``live``, ``density``, ``dead_neurons``, ``unread_inputs`` and ``backend``.
-    """
+    """Rows of the table "layers", those of a kind and backend as one."""
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         name = short(kind_of(row["weight"]))
@@ -157,14 +117,7 @@ def by_kind(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rates_section(record: Record) -> Section:
-    """Initial scale and learning rate of every kind of layer, and the whole plan.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Initial scale and learning rate of every kind of layer, and the whole plan."""
     settings = record.settings
     base = settings["base_width"] or settings["width"]
     text = (
@@ -182,14 +135,7 @@ def rates_section(record: Record) -> Section:
 
 
 def masks_section(record: Record) -> Section:
-    """Density of every masked weight, and how it changed.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Density of every masked weight, and how it changed."""
     layers, course = _table(record, "layers"), _table(record, "density")
     dead = sum(row["dead_neurons"] for row in layers)
     text = f"The model uses {sparsity(record)}; embeddings, head, norms and biases are dense. "
@@ -212,14 +158,7 @@ def masks_section(record: Record) -> Section:
 
 
 def cost_section(record: Record) -> Section:
-    """What a step was predicted to cost, beside what it did.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """What a step was predicted to cost, beside what it did."""
     text = (
         "Predicted before the first step from shapes and densities: with all layers as dense matrices with zeros, and "
         "with masked ones sparse; times from single layers timed on this machine. Measured by counting tensors, by "
@@ -233,14 +172,7 @@ def cost_section(record: Record) -> Section:
 
 
 def samples_section(record: Record) -> Section:
-    """Text that the exported model wrote.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        The chapter.
-    """
+    """Text that the exported model wrote."""
     rows = _table(record, "samples")
     samples = [Sample(row["prompt"], {"the model": row["after"]}, f"Text {n}") for n, row in enumerate(rows, start=1)]
     text = "First words of held-out paragraphs, and what the exported model adds, drawn at temperature 0.8 among 40."
@@ -248,16 +180,7 @@ def samples_section(record: Record) -> Section:
 
 
 def write_page(record: Record, path: Path, caveats: Sequence[str]) -> Path:
-    """Write the page of a run.
-
-    Args:
-        record: Of a finished run.
-        path: Target.
-        caveats: What the numbers do not cover.
-
-    Returns:
-        The target.
-    """
+    """Write the page of a run."""
     sections = [loss_section(record)]
     chapters = {"samples": samples_section, "rates": rates_section, "layers": masks_section, "cost": cost_section}
     chapters["sharding"] = ranks_section

@@ -22,8 +22,7 @@ from sparing.scaling.timing import time_layer
 
 PARAMETERS, LIVE, PRODUCTS = "parameters", "live weights", "operations of the products"
 WEIGHTS, GRADIENTS, STATE = "weights, masks and indices", "gradients", "optimizer state"
-LAYERS, STEP = "time of the linear layers", "time of a step, median"
-"""Rows of the table "cost"."""
+LAYERS, STEP = "time of the linear layers", "time of a step, median"  # rows of the table "cost"
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -34,22 +33,15 @@ def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -
     return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call]
 
 
+# Fused attention of the CPU, which torch's counter passes over; its backward pass computes the scores again.
 _FUSED: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""Fused attention of the CPU, which torch's counter passes over; its backward pass computes the scores again."""
 
 
 def predicted(course: Course) -> Price:
-    """The price of a step, with the seconds of layers timed on this machine.
-
-    Args:
-        course: The run.
-
-    Returns:
-        The price.
-    """
+    """Predict the cost of a step, with the seconds of layers timed on this machine."""
     rates = None
     if device_of(course.model).type == "cpu":
         timed = functools.cache(functools.partial(time_layer, tokens=course.tokens))
@@ -59,12 +51,7 @@ def predicted(course: Course) -> Price:
 
 
 def note_predicted(course: Course, record: Record) -> None:
-    """Add the table "cost": predictions, and what a forward and backward pass without a step shows.
-
-    Args:
-        course: The run, before its first step; its gradients are none afterwards.
-        record: Receives a row per quantity.
-    """
+    """Add the table "cost": predictions, and what a forward and backward pass without a step shows."""
     price, (flops, grads) = predicted(course), _trial(course)
     dense, sparse = price.bytes_dense, price.bytes_sparse
     params = list(course.model.parameters())
@@ -105,26 +92,14 @@ def _trial(course: Course) -> tuple[int | None, int]:
 
 
 def held(course: Course) -> int:
-    """Bytes of weights, masks and indices as the model holds them now.
-
-    Args:
-        course: The run.
-
-    Returns:
-        Bytes; what is shared counts once.
-    """
+    """Bytes of weights, masks and indices as the model holds them; shared storage counts once."""
     model = course.model
     tensors = [*model.parameters(), *(b for name, b in model.named_buffers() if name.endswith("_mask"))]
     return sum(t.nbytes for t in tensors) + sum(layer.pattern.nbytes for layer in sparse_layers(model).values())
 
 
 def fill_measured(course: Course, record: Record) -> None:
-    """Complete the table "cost" with what only a whole run shows.
-
-    Args:
-        course: The finished run.
-        record: Its table "cost" is changed.
-    """
+    """Complete the table "cost" with what only a whole run shows."""
     state = (value for kept in course.optimizer.state.values() for value in kept.values())
     found = {STATE: sum(value.nbytes for value in state if isinstance(value, Tensor)), STEP: median_step(record)}
     for row in record.rows:
@@ -133,26 +108,13 @@ def fill_measured(course: Course, record: Record) -> None:
 
 
 def median_step(record: Record) -> float | None:
-    """Median seconds of a step.
-
-    Args:
-        record: Of a run.
-
-    Returns:
-        Seconds; None before the second step.
-    """
+    """Median seconds of a step; None before the second step."""
     ends: list[Any] = [row["seconds"] for row in record.table("train")]
     return statistics.median(b - a for a, b in itertools.pairwise(ends)) if len(ends) > 1 else None
 
 
 def shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The table "cost" for people: every number with its unit.
-
-    Args:
-        rows: Of the table.
-
-    Returns:
-        Columns ``quantity``, ``predicted_dense``, ``predicted_sparse`` and ``measured``.
+    """The table "cost" for display: every number with its unit.
 
     Example:
         >>> shown([{"quantity": "gradients", "unit": "B", "dense": 2048, "sparse": None, "measured": 2048}])

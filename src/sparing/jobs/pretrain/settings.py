@@ -181,11 +181,7 @@ class Pretrain:
     """Whether a run that `out` already holds may be deleted (yes or no)."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, before any file is opened.
-
-        Raises:
-            UserError: If a setting is out of range or two contradict each other.
-        """
+        """Reject settings out of range, or in conflict, before any file is opened."""
         at_least(1, self, "layers", "head_dim", "kv_heads", "base_width", "base_layers", "first", "every")
         at_least(1, self, "batch", "steps", why="it counts things to do")
         at_least(2, self, "context", why="a token needs one before it")

@@ -48,28 +48,12 @@ class Crew:
     """What a rank needs to take part in a run."""
 
     mesh: Mesh
-    """All ranks."""
-
     settings: Pretrain
-    """Of the run."""
-
-    record: Record
-    """Receives the tables "sharding" and "traffic"."""
-
-    engine: Engine = field(init=False)
-    """Made with the model, by ``begin``."""
+    record: Record  # receives the tables "sharding" and "traffic"
+    engine: Engine = field(init=False)  # made with the model, by ``begin``
 
     def begin(self, model: nn.Module, train: Tensor, plan: Plan) -> Course:
-        """Scale a fresh model, draw its masks and shard it.
-
-        Args:
-            model: The model of the plan, the same on every rank; changed in place.
-            train: Tokens to learn, int64, shape (n,).
-            plan: What every parameter gets.
-
-        Returns:
-            The run at its first step.
-        """
+        """Scale a fresh model (the same on every rank), draw its masks and shard it."""
         settings = self.settings
         masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
         masks.verify()  # the first forward pass would look for weights where there are slices
@@ -96,17 +80,7 @@ class Crew:
         return Micro(model=model, loss=lambda: summed_loss(model, inputs, targets))
 
     def take_step_(self, course: Course) -> dict[str, Any]:
-        """One optimizer step of all ranks.
-
-        Args:
-            course: The run; one step further afterwards.
-
-        Returns:
-            A row of the table "train", the same on every rank but for the seconds.
-
-        Raises:
-            DivergedError: If loss or gradient are not finite; weights and optimizer are then as before the step.
-        """
+        """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""
         begin = time.perf_counter()
         lr, value = set_rates_(course), summed(self.mesh, self._gradients_(course))[0] / course.tokens
         norm = self.engine.step(divisor=course.tokens if math.isfinite(value) else math.nan)
@@ -129,42 +103,18 @@ class Crew:
         return loss.item()
 
     def walk(self, course: Course, record: Record, validation: Part, *, after: Callable[[Course], None]) -> None:
-        """Walk the run to its end; rank 0 shows how far it is.
-
-        Args:
-            course: The run.
-            record: Receives the rows of ``advance_``.
-            validation: Text to measure on.
-            after: Called after every step.
-        """
+        """Train to the end; rank 0 shows progress."""
         label, how = "" if self.mesh.rank else "pretrain", partial(held_out_loss, self.mesh)
         advance_(course, record, validation, after=after, label=label, take=self.take_step_, loss_of=how)
         note_traffic(self.mesh, record)
 
     def save(self, folder: Folder, course: Course, record: Record) -> Path:
-        """Write a checkpoint.
-
-        Args:
-            folder: Of the run.
-            course: The run, between two steps.
-            record: Of the run so far.
-
-        Returns:
-            Its directory.
-        """
+        """Write a checkpoint; returns its directory."""
         own = {"run": folder.whose(), "step": course.step}
         return save(self.engine, folder, course.step, own | {"seconds": course.seconds, "rows": record.rows})
 
     def restore_(self, course: Course, path: Path) -> Mapping[str, Any]:
-        """Put a freshly begun run where a checkpoint left it, on these ranks and under this plan.
-
-        Args:
-            course: The run.
-            path: The checkpoint's directory.
-
-        Returns:
-            What ``save`` put beside it.
-        """
+        """Resume from a checkpoint, on these ranks and under this plan."""
         tree = checkpoint.load_(self.engine, path)
         folder_of(self.settings).check_own(path, tree)
         course.step, course.seconds, course.density = step_of(path), tree["seconds"], live_share(course.masks)
@@ -172,15 +122,6 @@ class Crew:
 
 
 def summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Summed next-token loss of some rows.
-
-    Args:
-        model: A causal language model whose output has ``logits`` of shape (batch, length, vocabulary).
-        inputs: Token ids, int64, shape (batch, length).
-        targets: The token after each, −100 where none counts, int64, shape (batch, length).
-
-    Returns:
-        In nats, shape ().
-    """
+    """Summed next-token loss in nats, shape (); targets −100 where none counts."""
     logits = model(input_ids=inputs, use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")

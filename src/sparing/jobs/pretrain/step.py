@@ -18,30 +18,13 @@ from sparing.seeds import stream
 
 
 def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean next-token loss of some rows.
-
-    Args:
-        model: A causal language model whose output has ``logits`` of shape (batch, length, vocabulary).
-        inputs: Token ids, int64, shape (batch, length).
-        targets: The token after each, int64, shape (batch, length).
-
-    Returns:
-        In nats per token, shape ().
-    """
+    """Mean next-token loss in nats per token, shape ()."""
     logits = model(input_ids=inputs, use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def batch_of(course: Course, step: int) -> tuple[Tensor, Tensor]:
-    """The rows of a step: a function of seed and step.
-
-    Args:
-        course: The run.
-        step: Optimizer step, from 0.
-
-    Returns:
-        (inputs, targets), int64, shape (batch, context), where the model is.
-    """
+    """Inputs and targets of a step (from 0), by seed and step alone: int64, (batch, context), on the model's device."""
     settings, device = course.settings, device_of(course.model)
     generator = stream(settings.seed, "batch", step)
     rows = crops(course.train, batch=settings.batch, context=settings.context, generator=generator)
@@ -49,14 +32,7 @@ def batch_of(course: Course, step: int) -> tuple[Tensor, Tensor]:
 
 
 def set_rates_(course: Course) -> float:
-    """Give every group its rate for the step to come.
-
-    Args:
-        course: The run.
-
-    Returns:
-        The rate of the base.
-    """
+    """Set every group's rate for the next step; returns the base rate."""
     settings = course.settings
     same = {"steps": settings.steps, "warmup": settings.warmup, "schedule": settings.schedule}
     lr = rate(course.step, peak=settings.lr, **same)  # type: ignore[arg-type]
@@ -66,17 +42,7 @@ def set_rates_(course: Course) -> float:
 
 
 def take_step_(course: Course) -> dict[str, Any]:
-    """One optimizer step.
-
-    Args:
-        course: The run; one step further afterwards.
-
-    Returns:
-        A row of the table "train".
-
-    Raises:
-        DivergedError: If loss or gradient are not finite; weights and optimizer are then as before the step.
-    """
+    """One optimizer step; returns a row of the table "train"."""
     begin, settings = time.perf_counter(), course.settings
     lr = set_rates_(course)
     inputs, targets = batch_of(course, course.step)

@@ -11,22 +11,12 @@ from sparing.scaling.entries import kind_of
 from sparing.scaling.masks import dead
 from sparing.scaling.plan import Plan
 
+# Columns of the full plan.
 SHOWN = ("parameter", "role", "fan_in", "m_in", "m_out", "density", "std", "lr", "decay", "eps", "forward", "why")
-"""Columns of the full plan."""
 
 
 def rate_rows(plan: Plan, groups: Iterable[Mapping[str, Any]], lr: float) -> list[dict[str, Any]]:
-    """Initial scale, learning rate and decay of every kind of layer.
-
-    Args:
-        plan: The plan at realised densities.
-        groups: Those of the optimizer, which say what truly happens.
-        lr: Peak rate of the base.
-
-    Returns:
-        One row per kind and density: ``weights`` (pattern), ``layers`` and ``parameters`` (counts), ``role``,
-        ``density``, ``initial_std``, ``factor`` (rate over the base's), ``peak_rate``, ``decay_per_step`` at that rate.
-    """
+    """Initial scale, learning rate and decay of every kind of layer, as the optimizer's groups have them."""
     options = {name: group for group in groups for name in group["param_names"]}
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, entry in plan.entries.items():
@@ -56,12 +46,7 @@ def rate_rows(plan: Plan, groups: Iterable[Mapping[str, Any]], lr: float) -> lis
 
 
 def note_plan(course: Course, record: Record) -> None:
-    """Add the tables "plan", parameter by parameter, and "rates", by kind of layer.
-
-    Args:
-        course: The run, before its first step.
-        record: Receives them.
-    """
+    """Add the tables "plan", parameter by parameter, and "rates", by kind of layer."""
     for row in course.masks.plan.table():
         known = {column: row[column] for column in SHOWN if column in row}
         record.add("plan", **{column: None if value == "" else value for column, value in known.items()})
@@ -70,12 +55,7 @@ def note_plan(course: Course, record: Record) -> None:
 
 
 def note_layers(course: Course, record: Record) -> None:
-    """Add the table "layers": what the mask of each weight leaves, and how the layer ran.
-
-    Args:
-        course: The finished run.
-        record: Receives a row per masked weight.
-    """
+    """Add the table "layers": what the mask of each weight leaves, and how the layer ran."""
     for name, mask in course.masks.items():
         outputs, inputs = dead(mask, transposed=course.masks.plan.entries[name].transposed)
         choice = course.choices.get(name)

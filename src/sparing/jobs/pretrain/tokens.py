@@ -12,22 +12,14 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.jobs.lm.models import load_tokenizer
 
+# What stands between texts, and for characters that the training part does not have.
 END, UNKNOWN = "<|endoftext|>", "<|unknown|>"
-"""What stands between texts, and for characters that the training part does not have."""
 
-PIECE = 1 << 20
-"""Characters that are encoded at once; longer texts are cut at line ends (count)."""
+PIECE = 1 << 20  # characters that are encoded at once; longer texts are cut at line ends (count)
 
 
 def characters(text: str) -> Any:
-    """A tokenizer of single characters.
-
-    Args:
-        text: Its characters are the vocabulary, in the order of their code points; others become ``UNKNOWN``.
-
-    Returns:
-        A transformers tokenizer with ``END``, ``UNKNOWN`` and the characters.
-    """
+    """A tokenizer of the characters of a text, in order of their code points; others become ``UNKNOWN``."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     known = {piece: index for index, piece in enumerate([END, UNKNOWN, *sorted(set(text))])}
@@ -38,15 +30,7 @@ def characters(text: str) -> Any:
 
 
 def byte_pairs(text: str, vocabulary: int) -> Any:
-    """A tokenizer of byte pairs; every text comes back as it went in.
-
-    Args:
-        text: What the pairs are learnt from.
-        vocabulary: Tokens at most, 256 bytes and ``END`` among them (count).
-
-    Returns:
-        A transformers tokenizer; it has fewer tokens if the text has fewer pairs.
-    """
+    """A lossless byte-pair tokenizer with at most ``vocabulary`` tokens, 256 bytes and ``END`` included."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE())
@@ -66,19 +50,7 @@ def _wrapped(raw: Any, **special: str) -> Any:
 
 
 def tokenizer_for(choice: str, text: str, vocabulary: int) -> Any:
-    """The tokenizer that a setting means.
-
-    Args:
-        choice: ``char``, ``bpe`` or a directory.
-        text: The training part.
-        vocabulary: Tokens of ``bpe`` (count).
-
-    Returns:
-        A transformers tokenizer.
-
-    Raises:
-        UserError: If it is neither, or the directory holds no tokenizer.
-    """
+    """The tokenizer that a setting means: ``char``, ``bpe`` or a directory."""
     if choice in {"char", "bpe"}:
         return characters(text) if choice == "char" else byte_pairs(text, vocabulary)
     there = Path(choice).is_dir()
@@ -103,15 +75,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> Tensor:
-    """Texts as one row of tokens, each followed by the end of text where the tokenizer has one.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        texts: In their order.
-
-    Returns:
-        Token ids, int64, shape (n,).
-    """
+    """Concatenate texts as token ids, int64, (n,), each followed by the end of text where the tokenizer has one."""
     ids: list[int] = []
     for text in texts:
         for piece in _pieces(text):

@@ -15,13 +15,13 @@ from sparing.valley.config import Noise, Special, SpecialKind
 from sparing.valley.selection import selected
 from sparing.vectors import Vector
 
+# Directions as the paper writes them; μ is the mean of each tensor.
 TITLES: Final[dict[str, str]] = {
     "gaussian": "G(0, 1)", "uniform": "U(−1, 1)", "ternary": "{−1, 0, 1}", "shifted-gaussian": "G(1, 1)",
     "positive-uniform": "U(0, 1)", "binary": "{0, 1}", "one": "{1}",
     "initial": "θ₀, the start", "self": "θ, the weights", "sign": "sign(θ)", "centred-sign": "sign(θ − μ)",
     "positive": "1 where θ > 0", "centred-positive": "1 where θ > μ",
 }  # fmt: skip
-"""Directions as the paper writes them; μ is the mean of each tensor."""
 
 SPECIALS: Final[tuple[SpecialKind, ...]] = (
     "initial", "self", "sign", "centred-sign", "positive", "centred-positive",
@@ -37,12 +37,9 @@ GROUPS: Final[dict[str, str]] = {
 class Ask:
     """One curve: what to walk along."""
 
-    kind: NoiseName | SpecialKind
-    """Noise or special direction."""
-    ratio: float = 0.0
-    """Sign-change ratio: 0 is raw, 1 is sign-consistent."""
-    group: GroupName = "all"
-    """Parameters that move."""
+    kind: NoiseName | SpecialKind  # noise or special direction
+    ratio: float = 0.0  # sign-change ratio: 0 is raw, 1 is sign-consistent
+    group: GroupName = "all"  # parameters that move
 
     @property
     def special(self) -> bool:
@@ -55,15 +52,7 @@ class Ask:
         return {0.0: "raw", 1.0: "consistent"}.get(self.ratio, f"{self.ratio:g}")
 
     def direction(self, settings: Settings, initial: Vector | None) -> Noise | Special:
-        """As the library takes it.
-
-        Args:
-            settings: For the norm.
-            initial: Weights before training, for the direction of that name.
-
-        Returns:
-            The direction.
-        """
+        """The direction as ``sparing.valley`` takes it; ``initial`` are the weights before training."""
         if self.special:
             start = initial if self.kind == "initial" else None
             return Special(self.kind, initial=start, norm=settings.norm)  # type: ignore[arg-type]
@@ -72,15 +61,7 @@ class Ask:
 
 
 def present(model: nn.Module, groups: Iterable[GroupName]) -> list[GroupName]:
-    """Those groups that have a parameter that may move.
-
-    Args:
-        model: Any.
-        groups: Names.
-
-    Returns:
-        Names, in the same order.
-    """
+    """Those groups that have a parameter that may move, in the same order."""
     found = []
     for group in groups:
         with contextlib.suppress(UserError):
@@ -90,16 +71,7 @@ def present(model: nn.Module, groups: Iterable[GroupName]) -> list[GroupName]:
 
 
 def asks(settings: Settings, *, groups: Collection[str], started: bool) -> list[Ask]:
-    """Every curve that the settings want.
-
-    Args:
-        settings: Of the scan.
-        groups: Those that the model has.
-        started: Whether its weights before training are known.
-
-    Returns:
-        Each once: what two parts share is walked once.
-    """
+    """Every curve that the settings want, each once though several parts share it."""
     wanted: list[Ask] = []
     if "noises" in settings.parts:
         wanted += [Ask(kind, ratio) for kind in settings.noises for ratio in (0.0, 1.0)]

@@ -26,31 +26,15 @@ class Subject:
     """What is scanned."""
 
     name: str
-    """In words."""
-    model: nn.Module
-    """In evaluation mode."""
-    evaluate: Evaluate
-    """Model -> metrics by name; which way they get better their names tell, or ``evaluate.better``."""
-    calibrate: Iterable[Any] | None = None
-    """Batches of inputs that batch-norm statistics are taken from."""
-    metric: str = ""
-    """The one that the page draws; "" for error, else loss, else the first."""
-    source: str = ""
-    """What it is measured on, in words."""
+    model: nn.Module  # in evaluation mode
+    evaluate: Evaluate  # model -> metrics by name; which way they get better their names tell, or ``evaluate.better``
+    calibrate: Iterable[Any] | None = None  # batches of inputs that batch-norm statistics are taken from
+    metric: str = ""  # the one that the page draws; "" for error, else loss, else the first
+    source: str = ""  # what it is measured on, in words
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights.
-
-    Args:
-        path: A .safetensors file.
-
-    Returns:
-        Tensors by name.
-
-    Raises:
-        UserError: If it is missing, torn or foreign.
-    """
+    """Read a .safetensors file."""
     require(path.is_file(), "weights", path, "there is no such file", "pass a .safetensors file")
     try:
         return load_file(path)
@@ -60,16 +44,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Put weights into a model.
-
-    Args:
-        model: Changed.
-        weights: By the names of its state.
-        path: Where they come from, for the error.
-
-    Raises:
-        UserError: If a name or a shape differs; the first one is named.
-    """
+    """Load weights into a model; the first name or shape that differs is named."""
     do = "pass weights of the model that --entry builds"
     state, twice = model.state_dict(), {name for name, _ in model.named_parameters(remove_duplicate=False)}
     needed = [name for name in state if name not in twice or name in named_parameters(model)]  # a tied one once
@@ -85,18 +60,7 @@ def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def open_entry(spec: str) -> Subject:
-    """Call an entry point.
-
-    Args:
-        spec: ``module:function``; the function takes nothing and returns (model, evaluate) or (model, evaluate,
-            calibrate).
-
-    Returns:
-        What it gave.
-
-    Raises:
-        UserError: If it cannot be imported, raises, or returns something else.
-    """
+    """Call an entry point, which returns (model, evaluate) or (model, evaluate, calibrate)."""
     found = call_entry(spec, "entry")
     parts = tuple(found) if isinstance(found, tuple | list) else ()
     right = len(parts) in {2, 3} and isinstance(parts[0], nn.Module) and callable(parts[1])
@@ -107,18 +71,7 @@ def open_entry(spec: str) -> Subject:
 
 
 def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """The weights that a model began with.
-
-    Args:
-        path: A folder of the same architecture, or a .safetensors file.
-        model: The finished model.
-
-    Returns:
-        Its parameters by canonical name.
-
-    Raises:
-        UserError: If a parameter is missing or has another shape; the first one is named.
-    """
+    """Weights before training, by canonical name, from a folder of the same architecture or a .safetensors file."""
     if path.suffix == ".safetensors":
         found: Mapping[str, Tensor] = read_weights(path)
     else:
@@ -131,14 +84,7 @@ def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of named tensors: names, shapes, formats and every bit.
-
-    Args:
-        tensors: Such as the state of a model.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """SHA-256 of named tensors: names, shapes, formats and every bit."""
     total = hashlib.sha256()
     for name, tensor in tensors.items():
         total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

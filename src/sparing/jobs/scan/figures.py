@@ -28,25 +28,13 @@ from sparing.jobs.scan.reading import (
 from sparing.report import Figure, Record, format_number, plots
 
 HEADS: Final = ("noise as drawn", "with the weights' signs")
-ROLES: Final[tuple[plots.Role, ...]] = ("baseline", "ours")
-"""Of noise as drawn, and with the weights' signs."""
+ROLES: Final[tuple[plots.Role, ...]] = ("baseline", "ours")  # of noise as drawn, and with the weights' signs
 ACROSS: Final = "λ, steps of the weights' own length"
-STEEP: Final = 30.0
-"""Highest over lowest value from which a picture is logarithmic."""
+STEEP: Final = 30.0  # highest over lowest value from which a picture is logarithmic
 
 
 def panel_of(row: Row, values: Rows, metric: str, role: plots.Role) -> Panel:
-    """A curve as a small picture.
-
-    Args:
-        row: Of the table "curves".
-        values: Its rows of the table "values".
-        metric: Which one.
-        role: Its colour.
-
-    Returns:
-        The panel: mean, lowest and highest over draws.
-    """
+    """A curve as a small picture: mean, lowest and highest over draws."""
     steps, found = values_of(values, metric)
     name, note, short = TITLES[row["kind"]], index_text(row, metric), index_text(row, metric, short=True)
     return Panel(name, note, short, steps, found.mean(0), found.min(0), found.max(0), role)
@@ -63,15 +51,7 @@ def _steep(panels: Sequence[Panel]) -> bool:
 
 
 def noise_figure(record: Record, metric: str) -> Figure:
-    """The grid of noises: raw beside consistent; the paper's Figure 3.
-
-    Args:
-        record: With both signs of each noise.
-        metric: Which one.
-
-    Returns:
-        The picture.
-    """
+    """The grid of noises, raw beside consistent: the paper's Figure 3."""
     raw, consistent = (curves_of(record, sign=sign, noises=True) for sign in ("raw", "consistent"))
     panels = [
         panel for one, two in zip(raw, consistent, strict=True)
@@ -94,16 +74,7 @@ def noise_figure(record: Record, metric: str) -> Figure:
 
 
 def pair_figure(curves: Rows, values: Rows, metric: str) -> Figure:
-    """Two curves beside each other: along one noise as drawn, and with the weights' signs.
-
-    Args:
-        curves: Two rows of the table "curves", as drawn first.
-        values: Rows of the table "values".
-        metric: Which one.
-
-    Returns:
-        The picture.
-    """
+    """Two curves beside each other: along one noise as drawn, and with the weights' signs."""
     panels = [
         panel_of(row, [one for one in values if one["curve"] == row["curve"]], metric, role)
         for row, role in zip(curves, ROLES, strict=True)
@@ -120,15 +91,7 @@ def pair_figure(curves: Rows, values: Rows, metric: str) -> Figure:
 
 
 def ratio_figures(record: Record) -> list[Figure]:
-    """Index and both branches over the sign-change ratio; the paper's Figure 4.
-
-    Args:
-        record: With curves along Gaussian noise.
-
-    Returns:
-        Two pictures; without an index above the noise, or a finite value everywhere, one less; none where there are
-        fewer than two ratios.
-    """
+    """Index and both branches over the sign-change ratio (the paper's Figure 4); none below two ratios."""
     metric, wanted = metric_of(record), set(record.settings["ratios"])
     rows = [row for row in curves_of(record) if row["kind"] == "gaussian" and row["ratio"] in wanted]
     rows.sort(key=lambda row: row["ratio"])
@@ -180,14 +143,7 @@ def _side(record: Record, curve: int, metric: str, *, plus: bool) -> list[float]
 
 
 def group_rows(record: Record) -> list[dict[str, Any]]:
-    """Index by group of parameters, raw beside consistent.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        Rows "group", "raw", "consistent" with intervals, "SCR" of the raw noise, "n".
-    """
+    """Index by group of parameters, raw beside consistent, with intervals."""
     metric, wanted = metric_of(record), record.settings["groups"]
     found: dict[str, dict[str, Any]] = {}
     for row in curves_of(record, group=None):
@@ -200,14 +156,7 @@ def group_rows(record: Record) -> list[dict[str, Any]]:
 
 
 def group_figure(record: Record) -> Figure:
-    """Index by group with intervals, raw beside consistent; the paper's Figure 6.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        The picture.
-    """
+    """Index by group with intervals, raw beside consistent: the paper's Figure 6."""
     metric, rows = metric_of(record), group_rows(record)
     signs = ("raw", "consistent")
     marks = [
@@ -227,14 +176,7 @@ def group_figure(record: Record) -> Figure:
 
 
 def special_figure(record: Record) -> Figure | None:
-    """The special directions; the paper's Figure 5.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        The picture; None where none was walked.
-    """
+    """The special directions, the paper's Figure 5; None where there are none."""
     metric = metric_of(record)
     rows = [row for row in curves_of(record) if row["kind"] in SPECIALS]
     if not rows:
@@ -254,14 +196,7 @@ def special_figure(record: Record) -> Figure | None:
 
 
 def scale_figure(record: Record) -> Figure:
-    """Scales of norm layers; the paper's Figure 7.
-
-    Args:
-        record: With tables "scales" and "layers".
-
-    Returns:
-        The picture.
-    """
+    """Scales of norm layers: the paper's Figure 7."""
     bars, layers = record.table("scales"), record.table("layers")
     edges = [bars[0]["left"], *(bar["right"] for bar in bars)]
     total = sum(row["count"] for row in layers)

@@ -20,8 +20,8 @@ from sparing.report import Progress, Record, print_table
 from sparing.vectors import Vector
 
 UNITS: Final = {"seconds": "s", "loss": "nat", "plus_loss": "nat", "minus_loss": "nat"}
+# Names in the mark of a run under which hashes stand.
 FILES: Final = frozenset({"weights", "data_file", "initial_weights"})
-"""Names in the mark of a run under which hashes stand."""
 
 QUESTION: Final = (
     "Is one side of this model's valley flatter than the other, and do the signs of its weights say which?"
@@ -29,30 +29,14 @@ QUESTION: Final = (
 
 
 def folder_of(settings: Settings) -> Folder:
-    """The directory of a run.
-
-    Args:
-        settings: Of the run.
-
-    Returns:
-        Where it writes; what it reads is never deleted.
-    """
+    """The directory of a run."""
     named = (settings.checkpoint, settings.data, settings.initial)
     reads = tuple(Path(path) for path in named if path is not None and Path(path).exists())
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, reads=reads)
 
 
 def identity(settings: Settings, subject: Subject, initial: Vector | None) -> dict[str, Any]:
-    """What makes two scans the same.
-
-    Args:
-        settings: Of the scan.
-        subject: The model, known by the hash of its weights.
-        initial: Weights before training.
-
-    Returns:
-        Plain values by name.
-    """
+    """What makes two scans the same; the model counts by the hash of its weights."""
     mark = folder.identity(settings, harmless=("workers", "checkpoint", "initial"))
     mark["weights"] = fingerprint(subject.model.state_dict())
     mark["data_file"] = digest(Path(settings.data)) if settings.data and Path(settings.data).is_file() else None
@@ -77,19 +61,7 @@ def _walk_(record: Record, settings: Settings, subject: Subject, initial: Vector
 
 
 def run(settings: Settings) -> Record:
-    """Scan as the command line does.
-
-    Args:
-        settings: All of them; nothing is written before everything is known to open.
-
-    Returns:
-        The record, also in OUT/record.jsonl: tables "model", "curves" (a row a curve), "values" (a row a draw and λ),
-        "layers" and "scales" of the norm layers, "left_out".
-
-    Raises:
-        UserError: If a setting, file or model is at fault, or the directory holds another run.
-        StoppedError: After SIGINT or SIGTERM, once the curve is finished and saved.
-    """
+    """Run `sparing scan`; nothing is written before everything is known to open."""
     place = folder_of(settings)
     place.check()
     subject = gather(settings)
@@ -114,11 +86,7 @@ def run(settings: Settings) -> Record:
 
 
 def show(record: Record) -> None:
-    """Print the indices; the last line says where the page is.
-
-    Args:
-        record: What ``run`` returned.
-    """
+    """Print the indices; the last line says where the page is."""
     if record.table("curves"):
         print_table(curve_rows(record), title=record.question, units=record.units)
     tell_page(record)

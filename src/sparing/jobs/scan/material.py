@@ -17,8 +17,7 @@ from sparing.jobs.subjects.images import IMAGES, image_rows, look_of, prepared
 from sparing.jobs.subjects.text import token_rows
 from sparing.valley.evaluators import Classification, NextToken
 
-BATCH: Final = 256
-"""Calibration images in a batch (count)."""
+BATCH: Final = 256  # calibration images in a batch (count)
 
 
 def _of_images(settings: Settings, folder: Path, model: Any) -> Subject:
@@ -52,17 +51,7 @@ def _of_text(settings: Settings, folder: Path, model: nn.Module) -> Subject:
 
 
 def gather(settings: Settings) -> Subject:
-    """Open everything that a scan reads; nothing is written.
-
-    Args:
-        settings: Of the scan.
-
-    Returns:
-        Model, measure and calibration batches.
-
-    Raises:
-        UserError: If something is missing, torn, foreign, or does not fit.
-    """
+    """Open everything that a scan reads; nothing is written."""
     path = Path(settings.checkpoint)
     if settings.entry is not None:
         weights = read_weights(path)

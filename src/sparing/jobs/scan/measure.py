@@ -24,38 +24,20 @@ from sparing.valley.scan import scan
 from sparing.valley.statistics import Refresher
 from sparing.vectors import Vector
 
-BINS: Final = 24
-"""Bars of the histogram (count)."""
+BINS: Final = 24  # bars of the histogram (count)
 
 NORMS: Final = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def try_(subject: Subject, settings: Settings) -> None:
-    """Walk two steps, so that a measure that cannot be trusted is told before anything is written.
-
-    Args:
-        subject: Model and measure.
-        settings: For the statistics.
-
-    Raises:
-        UserError: If the measure is not deterministic, changes the model or is not finite, calibration is missing, or
-            nobody says which way the metric of the page gets better.
-    """
+    """Walk two steps, so that a measure that cannot be trusted is rejected before anything is written."""
     told = {"calibrate": subject.calibrate, "statistics": settings.statistics, "seed": settings.seed}
     found = scan(subject.model, subject.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
     found.asymmetry[_leading(subject, found.values)]
 
 
 def measure_(record: Record, ask: Ask, subject: Subject, settings: Settings, initial: Vector | None) -> None:
-    """Walk along one direction.
-
-    Args:
-        record: Receives a row of "curves" for every width, and a row of "values" for every draw and λ.
-        ask: Which direction.
-        subject: Model and measure.
-        settings: Points, draws, widths, statistics, seed.
-        initial: Weights before training, if known.
-    """
+    """Walk along one direction: a row of "curves" per width, a row of "values" per draw and λ."""
     began = time.perf_counter()
     found = scan(
         subject.model, subject.evaluate, ask.direction(settings, initial), calibrate=subject.calibrate,
@@ -74,16 +56,7 @@ def measure_(record: Record, ask: Ask, subject: Subject, settings: Settings, ini
 
 
 def numbers(curve: Any) -> dict[str, float | int | None]:
-    """What a curve comes with.
-
-    Args:
-        curve: A ``sparing.valley.Curve``.
-
-    Returns:
-        Width, draws, sign consistency (mean over draws), and for each metric of which it is known which way it gets
-        better the asymmetry index with its interval (None below the noise, or of a single draw), whether λ = 0 is a
-        minimum, and how much worse both sides are in the mean.
-    """
+    """Columns of a curve: width, draws, sign consistency, and the indices of metrics whose direction is known."""
     row: dict[str, float | int | None] = {
         "width": float(curve.width), "n": len(curve.consistency), "consistency": float(np.mean(curve.consistency)),
     }  # fmt: skip
@@ -109,13 +82,7 @@ def _leading(subject: Subject, metrics: Iterable[str]) -> str:
 
 
 def describe_(record: Record, subject: Subject, statistics: Statistics = "exact") -> None:
-    """Note what is scanned.
-
-    Args:
-        record: Receives the row of "model", with every metric at λ = 0 and which way it gets better.
-        subject: Model and measure.
-        statistics: Of batch norms; at λ = 0 they are what they are on every curve.
-    """
+    """Add the row of "model", with every metric at λ = 0 under the same batch-norm statistics as on every curve."""
     with walking(subject.model):
         subject.model.eval()
         with Refresher(subject.model, subject.calibrate, statistics).at_point():
@@ -133,14 +100,7 @@ def describe_(record: Record, subject: Subject, statistics: Statistics = "exact"
 
 
 def scales(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Scales of the norm layers.
-
-    Args:
-        model: Any.
-
-    Yields:
-        Name, kind of the layer, weight.
-    """
+    """Name, kind of layer and weight of every norm layer."""
     for name, module in model.named_modules():
         rms = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
         weight = getattr(module, "weight", None)
@@ -149,12 +109,7 @@ def scales(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def histogram_(record: Record, model: nn.Module) -> None:
-    """Count the scales of norm layers by size.
-
-    Args:
-        record: Receives rows of "scales" (a bar each) and "layers" (a layer each); none where there is no norm layer.
-        model: Any.
-    """
+    """Histogram the scales of norm layers: rows of "scales" (a bar each) and "layers" (a layer each)."""
     found = list(scales(model))
     if not found:
         return

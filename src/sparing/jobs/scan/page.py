@@ -28,14 +28,7 @@ PAPER: Final = "Li et al., NeurIPS 2024 (arXiv:2405.12489)"
 
 
 def curve_rows(record: Record) -> list[dict[str, Any]]:
-    """Every curve for a table: what was walked along, the indices, agreement, rises, n.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        Rows.
-    """
+    """Rows of the table of all curves."""
     one = metric_of(record)
     metrics = model_of(record)["metrics"].split()
     rows = []
@@ -52,14 +45,7 @@ def curve_rows(record: Record) -> list[dict[str, Any]]:
 
 
 def signs_in_words(row: Mapping[str, Any]) -> str:
-    """Whose signs a direction has.
-
-    Args:
-        row: Of the table "curves".
-
-    Returns:
-        A word or two.
-    """
+    """Whose signs a direction has, in a word or two."""
     words = {"raw": "as drawn", "consistent": "of the weights"}
     if row["group"] == "all" and row["kind"] in SPECIALS:
         return "its own"
@@ -67,15 +53,7 @@ def signs_in_words(row: Mapping[str, Any]) -> str:
 
 
 def ranged(rows: Rows, metric: str) -> str:
-    """Lowest and highest index of some curves, those left out that have no minimum at λ = 0.
-
-    Args:
-        rows: Of the table "curves".
-        metric: Which one.
-
-    Returns:
-        Such as "−0.10 to 0.21", or what is not known.
-    """
+    """Lowest and highest index of the curves that have a minimum at λ = 0, such as "−0.10 to 0.21"."""
     usable = [row for row in rows if is_minimum(row, metric)]
     if rows and not usable:
         return "of no minimum"
@@ -87,14 +65,7 @@ def ranged(rows: Rows, metric: str) -> str:
 
 
 def answer(record: Record) -> str:
-    """What was found, in a sentence or two.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        Marked-up text.
-    """
+    """What was found, in a sentence or two of markup."""
     metric = metric_of(record)
     raw, consistent = (curves_of(record, sign=sign, noises=True) for sign in ("raw", "consistent"))
     if not raw or not consistent:
@@ -111,16 +82,7 @@ def answer(record: Record) -> str:
 
 
 def verdict(raw: Rows, consistent: Rows, metric: str) -> str:
-    """Whether the signs decide, in words.
-
-    Args:
-        raw: Curves along noise as drawn.
-        consistent: The same with the weights' signs.
-        metric: Which one.
-
-    Returns:
-        A sentence.
-    """
+    """Whether the signs decide, in words."""
     pairs = [(_end(one, metric, "_high"), _end(two, metric, "_low")) for one, two in zip(raw, consistent, strict=True)]
     clear = sum(high < low for high, low in pairs)
     flat = sum(low > 0 for _, low in pairs)
@@ -176,14 +138,7 @@ direction is sign-consistent for them, and noise such as {{0, 1}} or {{1}} is as
 
 
 def sections(record: Record) -> list[Section]:
-    """The chapters that have something to show.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        Noises, ratio, groups, special directions, norm layers.
-    """
+    """The sections that have something to show."""
     made = (_noises, _ratio, _groups, _special, _norms)
     return [section for section in (make(record) for make in made) if section is not None]
 
@@ -250,14 +205,7 @@ def _norms(record: Record) -> Section | None:
 
 
 def caveats(record: Record) -> list[str]:
-    """What a reader should know before leaning on the numbers.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        Sentences.
-    """
+    """What a reader should know before relying on the numbers."""
     model, settings = model_of(record), record.settings
     notes = [
         f"One model. Intervals are over {settings['draws']} noise draws of seed {settings['seed']}, not over training "
@@ -287,14 +235,7 @@ def caveats(record: Record) -> list[str]:
 
 
 def too_far(record: Record) -> bool:
-    """Whether curves rise so steeply that their sides are plateaus.
-
-    Args:
-        record: Of a scan.
-
-    Returns:
-        True if next to λ = 0 noise as drawn has already taken the metric more than half-way up.
-    """
+    """Whether next to λ = 0 raw noise already takes the metric more than half-way up."""
     rows = curves_of(record, sign="raw", noises=True) or curves_of(record)
     if not rows or record.settings["points"] < 5:
         return False
@@ -304,14 +245,7 @@ def too_far(record: Record) -> bool:
 
 
 def deeper(settings: Mapping[str, Any]) -> str:
-    """The command for a closer look.
-
-    Args:
-        settings: Of the scan.
-
-    Returns:
-        A command line.
-    """
+    """The command for a closer look."""
     parts = ["sparing scan", str(settings["checkpoint"])]
     for name in ("data", "entry", "initial"):
         parts += [f"--{name} {settings[name]}"] if settings[name] else []
@@ -319,15 +253,7 @@ def deeper(settings: Mapping[str, Any]) -> str:
 
 
 def write_page(record: Record, path: Path) -> Path:
-    """Write the page.
-
-    Args:
-        record: Of a finished scan.
-        path: Where.
-
-    Returns:
-        The file.
-    """
+    """Write the page."""
     model = model_of(record)
     here = ", ".join(f"{spelt(name)} {format_number(model[f'at_{name}'])}" for name in model["metrics"].split())
     facts: dict[str, Any] = {"model": f"{model['name']}, {format_number(model['parameters'])} parameters"}

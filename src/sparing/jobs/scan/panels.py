@@ -24,22 +24,14 @@ _EDGES: Final = 62.0  # px: what stands above and below the rows
 class Panel:
     """One small picture."""
 
-    name: str
-    """At its upper left."""
-    note: str
-    """At its upper right."""
-    short: str
-    """The same on a phone."""
+    name: str  # at its upper left
+    note: str  # at its upper right
+    short: str  # the same on a phone
     x: Sequence[float]
-    """Positions."""
     mean: Sequence[float]
-    """Values."""
     low: Sequence[float]
-    """Lower edge of the band."""
     high: Sequence[float]
-    """Upper edge of the band."""
-    role: plots.Role = "ours"
-    """Its colour and dash."""
+    role: plots.Role = "ours"  # its colour and dash
 
 
 def grid(
@@ -53,24 +45,7 @@ def grid(
     alt: str = "",
     log: bool = False,
 ) -> Figure:
-    """Draw panels in rows on common axes.
-
-    Args:
-        panels: Row by row.
-        columns: Panels in a row (count).
-        heads: Words above each column.
-        title: The finding, in words.
-        x: What runs across.
-        caption: Under the picture.
-        alt: For those who cannot see it.
-        log: Whether values are drawn by their logarithm.
-
-    Returns:
-        The picture.
-
-    Raises:
-        UserError: If there is no panel.
-    """
+    """Draw panels in rows on common axes."""
     require(bool(panels), "plot", "no panel", "there is nothing to draw", "give at least one")
     rows = math.ceil(len(panels) / columns)
 
@@ -123,31 +98,16 @@ def _panel(canvas: Canvas, axes: Axes, panel: Panel, *, log: bool) -> None:
 class Mark:
     """An index with its interval."""
 
-    value: float
-    """NaN is left out."""
-    low: float
-    """Lower end; NaN for none."""
-    high: float
-    """Upper end; NaN for none."""
+    value: float  # NaN is left out
+    low: float  # lower end; NaN for none
+    high: float  # upper end; NaN for none
 
 
 def forest(
     rows: Sequence[tuple[str, Sequence[Mark]]], *, names: Sequence[str], roles: Sequence[plots.Role],
     title: str, x: str, caption: str = "",
 ) -> Figure:  # fmt: skip
-    """Draw indices from −1 to 1 as points with intervals, some beside each other in every row.
-
-    Args:
-        rows: Name of a row, and its marks in the order of ``names``.
-        names: What the marks are.
-        roles: Their roles.
-        title: The finding, in words.
-        x: The quantity.
-        caption: Under the picture.
-
-    Returns:
-        The picture.
-    """
+    """Draw indices from −1 to 1 as points with intervals, several beside each other in every row."""
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
@@ -187,19 +147,7 @@ def _mark(canvas: Canvas, mark: Mark, at: float, role: plots.Role, name: str) ->
 def histogram(
     edges: Sequence[float], counts: Sequence[int], *, title: str, x: str, y: str, caption: str = ""
 ) -> Figure:
-    """Draw how many values lie between edges; what is below zero has another colour.
-
-    Args:
-        edges: Rising, one more than there are counts.
-        counts: Values in each bin (count).
-        title: The finding, in words.
-        x: The quantity.
-        y: What is counted.
-        caption: Under the picture.
-
-    Returns:
-        The picture.
-    """
+    """Draw counts between rising edges; what is below zero has another color."""
 
     def draw(canvas: Canvas) -> None:
         for left, right, count in zip(edges, edges[1:], counts, strict=False):

@@ -43,17 +43,7 @@ def spelt(metric: str) -> str:
 def curves_of(
     record: Record, *, sign: str | None = None, group: str | None = "all", noises: bool = False
 ) -> list[dict[str, Any]]:
-    """Curves of the first width.
-
-    Args:
-        record: Of a scan.
-        sign: Only those of these signs.
-        group: Only those of this group; None for any.
-        noises: Only those of the noises that the settings name.
-
-    Returns:
-        Rows of the table "curves".
-    """
+    """Rows of "curves" of the first width, optionally of some signs, a group, or the noises of the settings."""
     rows = [row for row in record.table("curves") if row["width"] == record.settings["widths"][0]]
     rows = [row for row in rows if group is None or row["group"] == group]
     rows = [row for row in rows if sign is None or row["sign"] == sign]
@@ -69,15 +59,7 @@ def listed(rows: Rows) -> str:
 
 
 def values_of(rows: Rows, metric: str) -> tuple[list[float], Any]:
-    """Values of one curve.
-
-    Args:
-        rows: Those of the table "values" that belong to it.
-        metric: Which one.
-
-    Returns:
-        λ, shape (L,), and values, shape (draws, L).
-    """
+    """λ, shape (L,), and values of one curve, shape (draws, L)."""
     steps = list(dict.fromkeys(row["step"] for row in rows))
     return steps, np.array([row[metric] for row in rows], dtype=float).reshape(-1, len(steps))
 
@@ -88,16 +70,7 @@ def rows_of(record: Record, curve: int) -> Rows:
 
 
 def index_of(row: Row, metric: str, end: str = "") -> float:
-    """An index, or an end of its interval.
-
-    Args:
-        row: Of the table "curves".
-        metric: Which one.
-        end: "", "_low" or "_high".
-
-    Returns:
-        The number; NaN where it is not known.
-    """
+    """An index, or the end of its interval ("_low", "_high"); NaN where unknown."""
     return number_of(row.get(f"asymmetry_{metric}{end}"))
 
 
@@ -107,15 +80,7 @@ def is_minimum(row: Row, metric: str) -> bool:
 
 
 def side_of(row: Row, metric: str) -> int:
-    """The side that is told to be flatter: 1, −1, or 0 where the draws do not tell, or λ = 0 is no minimum.
-
-    Args:
-        row: Of the table "curves".
-        metric: Which one.
-
-    Returns:
-        The sign of the interval, or, of a line that is not drawn, of an index that is clear.
-    """
+    """The flatter side: 1, −1, or 0 where the draws leave it open, or λ = 0 is no minimum."""
     value, low, high = (index_of(row, metric, end) for end in ("", "_low", "_high"))
     if not is_minimum(row, metric):
         return 0
@@ -130,32 +95,14 @@ def hundredths(value: float) -> str:
 
 
 def index_text(row: Row, metric: str, *, short: bool = False) -> str:
-    """Index and sign consistency of a curve.
-
-    Args:
-        row: Of the table "curves".
-        metric: Which one.
-        short: For a phone.
-
-    Returns:
-        Such as "asymmetry 0.83 · SCR 0.99".
-    """
+    """Index and sign consistency of a curve, such as "asymmetry 0.83 · SCR 0.99"."""
     index = hundredths(index_of(row, metric)) + ("" if is_minimum(row, metric) else ", no minimum")
     scr = f"{row['consistency']:.2f}"
     return f"{index} · {scr}" if short else f"asymmetry {index} · SCR {scr}"
 
 
 def rises_of(record: Record, row: Row, metric: str) -> list[float]:
-    """How much worse than at λ = 0 the mean curve is at each λ; zero where it is not finite.
-
-    Args:
-        record: Of a scan.
-        row: Of the table "curves".
-        metric: Which one.
-
-    Returns:
-        Shape (L,).
-    """
+    """How much worse than at λ = 0 the mean curve is at each λ, shape (L,); zero where it is not finite."""
     _, values = values_of(rows_of(record, row["curve"]), metric)
     mean = cost(values.mean(0), way_of(record, metric))
     rise = mean - mean[len(mean) // 2]

@@ -101,11 +101,7 @@ class Settings:
     """Delete an earlier run in that folder."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be scanned.
-
-        Raises:
-            UserError: If a setting is out of range or two do not fit.
-        """
+        """Reject settings out of range, or in conflict."""
         at_least(3, self, "points", why="a side needs a point")
         require(self.points % 2 == 1, "points", self.points, "λ = 0 must be one of them", "pass an odd number")
         at_least(1, self, "draws", "rows", "calibration")

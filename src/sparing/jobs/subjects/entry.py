@@ -14,18 +14,7 @@ ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def call_entry(spec: str, setting: str) -> Any:
-    """Import a module, with the working directory first, and call its function.
-
-    Args:
-        spec: ``module:function``; the function takes nothing.
-        setting: What the user calls it, for errors.
-
-    Returns:
-        Whatever the function gives.
-
-    Raises:
-        UserError: If it is no such name, cannot be imported, or raises.
-    """
+    """Import ``module:function``, with the working directory first, and call it without arguments."""
     require(ENTRY.fullmatch(spec) is not None, setting, spec, "it is module:function", "pass such as my_nets:make")
     module, name = spec.split(":")
     sys.path.insert(0, str(Path.cwd()))

@@ -11,27 +11,16 @@ from torch import nn
 from sparing.errors import UserError, require
 from sparing.jobs.lm.models import Head, config_of, load_model
 
-PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
-"""Endings of files that are not opened."""
+PICKLED = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}  # endings of files that are not opened
 
 Kind = Literal["language", "images"]
 
+# What can be scanned, in words.
 FORMS = "a folder of save_pretrained, a .safetensors file with --entry, or module:function"
-"""What can be scanned, in words."""
 
 
 def kind_of(folder: Path) -> Kind:
-    """Whether a folder holds a language model or an image classifier.
-
-    Args:
-        folder: What save_pretrained wrote.
-
-    Returns:
-        Its kind.
-
-    Raises:
-        UserError: If it is neither.
-    """
+    """Whether a folder holds a language model or an image classifier."""
     import transformers
 
     config = config_of(folder)
@@ -49,17 +38,7 @@ def kind_of(folder: Path) -> Kind:
 
 
 def folder_at(path: Path) -> Path:
-    """The folder of the model: the path itself, or ``model`` in the directory of one of our runs.
-
-    Args:
-        path: As the user gave it.
-
-    Returns:
-        Where config.json is looked for.
-
-    Raises:
-        UserError: If nothing of the kind is there.
-    """
+    """The folder of the model: the path itself, or ``model`` in the directory of one of our runs."""
     if path.suffix in PICKLED:
         do = "save it with safetensors.torch.save_file, and pass --entry"
         raise UserError("checkpoint", got=path, why="pickled files are not opened: they can run code", do=do)
@@ -70,17 +49,7 @@ def folder_at(path: Path) -> Path:
 
 
 def open_folder(path: Path) -> tuple[nn.Module, Kind]:
-    """Load the model of a folder in float32.
-
-    Args:
-        path: A folder that ``folder_at`` gave.
-
-    Returns:
-        The model, and its kind.
-
-    Raises:
-        UserError: If it is torn, foreign, or of no known kind.
-    """
+    """Load the model of a folder in float32; returns it and its kind."""
     kind = kind_of(path)
     head: Head = "image classifier" if kind == "images" else "causal language model"
     return load_model(path, dtype=torch.float32, head=head), kind

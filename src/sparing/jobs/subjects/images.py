@@ -16,39 +16,22 @@ from sparing.errors import UserError, require
 from sparing.seeds import stream
 
 IMAGES: Final = ("mnist", "fashion-mnist", "cifar10", "digits")
-Pair = tuple[Tensor, Tensor]
-"""Images uint8 (N, rows, columns[, 3]) and labels int64 (N,)."""
+Pair = tuple[Tensor, Tensor]  # images uint8 (N, rows, columns[, 3]) and labels int64 (N,)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """How a model wants its images."""
 
-    side: int | None
-    """Height and width (pixels); None for any."""
+    side: int | None  # height and width (pixels); None for any
     channels: int
-    """Channels (count)."""
-    mean: tuple[float, ...] = (0.0,)
-    """Subtracted from each channel of pixels in [0, 1]."""
-    deviation: tuple[float, ...] = (1.0,)
-    """Divides each channel."""
-    known: bool = False
-    """Whether the folder says mean and deviation."""
+    mean: tuple[float, ...] = (0.0,)  # subtracted from each channel of pixels in [0, 1]
+    deviation: tuple[float, ...] = (1.0,)  # divides each channel
+    known: bool = False  # whether the folder says mean and deviation
 
 
 def look_of(folder: Path, config: Any) -> Look:
-    """Read what a folder says of its images.
-
-    Args:
-        folder: Of the model.
-        config: Its configuration.
-
-    Returns:
-        Side, channels, mean and deviation; pixels in [0, 1] where preprocessor_config.json is missing.
-
-    Raises:
-        UserError: If that file is broken.
-    """
+    """Read side, channels, mean and deviation from a folder; pixels in [0, 1] without preprocessor_config.json."""
     side = getattr(config, "image_size", None)
     side = side[0] if isinstance(side, list | tuple) else side
     channels, path = int(getattr(config, "num_channels", 3)), folder / "preprocessor_config.json"
@@ -65,14 +48,7 @@ def look_of(folder: Path, config: Any) -> Look:
 
 
 def digits() -> tuple[Pair, Pair]:
-    """The 1,797 digits of scikit-learn as bytes; a third is the test part.
-
-    Returns:
-        Training and test part, the same split always.
-
-    Raises:
-        UserError: If scikit-learn is not installed.
-    """
+    """Training and test part of the 1,797 digits of scikit-learn as bytes; a third is test, the same split always."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -87,16 +63,7 @@ def digits() -> tuple[Pair, Pair]:
 
 
 def image_rows(name: str, *, rows: int, calibration: int) -> tuple[Pair, Pair]:
-    """The first images of both parts of a data set.
-
-    Args:
-        name: One of ``IMAGES``.
-        rows: Test images (count).
-        calibration: Training images (count).
-
-    Returns:
-        Training and test part.
-    """
+    """The first ``calibration`` training images and ``rows`` test images of a data set."""
     known = name in IMAGES
     require(known, "data", name, "it is no known set of images", f"pass one of {', '.join(IMAGES)}")
     train, test = digits() if name == "digits" else (load_images(name, split=part) for part in ("train", "test"))
@@ -104,15 +71,7 @@ def image_rows(name: str, *, rows: int, calibration: int) -> tuple[Pair, Pair]:
 
 
 def prepared(images: Tensor, look: Look) -> Tensor:
-    """Images as a model expects them.
-
-    Args:
-        images: uint8, shape (N, rows, columns) or (N, rows, columns, 3).
-        look: Of the model.
-
-    Returns:
-        float32, shape (N, channels, side, side): grey repeated, sides resized bilinearly, channels normalised.
-    """
+    """Images as a model expects them, float32, (N, channels, side, side): resized bilinearly, normalized."""
     pixels = images.float() / 255
     pixels = pixels[:, None] if images.ndim == 3 else pixels.permute(0, 3, 1, 2)
     if pixels.shape[1] != look.channels:
@@ -124,15 +83,7 @@ def prepared(images: Tensor, look: Look) -> Tensor:
 
 
 def inputs_of(images: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """Turn images into inputs with mean 0 and standard deviation 1 in each channel.
-
-    Args:
-        images: uint8, shape (N, H, W) or (N, H, W, 3).
-        like: The images whose means and deviations serve (default: these). Give the training images.
-
-    Returns:
-        float32, shape (N, 1 or 3, H, W).
-    """
+    """Images uint8 as float32 (N, 1 or 3, H, W), with mean 0 and standard deviation 1 of ``like`` in each channel."""
     pixels, model = (_channels_first(each) for each in (images, images if like is None else like))
     mean = model.mean((0, 2, 3), keepdim=True)
     return (pixels - mean) / model.std((0, 2, 3), keepdim=True)

@@ -100,47 +100,24 @@ class ResNet(nn.Module):
 class Training:
     """Stochastic gradient descent with momentum and a cosine to zero; no augmentation."""
 
-    epochs: int = 8
-    """Passes over the rows (count)."""
-
-    batch: int = 64
-    """Rows of a step (count); the rows left over at an epoch's end are dropped."""
-
-    rate: float = 0.05
-    """Learning rate at the start (per step)."""
-
-    momentum: float = 0.9
-    """Share of the last step kept."""
-
-    weight_decay: float = 5e-4
-    """L2 coefficient on every parameter, as in the paper."""
-
-    warmup: float = 0.05
-    """Share of the steps in which the rate rises from zero, linearly."""
+    epochs: int = 8  # passes over the rows (count)
+    batch: int = 64  # rows of a step (count); the rows left over at an epoch's end are dropped
+    rate: float = 0.05  # learning rate at the start (per step)
+    momentum: float = 0.9  # share of the last step kept
+    weight_decay: float = 5e-4  # L2 coefficient on every parameter, as in the paper
+    warmup: float = 0.05  # share of the steps in which the rate rises from zero, linearly
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot train.
-
-        Raises:
-            ValueError: If a count is below one or the rate is not positive.
-        """
+        """Reject settings that cannot train."""
         if min(self.epochs, self.batch) < 1 or self.rate <= 0:
             raise ValueError(f"Training needs epochs >= 1, batch >= 1 and rate > 0, got {self}")
 
 
 def begin(build: Callable[[], _Model], *, seed: int, scale: Scale = "ones") -> _Model:
-    """Return a net with the initial weights of a seed.
+    """Return a net with the initial weights of a seed, float32, in training mode.
 
     Matrices are normal with variance 2 / fan-in (He et al. 2015), the classifier's 1 / fan-in; biases are zero.
-
-    Args:
-        build: Makes the net, such as ``lambda: Vgg(3)``; its own draws are not used.
-        seed: Any integer.
-        scale: Weights of the norms: ones, uniform in (0, 1), or normal with standard deviation 0.1 (paper, §1.9 and
-            Fig. 7).
-
-    Returns:
-        The net, on the CPU in float32, in training mode.
+    ``scale``: weights of the norms: ones, uniform in (0, 1), or normal with deviation 0.1 (paper, §1.9 and Fig. 7).
     """
     with torch.device("meta"):
         model = build()
@@ -160,21 +137,9 @@ def train(
     seed: int,
     after_epoch: Callable[[int, _Model], None] | None = None,
 ) -> _Model:
-    """Train a net in place; the same model, rows, settings, seed and thread count give the same bits.
+    """Train a net in place to the same bits for the same model, rows, settings, seed and thread count.
 
-    Args:
-        model: Inputs -> logits (N, classes).
-        inputs: Shape (N, …), at least one batch.
-        targets: Classes, int64, shape (N,).
-        settings: Steps, batch and rate.
-        seed: Of the order of the rows.
-        after_epoch: Called with the number of epochs done and the model, in evaluation mode.
-
-    Returns:
-        The same model, in evaluation mode.
-
-    Raises:
-        ValueError: If there are fewer rows than one batch.
+    ``after_epoch`` gets the number of epochs done and the model, in evaluation mode.
     """
     steps = len(inputs) // settings.batch
     if steps == 0:
@@ -199,15 +164,7 @@ def train(
 
 
 def rate_at(done: float, *, warmup: float) -> float:
-    """Return the learning rate as a share of its largest.
-
-    Args:
-        done: Share of the steps already taken, in [0, 1).
-        warmup: Share of the steps in which the rate rises.
-
-    Returns:
-        Linear from 0 to 1 during warm-up, then (1 + cos πt) / 2 with t the share of what follows.
-    """
+    """Learning rate as a share of its peak: linear warm-up, then (1 + cos πt) / 2 with t the share of the rest."""
     if done < warmup:
         return done / warmup
     return (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2

@@ -16,17 +16,7 @@ from sparing.jobs.lm.records import read_examples
 
 
 def text_of(name: str) -> str | None:
-    """A text by name, or from a .txt file.
-
-    Args:
-        name: "alice", "blake", a text asset, or a path.
-
-    Returns:
-        The text; None for a path of another kind.
-
-    Raises:
-        UserError: If the file is not UTF-8.
-    """
+    """A text by name, or from a .txt file; None for a path of another kind."""
     if name in {"alice", "blake"}:
         return bundled_text(name)  # type: ignore[arg-type]
     if any(asset.name == name and asset.kind == "text" for asset in ASSETS):
@@ -43,20 +33,7 @@ def text_of(name: str) -> str | None:
 
 
 def token_rows(name: str, tokenizer: Any, *, rows: int, length: int) -> Tensor:
-    """Rows of tokens, spread evenly over a text.
-
-    Args:
-        name: As ``--data``.
-        tokenizer: Of the model.
-        rows: At most this many (count).
-        length: Tokens in a row (count).
-
-    Returns:
-        Token ids, int64, shape (rows, length).
-
-    Raises:
-        UserError: If the text does not fill a row, or there is none.
-    """
+    """Up to ``rows`` rows of token ids, int64, (rows, length), spread evenly over a text."""
     text = text_of(name)
     if text is not None:
         ids: Sequence[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
