@@ -72,12 +72,14 @@ class Run:
             reads=tuple(path for path in reads if path is not None), resumes=resumes, shared=shared,
         )  # fmt: skip
         self.bar: Progress | None = None  # advanced by every result of ``once``
-        self.state: Mapping[str, Any] | None = None  # of the loop that a resumed run goes on with
         self.signals: list[int] = []
         self._record: Record | None = None
         self._mark: dict[str, Any] = {}
         self._done: dict[str, Any] = {}
-        self._saved, self._claimed, self._exit = -math.inf, False, contextlib.ExitStack()
+        self._left: Mapping[str, Any] = {}  # by a loop that was interrupted
+        self._under_way = ""  # the result that is being computed
+        self._number, self._saved = 0, -math.inf  # of the last checkpoint, and when it was written
+        self._claimed, self._exit = False, contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Refuse a folder that holds another run.
@@ -122,8 +124,18 @@ class Run:
         if tree is None:
             return False
         record.rows[:] = tree["rows"]
-        self._done, self.state = dict(tree["done"]), tree["state"]
+        self._done, self._left, self._number = dict(tree["done"]), tree["left"], tree["number"]
         return True
+
+    @property
+    def interrupted_at(self) -> int:
+        """Steps that an interrupted loop had finished; 0 where there was none."""
+        return int(self._left.get("step", 0))
+
+    @property
+    def interrupted(self) -> Any:
+        """What ``State.tree`` gave when the loop that is about to begin was interrupted; None if it was not."""
+        return self._left["tree"] if self._left and self._left["of"] == self._under_way else None
 
     def claim(self) -> None:
         """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
@@ -131,17 +143,23 @@ class Run:
         self._claimed = True
         self.signals = self._exit.enter_context(patient())
 
-    def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """A result of numbers, texts, lists, mappings or tensors; computed once however often a run is interrupted.
+    def once(self, name: str, compute: Callable[[], Any], **shown: Any) -> Any:
+        """A result of numbers, texts, lists, mappings or tensors, or rows; computed once however often a run stops.
+
+        Args:
+            name: Of the result, unlike all others.
+            compute: Computes it, and may add rows to the record.
+            shown: Quantities for the bar.
 
         Raises:
             StoppedError: At a signal; the result is saved by then.
         """
         if name not in self._done:
+            self._under_way = name
             self._done[name] = compute()
-            self.state = None
+            self._under_way, self._left = "", {}
             if self.bar is not None:
-                self.bar.advance()
+                self.bar.advance(**shown)
             if self._claimed:
                 due = time.monotonic() - self._saved >= LEAST_INTERVAL
                 save_when_due(self.save, self.signals, step=self.finished, every=int(due), done=name)
@@ -166,7 +184,6 @@ class Run:
         unit: str = "step",
         bar: Progress | None = None,
         until: Callable[[], bool] = lambda: False,
-        first_number: int = 0,
     ) -> None:
         """Take steps to the end, with a checkpoint every so many and a clean stop at a signal.
 
@@ -179,28 +196,30 @@ class Run:
             unit: A step, as people call it.
             bar: One that is there already, over more than these steps.
             until: Whether the steps end early.
-            first_number: Number of the checkpoint before the first step: those of a run must rise.
 
         Raises:
             StoppedError: At a signal; everything is saved by then.
         """
-        shown = Progress(label, total=total, unit=unit, resume_at=state.step) if bar is None else None
-        with shown or contextlib.nullcontext(bar) as bar_:
+        own = contextlib.nullcontext(bar) if bar else Progress(label, total=total, unit=unit, resume_at=state.step)
+        with own as shown:
             while state.step < total and not until():
                 told = take_step()
-                bar_.advance(**told)
+                shown.advance(**told)
                 if state.step < total and not until():  # the end is saved by whoever asked for the steps
-                    save = partial(self.save, first_number + state.step, state)
+                    save = partial(self.save, state)
                     done = f"{label}, {unit} {state.step} of {total}"
                     save_when_due(save, self.signals, step=state.step, every=every, done=done)
             if state.step < total:
-                bar_.advance(total - state.step)  # what ending early saved
-        self.state = None
+                shown.advance(total - state.step)  # what ending early saved
 
-    def save(self, number: int | None = None, state: State | None = None) -> Path:
-        """Write a checkpoint; its number, by default the count of results, must rise."""
-        tree = {"rows": self.record.rows, "done": self._done, "state": None if state is None else state.tree()}
-        path = self.folder.save(self.finished if number is None else number, tree)
+    def save(self, state: State | None = None) -> Path:
+        """Write a checkpoint, named by its step where the loop is the whole run, else by one more than the last."""
+        whole = state is not None and not self._under_way
+        self._number = state.step if whole and state is not None else self._number + 1
+        left = {} if state is None else {"of": self._under_way, "step": state.step, "tree": state.tree()}
+        path = self.folder.save(
+            self._number, {"rows": self.record.rows, "done": self._done, "left": left, "number": self._number}
+        )
         self._saved = time.monotonic()
         return path
 

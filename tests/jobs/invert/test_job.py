@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from sparing.errors import UserError
 from sparing.jobs.interrupts import StoppedError
-from sparing.jobs.invert import Settings, job, run, show, state
+from sparing.jobs.invert import Settings, job, run, show
 from sparing.jobs.invert.settings import Pinn
 from sparing.report import Record
 
@@ -30,7 +30,7 @@ def bits(record):
 
 def interrupted(monkeypatch, settings, after):
     """Run until ``after`` outer steps are done, then receive SIGTERM."""
-    inner, done = state.advance_, []
+    inner, done = job.advance_, []
 
     def advance_(*args):
         row = inner(*args)
@@ -40,7 +40,7 @@ def interrupted(monkeypatch, settings, after):
         return row
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "advance_", advance_)
+        patch.setattr(job, "advance_", advance_)
         with pytest.raises(StoppedError, match="--resume"):
             run(settings)
 

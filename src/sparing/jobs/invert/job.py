@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,26 +11,21 @@ import torch
 from torch import Tensor
 
 from sparing.jobs.disk import save_tensors
-from sparing.jobs.folder import Folder, identity, tell_page
-from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.folder import tell_page
 from sparing.jobs.invert.arms import Arm, network, numerical
 from sparing.jobs.invert.identify import identified
 from sparing.jobs.invert.observations import Inputs, observe, relative
 from sparing.jobs.invert.page import write_page
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.invert.spectral import points
-from sparing.jobs.invert.state import TrainState, finish_, start
+from sparing.jobs.invert.state import TrainState, advance_, ended, start
+from sparing.jobs.run import Run
 from sparing.report import Progress, Record, print_table
 
 FOUND: Final = "coefficients.safetensors"
 
 UNITS: Final = {"seconds": "s"}
 SHOWN: Final = (0.25, 0.5, 1.0)  # times at which the page compares solutions
-
-
-def folder_of(settings: Settings) -> Folder:
-    """The directory of a run."""
-    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(FOUND,))
 
 
 def judge(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs, record: Record) -> None:
@@ -66,58 +60,43 @@ def summary(record: Record) -> dict[str, Any]:
     return {**found, "n": len(rows)}
 
 
-def _save(settings: Settings, index: int, state: TrainState, record: Record, found: dict[str, Tensor]) -> Path:
-    number = index * (settings.steps + 1) + state.step
-    tree = {"index": index, "run": state.tree(), "rows": record.rows, "found": found}
-    return folder_of(settings).save(number, tree)
+def _invert(run: Run, settings: Settings, arm: Arm, inputs: Inputs, seed: int, bar: Progress) -> Tensor:
+    """Take one seed to its end, a row of the table "path" each step; returns p."""
+    state = start(settings, arm, seed, run.interrupted)
 
+    def take_step() -> dict[str, Any]:
+        row = advance_(state, settings, arm, inputs)
+        run.record.add("path", **row)
+        return {"ν": row["nu"], "loss": row["loss"]}
 
-def _all_seeds(settings: Settings, inputs: Inputs, record: Record, tree: dict[str, Any] | None) -> dict[str, Tensor]:
-    """Every seed in turn; returns p by seed."""
-    arm = numerical(settings, inputs) if settings.method == "numerical" else network(settings, inputs)
-    first, found = 0, {}
-    if tree is not None:
-        first, found = tree["index"], dict(tree["found"])
-        record.rows[:] = tree["rows"]
-    done = first * settings.steps + (tree["run"]["step"] if tree else 0)
-    total = settings.steps * len(settings.seeds)
-    with Progress("invert", total=total, resume_at=done, units=UNITS) as bar, patient() as signals:
-        for index in range(first, len(settings.seeds)):
-            state = start(settings, arm, settings.seeds[index], tree["run"] if tree and index == first else None)
-
-            def after(state: TrainState, index: int = index) -> None:
-                save, done = (
-                    partial(_save, settings, index, state, record, found),
-                    f"seed {state.seed}, step {state.step}",
-                )
-                save_when_due(save, signals, step=state.step, every=settings.save_every, done=done)
-
-            finish_(state, settings, arm, inputs, record, bar, after)
-            if f"seed{state.seed}" not in found:
-                judge(state, settings, arm, inputs, record)
-                found[f"seed{state.seed}"] = state.p.detach().clone()
-                _save(settings, index, state, record, found)
-    return found
+    run.steps(
+        state, take_step, total=settings.steps, label=f"seed {seed}", every=settings.save_every, bar=bar,
+        until=lambda: ended(state, settings),
+    )  # fmt: skip
+    judge(state, settings, arm, inputs, run.record)
+    return state.p.detach().clone()
 
 
 def run(settings: Settings) -> Record:
     """Invert as the command line does; beside the record lie the page, and ν by seed in coefficients.safetensors."""
-    folder, mark = folder_of(settings), identity(settings)
-    folder.check()
-    inputs = observe(settings)
-    known = identified(settings, inputs) if settings.field else None
-    tree = folder.latest(mark)
-    folder.claim_(mark)
-    equation = settings.model
-    question = f"Which ν makes {equation.formula} fit {inputs.values.numel()} observations?"
-    record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
-    found = _all_seeds(settings, inputs, record, tree)
-    record.add("summary", equation=equation.name, method=settings.method, **summary(record))
-    if known is not None:
-        record.add("identified", **asdict(known))
-    save_tensors(folder.at(FOUND), {**found, "truth": torch.from_numpy(np.array(inputs.coefficient))})
-    folder.finish_(record, write_page)
-    return record
+    with Run(settings, writes=(FOUND,)) as run:
+        inputs = observe(settings)
+        known = identified(settings, inputs) if settings.field else None
+        equation, seeds, steps = settings.model, settings.seeds, settings.steps
+        question = f"Which ν makes {equation.formula} fit {inputs.values.numel()} observations?"
+        record = Record(question=question, settings=settings, seed=list(seeds), units=dict(UNITS))
+        run.resume(record)
+        run.claim()
+        arm = numerical(settings, inputs) if settings.method == "numerical" else network(settings, inputs)
+        done = run.finished * steps + run.interrupted_at
+        with Progress("invert", total=steps * len(seeds), resume_at=done, units=UNITS) as bar:
+            work = partial(_invert, run, settings, arm, inputs, bar=bar)
+            found = {f"seed{seed}": run.once(f"seed {seed}", partial(work, seed=seed)) for seed in seeds}
+        record.add("summary", equation=equation.name, method=settings.method, **summary(record))
+        if known is not None:
+            record.add("identified", **asdict(known))
+        save_tensors(run.folder.at(FOUND), {**found, "truth": torch.from_numpy(np.array(inputs.coefficient))})
+        return run.finish(write_page)
 
 
 def show(record: Record) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from sparing.jobs.invert.arms import Arm
 from sparing.jobs.invert.observations import Inputs, relative
 from sparing.jobs.invert.settings import Settings
 from sparing.jobs.schedule import rate
-from sparing.report import Progress, Record
 from sparing.seeds import stream
 
 
@@ -77,21 +76,3 @@ def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) ->
     error = relative(before.numpy(), inputs.coefficient)
     nu = float(before.log().mean().exp())
     return {"seed": state.seed, "step": state.step, "loss": loss, "nu": nu, "error": error, "seconds": state.seconds}
-
-
-def finish_(
-    state: TrainState,
-    settings: Settings,
-    arm: Arm,
-    inputs: Inputs,
-    record: Record,
-    bar: Progress,
-    after: Callable[[TrainState], None],
-) -> None:
-    """Take a run to its end, a row of the table "path" each step; ``after`` is called after each."""
-    while not ended(state, settings):
-        row = advance_(state, settings, arm, inputs)
-        record.add("path", **row)
-        bar.advance(ν=row["nu"], loss=row["loss"])
-        after(state)
-    bar.advance(settings.steps - state.step)  # what early stopping saved
