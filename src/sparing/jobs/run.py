@@ -106,7 +106,12 @@ class Run:
         return len(self._done)
 
     def resume(
-        self, record: Record, *, hashes: Mapping[str, Any] | None = None, also: Mapping[str, Any] | None = None
+        self,
+        record: Record,
+        *,
+        hashes: Mapping[str, Any] | None = None,
+        also: Mapping[str, Any] | None = None,
+        files: Collection[str] = (),
     ) -> bool:
         """Take up what an interrupted run of the same identity left; refuse that of another.
 
@@ -114,13 +119,14 @@ class Run:
             record: Of the run; receives the rows.
             hashes: Of the files that are read, by setting; they count by their content.
             also: What else makes two runs the same, or in place of a setting.
+            files: Names in ``also`` under which hashes stand.
 
         Returns:
             Whether there was anything.
         """
         self._record = record
         self._mark = {**identity(self.settings, harmless=self._ignore), **(hashes or {}), **(also or {})}
-        tree = self.folder.latest(self._mark, files=set(hashes or ()))
+        tree = self.folder.latest(self._mark, files={*(hashes or ()), *files})
         if tree is None:
             return False
         record.rows[:] = tree["rows"]
@@ -183,6 +189,7 @@ class Run:
         every: int = 0,
         unit: str = "step",
         bar: Progress | None = None,
+        progress: Callable[[], int] | None = None,
         until: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take steps to the end, with a checkpoint every so many and a clean stop at a signal.
@@ -195,6 +202,7 @@ class Run:
             every: Steps between checkpoints; 0: only at a signal.
             unit: A step, as people call it.
             bar: One that is there already, over more than these steps.
+            progress: What that bar has done; without it a step is one unit of it.
             until: Whether the steps end early.
 
         Raises:
@@ -204,12 +212,12 @@ class Run:
         with own as shown:
             while state.step < total and not until():
                 told = take_step()
-                shown.advance(**told)
+                shown.advance(1 if progress is None else progress() - shown.done, **told)
                 if state.step < total and not until():  # the end is saved by whoever asked for the steps
                     save = partial(self.save, state)
                     done = f"{label}, {unit} {state.step} of {total}"
                     save_when_due(save, self.signals, step=state.step, every=every, done=done)
-            if state.step < total:
+            if state.step < total and progress is None:
                 shown.advance(total - state.step)  # what ending early saved
 
     def save(self, state: State | None = None) -> Path:

@@ -29,7 +29,7 @@ def test_a_course_goes_on_to_the_same_bits(lm, data, name):
     first = fresh_state(lm)
     meta.outer_step_(first, lm, data, SMALL, arm)
     meta.keep_best_(first, 3.0)
-    tree = meta.state_of(first)
+    tree = first.tree()
     second = fresh_state(lm)
     meta.restore_(second, tree)
     again = [meta.outer_step_(second, lm, data, SMALL, arm) for _ in range(2)]

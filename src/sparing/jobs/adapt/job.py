@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sparing.jobs.adapt import meta
 from sparing.jobs.adapt.answering import evaluate_network, passage_rows, sample_rows, stream_weights, token_rows
 from sparing.jobs.adapt.arms import LABELS, arm_of
 from sparing.jobs.adapt.evaluate import adapt_model, score
-from sparing.jobs.adapt.outputs import BASE, folder_of, identity, weights_of
+from sparing.jobs.adapt.outputs import BASE, identity, run_of, weights_of
 from sparing.jobs.adapt.page import write_page
 from sparing.jobs.adapt.prepare import Inputs, prepare
 from sparing.jobs.adapt.settings import Adapt, Name
 from sparing.jobs.adapt.weights import Phi
 from sparing.jobs.disk import load_tensors, save_tensors
 from sparing.jobs.folder import tell_page
-from sparing.jobs.interrupts import patient, save_when_due
+from sparing.jobs.run import Run
 from sparing.report import Progress, Record, print_table
 
 QUESTION = "Which tokens should a language model learn from, and which way of learning that answers best?"
@@ -31,13 +30,6 @@ UNITS = {
 def new_record(settings: Adapt) -> Record:
     """An empty record of the job."""
     return Record(question=QUESTION, settings=settings, seed=settings.seed, units=dict(UNITS))
-
-
-def _save(settings: Adapt, name: str, state: meta.TrainState, record: Record) -> Path:
-    """One checkpoint; they are numbered by the outer steps of all methods together."""
-    number = len(record.table("meta")) + len(record.table("answers")) * 10_000
-    tree = {"method": name, "course": meta.state_of(state), "rows": record.rows}
-    return folder_of(settings).save(number, tree)
 
 
 def _validate(inputs: Inputs, state: meta.TrainState, settings: Adapt, name: str, record: Record) -> None:
@@ -56,40 +48,40 @@ def _percent(share: float) -> int:
     return int(100 * min(share, 1.0))
 
 
-def learn(
-    inputs: Inputs, settings: Adapt, name: Name, record: Record, tree: dict[str, Any] | None, signals: list[int]
-) -> meta.TrainState:
-    """Meta-train one method to the end of its budget, or to a signal, after which it has saved."""
+def learn(inputs: Inputs, settings: Adapt, name: Name, run: Run) -> None:
+    """Meta-train one method to the end of its budget, and measure what it learned."""
     arm, state = arm_of(name, settings), meta.start(inputs.test.features.shape[1], settings)
-    if tree is not None:
-        meta.restore_(state, tree)
+    if run.interrupted is not None:
+        meta.restore_(state, run.interrupted)
     else:
-        _validate(inputs, state, settings, name, record)
-    if arm.method is None:
-        return state
-    with Progress(LABELS[name], total=100, resume_at=_percent(meta.budget_used(state, settings)), unit="%") as bar:
-        while not meta.ended(state, settings):
-            before = meta.budget_used(state, settings)
-            row = meta.outer_step_(state, inputs.lm, inputs.data, settings, arm)
-            record.add("meta", **row)
-            now = meta.budget_used(state, settings)
-            bar.advance(_percent(now) - _percent(before), answers=row["outer"], outer_step=str(state.step))
-            if meta.evaluation_due(before, now, settings.looks):
-                _validate(inputs, state, settings, name, record)
-            save, heard = (
-                partial(_save, settings, name, state, record),
-                () if meta.ended(state, settings) else signals,
-            )
-            save_when_due(save, heard, step=state.step, every=1, done=f"{name}, outer step {state.step}")
-    return state
+        _validate(inputs, state, settings, name, run.record)
+
+    def take_step() -> dict[str, Any]:
+        before = meta.budget_used(state, settings)
+        row = meta.outer_step_(state, inputs.lm, inputs.data, settings, arm)
+        run.record.add("meta", **row)
+        if meta.evaluation_due(before, meta.budget_used(state, settings), settings.looks):
+            _validate(inputs, state, settings, name, run.record)
+        return {"answers": row["outer"], "outer_step": str(state.step)}
+
+    def percent() -> int:
+        return int(100 * min(meta.budget_used(state, settings), 1.0))
+
+    if arm.method is not None:
+        with Progress(LABELS[name], total=100, resume_at=percent(), unit="%") as bar:
+            run.steps(
+                state, take_step, total=settings.steps, label=name, unit="outer step", every=1, bar=bar,
+                progress=percent, until=lambda: meta.ended(state, settings),
+            )  # fmt: skip
+    _evaluate(inputs, settings, name, state, run.record)
 
 
-def _base(inputs: Inputs, record: Record) -> list[str]:
-    """Marks without adapting."""
+def _base(inputs: Inputs, record: Record) -> None:
+    """Marks and answers without adapting."""
     found, given = score(inputs.lm, inputs.lm.theta, inputs.test)
     marked = {"lr": None, "nll": found.nll, "em": found.em, "f1": found.f1, "kl": found.kl}
     record.add("answers", method="base", steps=0, seconds=0.0, **marked)
-    return given
+    _note_answers(record, "base", given)
 
 
 def _evaluate(inputs: Inputs, settings: Adapt, name: Name, state: meta.TrainState, record: Record) -> None:
@@ -125,29 +117,16 @@ def _close(inputs: Inputs, settings: Adapt, record: Record) -> None:
 
 def run(settings: Adapt) -> Record:
     """Learn the weights every way and compare the answers; the record is also in OUT/record.jsonl."""
-    folder = folder_of(settings)
-    folder.check()
-    mark = identity(settings)
-    tree = folder.latest(mark, files={"files"})
-    folder.claim_(mark)
-    record = new_record(settings)
-    inputs = prepare(settings, folder.at(BASE))
-    if tree is None:
-        _note_answers(record, "base", _base(inputs, record))
-    else:
-        record.rows[:] = tree["rows"]
-    done = {row["method"] for row in record.table("answers")}
-    with patient() as signals:
+    with run_of(settings) as run:
+        record = new_record(settings)
+        run.resume(record, also=identity(settings), files={"files"})
+        run.claim()
+        inputs = prepare(settings, run.folder.at(BASE))
+        run.once("base", partial(_base, inputs, record))
         for name in settings.methods:
-            if name in done:
-                continue
-            inside = tree["course"] if tree is not None and tree["method"] == name else None
-            state = learn(inputs, settings, name, record, inside, signals)
-            _evaluate(inputs, settings, name, state, record)
-            _save(settings, name, state, record)
-    _close(inputs, settings, record)
-    folder.finish_(record, write_page)
-    return record
+            run.once(name, partial(learn, inputs, settings, name, run))
+        _close(inputs, settings, record)
+        return run.finish(write_page)
 
 
 def show(record: Record) -> None:

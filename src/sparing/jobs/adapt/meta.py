@@ -30,6 +30,12 @@ class TrainState:
     best: Phi = field(default_factory=dict)  # the network of lowest objective on the validation stream so far
     objective: float = math.inf  # of ``best`` (nat/token)
 
+    def tree(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        optimizer = self.optimizer.state_dict()["state"]
+        kept = {"best": dict(self.best), "objective": self.objective}
+        return {"phi": dict(self.phi), "adam": optimizer, "step": self.step, "seconds": self.seconds, **kept}
+
 
 def start(inputs: int, settings: Adapt, *, dtype: torch.dtype = torch.float32) -> TrainState:
     """A network that weighs all tokens alike; every method of a seed starts from the same one."""
@@ -84,15 +90,8 @@ def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Ad
     return {"method": arm.name, **row, "applied": math.isfinite(norm)}
 
 
-def state_of(state: TrainState) -> dict[str, Any]:
-    """Everything that the next step depends on, as a tree for a checkpoint."""
-    optimizer = state.optimizer.state_dict()["state"]
-    kept = {"best": dict(state.best), "objective": state.objective}
-    return {"phi": dict(state.phi), "adam": optimizer, "step": state.step, "seconds": state.seconds, **kept}
-
-
 def restore_(state: TrainState, tree: dict[str, Any]) -> None:
-    """Go back to where ``state_of`` was called, from a start with the same settings."""
+    """Go back to where ``TrainState.tree`` was called, from a start with the same settings."""
     saved: dict[str, Tensor] = tree["phi"]
     with torch.no_grad():
         for name, value in state.phi.items():

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sparing.jobs import folder
 from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.disk import digest
-from sparing.jobs.folder import Folder
+from sparing.jobs.run import Run
 
 WEIGHTS, BASE = "weights", "base.safetensors"  # learned weights by method; the tuned θ₀
 
@@ -16,13 +15,10 @@ HARMLESS = {"seconds", "steps", "methods"}
 """Settings that may differ when a run is resumed: they say how far it goes, not where."""
 
 
-def folder_of(settings: Adapt) -> Folder:
-    """The directory of a run; what it reads is safe there."""
-    elsewhere = () if settings.elsewhere is None else (settings.elsewhere,)
-    reads = (Path(settings.model), *settings.books, *elsewhere)
-    return Folder(
-        settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(WEIGHTS, BASE), reads=reads
-    )
+def run_of(settings: Adapt) -> Run:
+    """A run, described; what it reads is safe in its folder."""
+    reads = (Path(settings.model), *settings.books, settings.elsewhere)
+    return Run(settings, writes=(WEIGHTS, BASE), reads=reads, ignore=HARMLESS)
 
 
 def weights_of(settings: Adapt, name: str) -> Path:
@@ -31,9 +27,8 @@ def weights_of(settings: Adapt, name: str) -> Path:
 
 
 def identity(settings: Adapt) -> dict[str, Any]:
-    """What makes two runs the same: plain settings, text files by their hash."""
-    known = folder.identity(settings, harmless=HARMLESS)
+    """What makes two runs the same beside the plain settings: the model by its name, texts by their hash."""
     files = {str(at): digest(path) for at, path in enumerate(settings.books)}
     if settings.elsewhere is not None:
         files["elsewhere"] = digest(settings.elsewhere)
-    return {**known, "books": None, "elsewhere": None, "model": Path(settings.model).name, "files": files}
+    return {"books": None, "elsewhere": None, "model": Path(settings.model).name, "files": files}
