@@ -22,7 +22,6 @@ UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", 
 
 TIMED = 3  # outer steps timed to turn seconds into a number of steps, after one that warms up
 
-
 LOOKED = 2000  # real images that judge one net at a look (count); the final verdict is on all of them
 
 
@@ -49,6 +48,7 @@ def seconds_of_a_step(state: TrainState, method: Any) -> float:
 def fix_length_(state: TrainState, record: Record) -> None:
     """Turn the seconds of the settings into a number of steps, once."""
     settings = state.settings
+    # timed once and recorded: a resumed run, or one with that many steps, has the same bits on a faster machine
     if settings.seconds is not None:
         share = settings.first_phase if settings.method == "two-phase" else 0.0
         second = seconds_of_a_step(state, state.ranks.per_rank(build_method(settings)))
@@ -87,6 +87,7 @@ def advance_(
     looks = look_steps(state.steps, settings.looks) if first else []
     if state.step == 0 and looks:
         look_(state, record, kept)
+    # one bar for all processes
     shown = None if first else io.StringIO()
     with Progress(label, total=state.steps, unit="outer step", resume_at=state.step, file=shown) as bar:
         while state.step < state.steps:

@@ -82,6 +82,7 @@ def problem_at(state: TrainState, step: int) -> hg.Bilevel:
 def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:
     """The hypergradient of an outer step; nothing is changed."""
     seed = stream(state.settings.seed, "condense", "directions", step).initial_seed()
+    # what the method warns of stands in its report; said at every step it would drown the progress bar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return hg.hypergradient(problem_at(state, step), {"images": state.images}, method, seed=seed)
@@ -95,9 +96,11 @@ def take_step_(state: TrainState) -> dict[str, Any]:
     result = hypergradient_at(state, step, state.ranks.shared(method))
     ranks = state.ranks.end_step()
     slope = result.grad["images"]
+    # checked before anything changes, so that a caller may save what was
     if not bool(torch.isfinite(slope).all()):
         do = "try a smaller --inner-lr"
         raise RunError(f"the hypergradient of outer step {step} is not finite; {do}")
+    # the rate is a function of the step, so a checkpoint needs no scheduler
     for group in state.adam.param_groups:
         group["lr"] = rate(step, peak=state.settings.outer_lr, steps=state.steps, schedule="linear")
     state.images.grad = slope
@@ -120,6 +123,7 @@ def state_of(state: TrainState) -> dict[str, Any]:
 
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     """Go back to where ``state_of`` was called, from a start of the same settings and data."""
+    # in place: Adam holds this very tensor
     state.images.copy_(tree["images"])
     state.adam.state[state.images] = dict(tree["adam"])
     state.step, state.seconds = tree["step"], tree["seconds"]
