@@ -14,6 +14,7 @@ A checkpoint holds the rows of the record, the results of ``once`` and the state
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -43,6 +44,49 @@ class State(Protocol):
         ...
 
 
+class Between(Protocol):
+    """What happens between two steps."""
+
+    def __call__(self, done: str, every: int, *, more: bool) -> None:
+        """Act on what is done, in words, where every so many steps are saved and more may follow."""
+
+
+class Ranks(Protocol):
+    """The processes of a run; the first one writes."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is it."""
+        ...
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        ...
+
+    def on_first(self, work: Callable[[], object]) -> None:
+        """Let the first work, and the others wait for it and share its failure."""
+        ...
+
+    def heard(self, signals: list[int]) -> list[int]:
+        """Signals on account of which all stop, from those of this process."""
+        ...
+
+
+class Alone:
+    """One process."""
+
+    first, several = True, False
+
+    def on_first(self, work: Callable[[], object]) -> None:
+        """Do the work."""
+        work()
+
+    def heard(self, signals: list[int]) -> list[int]:
+        """Its own."""
+        return signals
+
+
 class Run:
     """A run under way; a context that takes the signals from ``claim`` to its end."""
 
@@ -55,6 +99,7 @@ class Run:
         ignore: Collection[str] = (),
         resumes: bool = True,
         shared: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """Describe the run; nothing is touched.
 
@@ -65,8 +110,9 @@ class Run:
             ignore: Settings that may differ when the run is resumed.
             resumes: Whether a run of this job can go on where another stopped.
             shared: Whether several runs may work in the folder at once, once it is claimed.
+            ranks: The processes that work on this run together.
         """
-        self.settings, self._ignore = settings, ignore
+        self.settings, self._ignore, self.ranks = settings, ignore, ranks or Alone()
         self.folder = Folder(
             settings.out, resume=resumes and settings.resume, overwrite=settings.overwrite, names=tuple(writes),
             reads=tuple(path for path in reads if path is not None), resumes=resumes, shared=shared,
@@ -74,7 +120,7 @@ class Run:
         self.bar: Progress | None = None  # advanced by every result of ``once``
         self.signals: list[int] = []
         self._record: Record | None = None
-        self._mark: dict[str, Any] = {}
+        self.mark: dict[str, Any] = {}  # what makes two runs the same
         self._done: dict[str, Any] = {}
         self._left: Mapping[str, Any] = {}  # by a loop that was interrupted
         self._under_way = ""  # the result that is being computed
@@ -87,7 +133,7 @@ class Run:
         Returns:
             The run.
         """
-        self.folder.check()
+        self.ranks.on_first(self.folder.check)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -125,8 +171,8 @@ class Run:
             Whether there was anything.
         """
         self._record = record
-        self._mark = {**identity(self.settings, harmless=self._ignore), **(hashes or {}), **(also or {})}
-        tree = self.folder.latest(self._mark, files={*(hashes or ()), *files})
+        self.mark = {**identity(self.settings, harmless=self._ignore), **(hashes or {}), **(also or {})}
+        tree = self.folder.latest(self.mark, files={*(hashes or ()), *files})
         if tree is None:
             return False
         record.rows[:] = tree["rows"]
@@ -145,9 +191,9 @@ class Run:
 
     def claim(self) -> None:
         """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
-        self.folder.claim_(self._mark)
+        self.ranks.on_first(lambda: self.folder.claim_(self.mark))
         self._claimed = True
-        self.signals = self._exit.enter_context(patient())
+        self.signals = self._exit.enter_context(patient(always=self.ranks.several))
 
     def once(self, name: str, compute: Callable[[], Any], **shown: Any) -> Any:
         """A result of numbers, texts, lists, mappings or tensors, or rows; computed once however often a run stops.
@@ -179,46 +225,19 @@ class Run:
         """Have a result computed again."""
         self._done.pop(name, None)
 
-    def steps(
-        self,
-        state: State,
-        take_step: Callable[[], Mapping[str, Any]],
-        *,
-        total: int,
-        label: str,
-        every: int = 0,
-        unit: str = "step",
-        bar: Progress | None = None,
-        progress: Callable[[], int] | None = None,
-        until: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Take steps to the end, with a checkpoint every so many and a clean stop at a signal.
-
-        Args:
-            state: What the steps change; at its first step or a restored one.
-            take_step: Takes one, and returns what the bar shows.
-            total: Steps in all.
-            label: Words before the bar.
-            every: Steps between checkpoints; 0: only at a signal.
-            unit: A step, as people call it.
-            bar: One that is there already, over more than these steps.
-            progress: What that bar has done; without it a step is one unit of it.
-            until: Whether the steps end early.
+    def steps(self, state: State, take_step: Callable[[], Mapping[str, Any]], **how: Any) -> None:
+        """Take steps to the end as ``take_steps`` does, with checkpoints and a clean stop at a signal.
 
         Raises:
             StoppedError: At a signal; everything is saved by then.
         """
-        own = contextlib.nullcontext(bar) if bar else Progress(label, total=total, unit=unit, resume_at=state.step)
-        with own as shown:
-            while state.step < total and not until():
-                told = take_step()
-                shown.advance(1 if progress is None else progress() - shown.done, **told)
-                if state.step < total and not until():  # the end is saved by whoever asked for the steps
-                    save = partial(self.save, state)
-                    done = f"{label}, {unit} {state.step} of {total}"
-                    save_when_due(save, self.signals, step=state.step, every=every, done=done)
-            if state.step < total and progress is None:
-                shown.advance(total - state.step)  # what ending early saved
+
+        def between(done: str, every: int, *, more: bool) -> None:
+            stop = self.ranks.heard(self.signals)
+            if more and self.ranks.first:  # the end is saved by whoever asked for the steps
+                save_when_due(partial(self.save, state), stop, step=state.step, every=every, done=done)
+
+        take_steps(state, take_step, between=between, quiet=not self.ranks.first, **how)
 
     def save(self, state: State | None = None) -> Path:
         """Write a checkpoint, named by its step where the loop is the whole run, else by one more than the last."""
@@ -244,3 +263,43 @@ class Run:
         """
         self.folder.finish_(self.record, write_page)
         return self.record
+
+
+def take_steps(
+    state: State,
+    take_step: Callable[[], Mapping[str, Any]],
+    *,
+    total: int,
+    label: str,
+    unit: str = "step",
+    every: int = 0,
+    bar: Progress | None = None,
+    progress: Callable[[], int] | None = None,
+    until: Callable[[], bool] = lambda: False,
+    between: Between | None = None,
+    quiet: bool = False,
+) -> None:
+    """Take steps to the end and show how far they are.
+
+    Args:
+        state: What the steps change; at its first step or a restored one.
+        take_step: Takes one, and returns what the bar shows.
+        total: Steps in all.
+        label: Words before the bar.
+        unit: A step, in a word or two.
+        every: Steps between checkpoints; 0: only at a signal.
+        bar: One that is there already, over more than these steps.
+        progress: What that bar has done; without it a step is one unit of it.
+        until: Whether the steps end early.
+        between: Called after each step; may save, or raise to stop.
+        quiet: Whether nothing is shown.
+    """
+    new = Progress(label, total=total, unit=unit, resume_at=state.step, file=io.StringIO() if quiet else None)
+    with contextlib.nullcontext(bar) if bar else new as shown:
+        while state.step < total and not until():
+            told = take_step()
+            shown.advance(1 if progress is None else progress() - shown.done, **told)
+            if between is not None:
+                between(f"{label}, {unit} {state.step} of {total}", every, more=state.step < total and not until())
+        if state.step < total and progress is None:
+            shown.advance(total - state.step)  # what ending early saved

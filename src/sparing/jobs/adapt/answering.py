@@ -1,4 +1,4 @@
-"""What a method is judged by: the rate chosen on validation, the marks on the test stream, the weights themselves."""
+"""What a method is judged by: the rate chosen on validation, the scores on the test stream, the weights themselves."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def evaluate_network(
 
 def token_texts(lm: LanguageModel, text: Tensor) -> list[str]:
     """The tokens of a document (L,) as text, without the start token; blanks stay where the text has them."""
+    # decoded from the beginning each time: what a token reads as depends on those before it
     ids, found, before = text.tolist(), [], ""
     for end in range(2, len(ids) + 1):
         whole: str = lm.tokenizer.decode(ids[:end], skip_special_tokens=True)
@@ -87,6 +88,7 @@ def sample_rows(window: Window, given: Mapping[str, Sequence[str]]) -> list[dict
     """Some questions with each method's answer: those any method gets right first, then by how much methods differ."""
     questions = window.stream.questions
     right = {name: [a == b for a, b in zip(said, questions.expected, strict=True)] for name, said in given.items()}
+    # two stable sorts: the second key leads, the first decides among equals
     order = sorted(range(len(questions.expected)), key=lambda at: -len({said[at] for said in given.values()}))
     order.sort(key=lambda at: not any(marked[at] for marked in right.values()))
     return [

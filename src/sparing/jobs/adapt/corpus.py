@@ -60,11 +60,13 @@ def encode_questions(lm: LanguageModel, questions: Sequence[Question], *, contex
     cols: list[int] = []
     for question in questions:
         prompt = lm.encode(question.prompt)
+        # encoded together: an answer in mid-sentence has other tokens than at the beginning of a text
         both = lm.encode(f"{question.prompt} {question.answer}")
         answer = both[len(prompt) :]
         prompt = [lm.start, *prompt[-context:]]
         prompts.append(torch.tensor(prompt))
         texts.append(torch.tensor(prompt + answer))
+        # the score of a token is read at the position before it
         rows += [len(texts) - 1] * len(answer)
         cols += range(len(prompt) - 1, len(prompt) + len(answer) - 1)
     prompt_texts, expected = zip(*((question.prompt, question.answer) for question in questions), strict=True)

@@ -1,9 +1,9 @@
 """Documents and the questions asked about them, made from a book by a rule.
 
-The rule. A book is cut into paragraphs (headings, pictures and verse are left out), paragraphs into sentences, and
+The rule. A book is cut into paragraphs (headings, pictures and verse are dropped), paragraphs into sentences, and
 consecutive sentences of one chapter are packed into documents. A sentence gives a question when it holds a proper
 name or a number that is not its beginning and is not named earlier in the sentence: the question is the sentence up to
-there, at least four words, and the answer is that name or number. A proper name is a run of capitalised words none of
+there, at least four words, and the answer is that name or number. A proper name is a run of capitalized words none of
 which the book ever writes in small letters. One sentence gives at most one question, its first. So nothing is asked
 that the document does not say, and the answer is never in the question.
 """
@@ -17,7 +17,9 @@ from dataclasses import dataclass
 FEWEST = 4  # words that a question has at least
 
 SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z])""")
+# a name follows a small letter or a comma: the first word of a sentence is capitalized anyway
 NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*\b|(?<= )\d[\d,]*\b")
+# the period of a title ends no sentence
 TITLES = re.compile(r"\b(Mr|Mrs|Dr|St)\.")
 WORD = re.compile(r"\b[a-z]+\b")
 
@@ -46,6 +48,7 @@ def is_prose(paragraph: str) -> bool:
     lines = [line.strip() for line in text.splitlines()]
     capital = sum(bool(re.match(r"[\"'(]*[A-Z]", line)) for line in lines)
     short = sum(map(len, lines)) / len(lines) < 50
+    # verse: several short lines that mostly begin with a capital
     return not (len(lines) > 1 and short and capital > 0.7 * len(lines))
 
 
@@ -100,6 +103,7 @@ def _pack(sentences: Sequence[str], size: Callable[[str], int], length: int) -> 
     packed: list[list[str]] = [[]]
     for sentence in sentences:
         if size(sentence) > length:
+            # what follows a dropped sentence is not consecutive with what precedes it
             packed.append([])
             continue
         if packed[-1] and size(" ".join([*packed[-1], sentence])) > length:

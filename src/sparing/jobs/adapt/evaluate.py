@@ -35,7 +35,8 @@ def adapt_model(
     theta = dict(lm.theta)
     for text, (first, end) in zip(texts, weight_spans(texts), strict=True):
         slope = grad(lambda now, part=weights[first:end], text=text: document_loss(lm, now, part, text))(theta)
-        size = 1.0 if clip is None else min(1.0, clip / (float(norm(slope)) + 1e-6))  # as clip_grad_norm_
+        # torch's clip_grad_norm_ to the letter, so that meta-training and adapting clip alike
+        size = 1.0 if clip is None else min(1.0, clip / (float(norm(slope)) + 1e-6))
         theta = {name: value - lr * size * slope[name] for name, value in theta.items()}
     return theta
 
@@ -57,11 +58,12 @@ def answers(lm: LanguageModel, theta: Theta, questions: Questions, *, most: int 
 
 
 def _continuation(lm: LanguageModel, text: Tensor, prompt: int) -> str:
-    """What was written after a prompt, cut where the model ended the text; decoded whole, for the blanks between."""
+    """What was written after a prompt, cut where the model ended the text."""
     tokens = text.tolist()
     tail = tokens[prompt:]
     ended = {lm.start, lm.tokenizer.eos_token_id}
     kept = next((index for index, token in enumerate(tail) if token in ended), len(tail))
+    # decoded together with the prompt: the first token of the answer alone would lose its blank
     whole: str = lm.tokenizer.decode(tokens[: prompt + kept], skip_special_tokens=True)
     return whole[len(lm.tokenizer.decode(tokens[:prompt], skip_special_tokens=True)) :]
 
@@ -101,5 +103,6 @@ def sweep(
 
 def best_rate(rows: Sequence[dict[str, float]]) -> float:
     """The rate of lowest objective; the lowest rate where all diverged."""
+    # NaN is not below infinity, so a rate that diverged either way is out
     finite = [row for row in rows if row["objective"] < float("inf")]
     return min(finite, key=lambda row: row["objective"])["lr"] if finite else min(row["lr"] for row in rows)

@@ -45,6 +45,7 @@ class LanguageModel:
 
     def logits(self, theta: Theta, ids: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
         """Scores (n, V) of the token after each position: text ``rows`` (n,), ``cols`` (n,) of ``ids`` (B, L)."""
+        # padding at the right end needs no mask: attention is causal, so nothing to the left of it can see it
         named = {f"model.{name}": value for name, value in theta.items()}
         scores: Tensor = functional_call(self.scored, named, (ids, rows, cols))
         return scores
@@ -56,6 +57,7 @@ class LanguageModel:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
+        # not verbose: a whole book is longer than any context, and is cut later
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         highest = max(ids, default=0)
         why = f"the model knows {self.known} tokens, the tokenizer gives token {highest}"
@@ -66,6 +68,7 @@ class LanguageModel:
 def as_functions(model: nn.Module, tokenizer: Any) -> LanguageModel:
     """A live Hugging Face model with a linear head (Llama, GPT-2) as functions of its weights, which are not copied."""
     model.eval()
+    # the only attention with forward mode and second derivatives
     model.set_attn_implementation("eager")  # type: ignore[operator]
     theta = {name: value.detach() for name, value in named_parameters(model).items()}
     for parameter in model.parameters():

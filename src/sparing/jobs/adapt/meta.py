@@ -21,7 +21,7 @@ from sparing.jobs.adapt.weights import Phi, init_weights
 
 @dataclass(slots=True, eq=False)
 class TrainState:
-    """A meta-training on its way."""
+    """What an outer step reads or changes."""
 
     phi: Phi  # the weight network
     optimizer: torch.optim.Adam
@@ -65,6 +65,7 @@ def evaluation_due(before: float, now: float, looks: int) -> bool:
 
 def keep_best_(state: TrainState, objective: float) -> None:
     """Keep the present network if none before it had a lower objective on the validation stream (nat/token)."""
+    # NaN compares false with every number: kept as best, it would never be replaced
     finite = objective if math.isfinite(objective) else math.inf
     if not state.best or finite < state.objective:
         state.best = {name: value.clone() for name, value in state.phi.items()}
@@ -77,6 +78,7 @@ def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Ad
     window = draw_window(lm, data, state.step, documents=arm.documents, context=settings.context, seed=settings.seed)
     fixed = {"lr": settings.lr, "locality": settings.locality, "clip": settings.inner_clip}
     posed = problem(lm, window, bottleneck=arm.bottleneck, **fixed)
+    # directions are a function of (seed, step), so a resumed run draws the same ones
     result = hypergradient(posed, state.phi, arm.method, seed=settings.seed * 1_000_003 + state.step)
     norm = math.sqrt(sum(float(slope.double().square().sum()) for slope in result.grad.values()))
     if math.isfinite(norm):
@@ -84,6 +86,7 @@ def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Ad
             value.grad = result.grad[name].detach() * min(1.0, settings.clip / max(norm, 1e-30))
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
+    # a step that changed nothing is counted too: its time is spent
     state.step += 1
     state.seconds += time.process_time() - begin
     row = {"step": state.step, "seconds": state.seconds, "outer": float(result.value), "norm": norm}
@@ -93,6 +96,7 @@ def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Ad
 def restore_(state: TrainState, tree: dict[str, Any]) -> None:
     """Go back to where ``TrainState.tree`` was called, from a start with the same settings."""
     saved: dict[str, Tensor] = tree["phi"]
+    # in place: the optimizer holds these very tensors
     with torch.no_grad():
         for name, value in state.phi.items():
             value.copy_(saved[name])

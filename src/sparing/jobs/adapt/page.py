@@ -82,6 +82,7 @@ def marked(rows: list[dict[str, Any]], name: str) -> str:
     """A document with its heaviest tokens in bold."""
     heavy = sorted((row[name] for row in rows), reverse=True)[max(0, round(HEAVY * len(rows)) - 1)]
     shaded = (_bold(row["token"].replace("*", "")) if row[name] >= heavy else row["token"] for row in rows)
+    # two heavy tokens in a row are one run of bold
     return "".join(shaded).replace("****", "").strip()
 
 

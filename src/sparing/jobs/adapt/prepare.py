@@ -29,11 +29,6 @@ class Inputs:
     test: Window  # looked at once
 
 
-def _model_at(name: str) -> Path:
-    """A directory as it is, an asset from the cache."""
-    return fetch(name) if name in {asset.name for asset in ASSETS if asset.kind == "model"} else Path(name)
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -48,6 +43,7 @@ def _tune(lm: LanguageModel, data: Corpus, settings: Adapt, base: Path) -> Langu
             lm.theta[name].copy_(value)
         return lm
     texts = [torch.tensor([lm.start, *lm.encode(document.text)]) for document in data.plain]
+    # seed 0 whatever the run's seed: runs of all seeds compare on one θ₀
     lm = tune_(lm, texts, passes=settings.tune, lr=settings.tune_lr, seed=0)
     save_tensors(base, lm.theta)
     return lm
@@ -64,7 +60,8 @@ def streams(lm: LanguageModel, data: Corpus, settings: Adapt) -> tuple[Window, W
 
 def prepare(settings: Adapt, base: Path) -> Inputs:
     """Open the model, cut the texts, tune; ``base`` is the file of the tuned θ₀, read where it exists, else written."""
-    lm = load_language_model(_model_at(settings.model))
+    assets = {asset.name for asset in ASSETS if asset.kind == "model"}
+    lm = load_language_model(fetch(settings.model) if settings.model in assets else Path(settings.model))
     books = [_text(path) for path in settings.books] or [load_text(name) for name in BOOKS]
     elsewhere = _text(settings.elsewhere) if settings.elsewhere else load_text(ELSEWHERE)
     data = build_corpus(lm, books, elsewhere, length=settings.length)

@@ -70,6 +70,7 @@ def problem(
     return Bilevel(
         inner=inner,
         outer=outer,
+        # θ is reset for every window: nothing is carried between them, neither weights nor tangents
         init=lm.theta,
         optimizer=SGD(lr=lr, clip=clip),
         steps=len(batches),

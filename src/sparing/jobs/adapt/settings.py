@@ -1,4 +1,4 @@
-"""What a person may choose about learning token weights, checked before anything is read."""
+"""Settings of learning token weights, checked before anything is read."""
 
 from __future__ import annotations
 

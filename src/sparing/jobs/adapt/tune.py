@@ -36,6 +36,7 @@ def tune_(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             bar.advance(loss=loss.item())
+    # wrapped again, which freezes the parameters that the passes unfroze
     return as_functions(model, lm.tokenizer)
 
 

@@ -42,6 +42,7 @@ def _features(lm: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
     model = lm.scored.model
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[union-attr, operator]
     embedded = model.get_input_embeddings()(ids)  # type: ignore[union-attr, operator]
+    # the state that has just read a token stands at cols + 1; how surprising the token was is known at cols
     at = (rows, cols + 1)
     wide = [layer_norm(part[at], part.shape[-1:]) for part in (hidden, embedded)]
     return torch.cat([*wide, lm.nll(lm.theta, ids, rows, cols)[:, None] / 10], dim=-1)
@@ -52,6 +53,7 @@ def init_weights(inputs: int, *, width: int, seed: int, dtype: torch.dtype = tor
     sizes = {"body.0": (inputs, width), "body.1": (width, width), "head.0": (width, width // 2)}
     phi: Phi = {}
     for name, (before, after) in sizes.items():
+        # drawn in float64 and rounded, so that every dtype starts from the same numbers
         drawn = torch.randn(after, before, generator=stream(seed, "weights", name), dtype=torch.float64)
         phi[f"{name}.weight"] = (drawn / math.sqrt(before)).to(dtype)
         phi[f"{name}.bias"] = torch.zeros(after, dtype=dtype)

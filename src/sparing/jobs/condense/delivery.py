@@ -43,17 +43,18 @@ class Delivery(Spread):
 def wait_for_first(store: Any, key: str, seconds: float) -> str:
     """Wait at most ``seconds`` for what the first leaves; raise if it fails, is interrupted or is gone."""
     until, pause = time.monotonic() + seconds, 0.001
-    words, word = "it left nothing", None
+    words, last = "it left nothing", None
     try:
-        while time.monotonic() < until and word is None:
+        while time.monotonic() < until and last is None:
             if store.check([key]):
                 return str(store.get(key).decode())
-            word = json.loads(store.get(OVER)) if store.check([OVER]) else None
-            time.sleep(pause)  # a store that is asked to wait complains when time is up
+            last = json.loads(store.get(OVER)) if store.check([OVER]) else None
+            # polled: a store that is asked to wait complains when time is up
+            time.sleep(pause)
             pause = min(2 * pause, LOOK)
     except RuntimeError as error:
         words = first_line(error)
-    if word is not None:
-        raise (StoppedError if word["stopped"] else RunError)(word["words"])
+    if last is not None:
+        raise (StoppedError if last["stopped"] else RunError)(last["words"])
     do = "run the same command with --resume to go on from the last checkpoint"
     raise RunError(f"rank 0 is gone ({words}); {do}")

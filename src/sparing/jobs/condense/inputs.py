@@ -55,6 +55,7 @@ def split(images: Tensor, labels: Tensor, held_out: int) -> tuple[Pair, Pair]:
     if held_out >= len(images):
         why = f"there are {len(images)} training images"
         raise UserError("held_out", got=held_out, why=why, do="set fewer aside")
+    # stream 0, not the run's: a rate chosen by one seed must not have seen the next seed's held-out images
     order = torch.randperm(len(images), generator=stream(0, "condense", "held out"))
     aside, rest = order[:held_out].sort().values, order[held_out:].sort().values
     return (images[rest], labels[rest]), (images[aside], labels[aside])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 import time
 from collections.abc import Callable
@@ -15,13 +14,13 @@ from sparing.jobs.condense.evaluate import accuracies
 from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.pictures import spread
 from sparing.jobs.condense.state import TrainState, hypergradient_at, take_step_
+from sparing.jobs.run import take_steps
 from sparing.memory import Ledger
-from sparing.report import Progress, Record
+from sparing.report import Record
 
 UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", "loss": "nat"}
 
 TIMED = 3  # outer steps timed to turn seconds into a number of steps, after one that warms up
-
 
 LOOKED = 2000  # real images that judge one net at a look (count); the final verdict is on all of them
 
@@ -49,6 +48,7 @@ def seconds_of_a_step(state: TrainState, method: Any) -> float:
 def fix_length_(state: TrainState, record: Record) -> None:
     """Turn the seconds of the settings into a number of steps, once."""
     settings = state.settings
+    # timed once and recorded: a resumed run, or one with that many steps, has the same bits on a faster machine
     if settings.seconds is not None:
         share = settings.first_phase if settings.method == "two-phase" else 0.0
         second = seconds_of_a_step(state, state.ranks.per_rank(build_method(settings)))
@@ -65,38 +65,32 @@ def bytes_of_a_step(state: TrainState, method: Any) -> int:
     return int(ledger.peak.total)
 
 
-def look_(state: TrainState, record: Record, kept: dict[int, Tensor]) -> None:
+def look_(state: TrainState, record: Record) -> None:
     """Keep the images and judge them by one net."""
-    kept[state.step] = state.images.clone()
+    state.kept[state.step] = state.images.clone()
     score = accuracies(state, state.images, nets=1, most=LOOKED)[0]
     title = TITLES[state.settings.method]
     record.add("curve", method=title, step=state.step, seconds=state.seconds, accuracy=score)
 
 
-def advance_(
-    state: TrainState,
-    record: Record,
-    kept: dict[int, Tensor],
-    *,
-    label: str = "condense",
-    after: Callable[[TrainState], None] = lambda state: None,
-) -> None:
+def train(state: TrainState, record: Record, steps: Callable[..., None] = take_steps) -> None:
     """Take a run to its end and judge the images by several fresh nets; of several processes the first judges."""
-    settings = state.settings
-    first, title = state.ranks.first, TITLES[settings.method]
+    settings, first = state.settings, state.ranks.first
+    title = TITLES[settings.method]
     looks = look_steps(state.steps, settings.looks) if first else []
     if state.step == 0 and looks:
-        look_(state, record, kept)
-    shown = None if first else io.StringIO()
-    with Progress(label, total=state.steps, unit="outer step", resume_at=state.step, file=shown) as bar:
-        while state.step < state.steps:
-            row = take_step_(state)
-            record.add("train", method=title, **row)
-            if state.step in looks:
-                look_(state, record, kept)
-            seen = f"{record.table('curve')[-1]['accuracy']:.1f} %" if looks else "not yet judged"
-            bar.advance(loss=row["loss"], accuracy=seen)
-            after(state)
+        look_(state, record)
+
+    def take_step() -> dict[str, Any]:
+        row = take_step_(state)
+        record.add("train", method=title, **row)
+        if state.step in looks:
+            look_(state, record)
+        seen = f"{record.table('curve')[-1]['accuracy']:.1f} %" if looks else "not yet judged"
+        return {"loss": row["loss"], "accuracy": seen}
+
+    label = f"condense {state.inputs.name}, {title}"
+    steps(state, take_step, total=state.steps, label=label, unit="outer step", every=settings.save_every)
     if not first:
         return
     scores = accuracies(state, state.images, nets=settings.eval_nets)

@@ -1,4 +1,4 @@
-"""Which hypergradient method a setting means, at which outer step, and how each is drawn."""
+"""Which hypergradient method a setting means, at which outer step, and how each is plotted."""
 
 from __future__ import annotations
 

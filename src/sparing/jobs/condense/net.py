@@ -1,7 +1,7 @@
 """The convolutional net of the condensation experiments as pure functions of a dict of tensors.
 
 Three blocks of 3 × 3 convolution, ReLU, instance norm with its own scale and shift, and average pooling by two; then
-one linear layer. The norm comes after the activation, as in the authors' code.
+one linear layer.
 
 Source: Shen et al., NeurIPS 2024 (arXiv:2406.14095), section 4.1 and its released code; the architecture is that of
 Gidaris & Komodakis 2018 as used by Zhao et al. 2021 (arXiv:2006.05929).
@@ -64,6 +64,7 @@ def logits(weights: Weights, images: Tensor) -> Tensor:
     while f"block{block}.weight" in weights:
         part = f"block{block}."
         out = F.conv2d(out, weights[part + "weight"], weights[part + "bias"], padding=1)
+        # the norm after the activation, as in the authors' code
         out = F.instance_norm(F.relu(out), weight=weights[part + "scale"], bias=weights[part + "shift"])
         out, block = F.avg_pool2d(out, 2), block + 1
     return F.linear(out.flatten(1), weights["linear.weight"], weights["linear.bias"])

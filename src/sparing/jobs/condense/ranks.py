@@ -1,8 +1,8 @@
 """A condensation over several processes: each takes some of the directions, and only their weights travel.
 
-Every process walks the same outer loop on the same images. In each outer step a process pushes its own directions
+Every process runs the same outer loop on the same images. In each outer step a process pushes its own directions
 through the inner run and leaves one number for each; from all numbers every process makes the same hypergradient. The
-first writes, prints and judges. One that is lost is waited for once; its directions of that step are left out, and from
+first writes, prints and judges. One that is lost is waited for once; its directions of that step are dropped, and from
 the next step on the others take them.
 
 with join_ranks(settings) as ranks:        # of one process: nothing is met and nothing travels
@@ -149,7 +149,8 @@ class Ranks:
             return {}
         found = {"ranks": len(self.living)}
         missing = self.spread.missing() if self.first else []
-        if 0 not in missing:  # else it was a step without directions, in which nobody delivers
+        # rank 0 is missing only in a step without directions, in which nobody delivers
+        if 0 not in missing:
             self.living = [rank for place, rank in enumerate(self.living) if place not in missing]
         return found
 
@@ -167,7 +168,8 @@ class Ranks:
         """Part: the first says why there is no further step, and keeps the store until the others have heard."""
         if self.mesh is None:
             return
-        with contextlib.suppress(RuntimeError):  # the store may be gone
+        # the store may be gone with the process that kept it
+        with contextlib.suppress(RuntimeError):
             if not self.first:
                 self.store.set(f"bye/{self.rank}", "yes")
                 return
@@ -202,6 +204,7 @@ def join_ranks(settings: Condense) -> Iterator[Ranks]:
     try:
         yield made
     except BaseException as error:
+        # the first tells the others why before its error travels on
         made.leave(error)
         if not isinstance(error, RunError) and of_network(error):
             raise RunError(f"the network broke ({first_line(error)}); is every rank there?") from error
@@ -210,7 +213,8 @@ def join_ranks(settings: Condense) -> Iterator[Ranks]:
         made.leave(None)
     finally:
         mesh.close()
-        if started:  # in any case: an interpreter that ends with live groups hangs
+        # on every way out: an interpreter that ends with live groups hangs
+        if started:
             dist.destroy_process_group()
 
 

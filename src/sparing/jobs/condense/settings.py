@@ -1,4 +1,4 @@
-"""What a person may choose about a condensation, checked before anything is read or written."""
+"""Settings of a condensation, checked before anything is read or written."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Condense:
     """Distil a data set into a few images per class, so that a fresh net trained on them alone does well.
 
     Outer loop: change the images so that a net freshly trained on them has a small loss on real ones; the method says
-    how the gradient through that training is had. Defaults are the paper's; on a few cores pass a smaller width and
-    unroll. OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
+    how the gradient through that training is computed. Defaults are the paper's; on a few cores pass a smaller width
+    and unroll. OUT gets images.safetensors, images.png, report.html, record.jsonl and checkpoints/.
 
     Several processes share out the directions of (FG)²U: `torchrun --nproc-per-node 2 -m sparing condense`. One number
     a direction travels, the first process writes and judges, and with `chunk` 1 the images are those of one process to
@@ -41,8 +41,8 @@ class Condense:
     """Condensed images per class (count); the paper's IPC."""
 
     method: Method = "forward-gradient"
-    """How the hypergradient is had: (FG)²U, truncated or full reverse, reverse from checkpoints, three implicit ones,
-    or two-phase: Hessian-free first, then (FG)²U."""
+    """How the hypergradient is computed: (FG)²U, truncated or full reverse, reverse from checkpoints, three implicit
+    ones, or two-phase: Hessian-free first, then (FG)²U."""
 
     width: int = 128
     """Channels of the net's three blocks (count)."""

@@ -40,7 +40,14 @@ class TrainState:
     turn: int  # outer step at which the second phase begins; 0 where there is one phase
     step: int = 0  # outer steps finished
     seconds: float = 0.0  # CPU seconds of this process spent on them, judging excluded
+    kept: dict[int, Tensor] = field(default_factory=dict)  # outer step -> the images then
     ranks: Ranks = field(default_factory=Ranks)
+
+    def tree(self) -> dict[str, Any]:
+        """Everything that is needed to go on to the same bits."""
+        moments = dict(self.adam.state[self.images])
+        plain = {"step": self.step, "seconds": self.seconds, "steps": self.steps, "turn": self.turn}
+        return plain | {"images": self.images, "adam": moments, "kept": self.kept}
 
 
 def start(settings: Condense, inputs: Inputs) -> TrainState:
@@ -82,6 +89,7 @@ def problem_at(state: TrainState, step: int) -> hg.Bilevel:
 def hypergradient_at(state: TrainState, step: int, method: Any) -> Any:
     """The hypergradient of an outer step; nothing is changed."""
     seed = stream(state.settings.seed, "condense", "directions", step).initial_seed()
+    # what the method warns of stands in its report; said at every step it would drown the progress bar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return hg.hypergradient(problem_at(state, step), {"images": state.images}, method, seed=seed)
@@ -95,9 +103,11 @@ def take_step_(state: TrainState) -> dict[str, Any]:
     result = hypergradient_at(state, step, state.ranks.shared(method))
     ranks = state.ranks.end_step()
     slope = result.grad["images"]
+    # checked before anything changes, so that a caller may save what was
     if not bool(torch.isfinite(slope).all()):
         do = "try a smaller --inner-lr"
         raise RunError(f"the hypergradient of outer step {step} is not finite; {do}")
+    # the rate is a function of the step, so a checkpoint needs no scheduler
     for group in state.adam.param_groups:
         group["lr"] = rate(step, peak=state.settings.outer_lr, steps=state.steps, schedule="linear")
     state.images.grad = slope
@@ -111,16 +121,10 @@ def take_step_(state: TrainState) -> dict[str, Any]:
     return row | {"grad_norm": float(slope.norm())} | notes | ranks
 
 
-def state_of(state: TrainState) -> dict[str, Any]:
-    """Everything that is needed to go on to the same bits."""
-    moments = dict(state.adam.state[state.images])
-    plain = {"step": state.step, "seconds": state.seconds, "steps": state.steps, "turn": state.turn}
-    return plain | {"images": state.images, "adam": moments}
-
-
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
-    """Go back to where ``state_of`` was called, from a start of the same settings and data."""
+    """Go back to where ``TrainState.tree`` was called, from a start of the same settings and data."""
+    # in place: Adam holds this very tensor
     state.images.copy_(tree["images"])
     state.adam.state[state.images] = dict(tree["adam"])
     state.step, state.seconds = tree["step"], tree["seconds"]
-    state.steps, state.turn = tree["steps"], tree["turn"]
+    state.steps, state.turn, state.kept = tree["steps"], tree["turn"], dict(tree["kept"])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sparing.errors import UserError
 from sparing.jobs.demo import condensation, federated, layers, sharding, transfer, valley
@@ -34,7 +33,7 @@ QUESTION = "What do six methods for training with little save, and what does it 
 
 
 def _memory(record: Record, settings: Settings, path: Path) -> None:
-    """The first chapter; without a model it is left out, unless the model was asked for by name."""
+    """The first chapter; without a model it is omitted, unless the model was asked for by name."""
     if not layers.remaining(record):
         return
     try:
@@ -47,32 +46,10 @@ def _memory(record: Record, settings: Settings, path: Path) -> None:
     layers.run_chapter(inputs, record, seed=settings.seed, path=path)
 
 
-def _condense(record: Record, settings: Settings, path: Path) -> None:
-    condensation.run_chapter(record, seed=settings.seed, path=path, work=condensation.WORKS[settings.scale])
-
-
-def _transfer(record: Record, settings: Settings, path: Path) -> None:
-    transfer.run_chapter(record, seed=settings.seed, path=path, work=transfer.WORKS[settings.scale])
-
-
-def _shard(record: Record, settings: Settings, path: Path) -> None:
-    sharding.run_chapter(record, seed=settings.seed, path=path, work=sharding.WORKS[settings.scale])
-
-
-def _valley(record: Record, settings: Settings, path: Path) -> None:
-    valley.run_chapter(record, seed=settings.seed, path=path, work=valley.WORKS[settings.scale])
-
-
-def _federate(record: Record, settings: Settings, path: Path) -> None:
-    work, resume = federated.WORKS[settings.scale], settings.resume
-    federated.run_chapter(record, seed=settings.seed, path=path, work=work, resume=resume)
-
-
-CHAPTERS: Final[dict[Name, Callable[[Record, Settings, Path], None]]] = {
-    "memory": _memory, "condense": _condense, "transfer": _transfer, "shard": _shard, "valley": _valley,
-    "federate": _federate,
+CHAPTERS: Final[dict[Name, Any]] = {
+    "condense": condensation, "transfer": transfer, "shard": sharding, "valley": valley, "federate": federated,
 }  # fmt: skip
-"""What each chapter does, as far as the record does not hold it yet."""
+"""Modules of the chapters whose work is a value by scale."""
 
 
 def run(settings: Settings) -> Record:
@@ -87,7 +64,7 @@ def run(settings: Settings) -> Record:
         if name in settings.chapters:
             run_one(name, record, settings, path)
     if not finished(record):
-        why, do = "none of them could be run", "see the warnings above; `sparing fetch` tells what can be had"
+        why, do = "none of them could be run", "see the warnings above; `sparing fetch` tells what is available"
         raise UserError("chapters", got=" ".join(settings.chapters), why=why, do=do)
     record.add("run", page=str(page))
     with refusing_to_write("saving", settings.out):
@@ -100,7 +77,13 @@ def run(settings: Settings) -> Record:
 def run_one(name: Name, record: Record, settings: Settings, path: Path) -> None:
     """Do what is left of a chapter, and add a row to "chapters" if that was anything."""
     before, clock, worked = len(record.rows), time.monotonic(), _cpu_seconds()
-    CHAPTERS[name](record, settings, path)
+    if name == "memory":
+        _memory(record, settings, path)
+    else:
+        module = CHAPTERS[name]
+        # the federated runs have folders of their own, which a resumed demo goes on with
+        more = {"resume": settings.resume} if name == "federate" else {}
+        module.run_chapter(record, seed=settings.seed, path=path, work=module.WORKS[settings.scale], **more)
     if len(record.rows) > before:
         record.add("chapters", chapter=name, seconds=time.monotonic() - clock, cpu_seconds=_cpu_seconds() - worked)
         record.write(path)

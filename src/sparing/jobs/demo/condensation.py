@@ -1,4 +1,4 @@
-"""Second chapter: one synthetic image per digit class, learnt through a whole training run by three methods."""
+"""Second chapter: one synthetic image per digit class, learned through a whole training run by three methods."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_digits() -> Inputs:
     try:
         return gather(WORK.data, held_out=WORK.held_out)
     except UserError as missing:
-        LOG.warning("demo: MNIST is not to be had (%s); digits are typeset here", missing)
+        LOG.warning("demo: MNIST is not available (%s); digits are typeset here", missing)
         return typeset_digits()
 
 

@@ -1,4 +1,4 @@
-"""The chapter on condensation for people: the images, accuracy, bytes, and the paper's figures."""
+"""The chapter on condensation: the images, accuracy, bytes, and the paper's figures."""
 
 from __future__ import annotations
 

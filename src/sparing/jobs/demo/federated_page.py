@@ -1,4 +1,4 @@
-"""The chapter on federated learning for people: accuracy by round, who holds what, bytes foretold and counted."""
+"""The chapter on federated learning: accuracy by round, who holds what, bytes predicted and counted."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def numbers(record: Record, work: Work = WORK) -> tuple[Number, Number, Number]:
     spread = 50 * (mean["accuracy_high"] - mean["accuracy_low"])
     note = f"{run_note(record.seed)}; each ±{spread:.0f} points on {tested}"
     saved = 100 * (1 - few["up_counted"] / mean["up_counted"])
+    exact = all(row["up_counted"] == row["up_predicted"] for row in by.values())
     return (
         Number(
             value=f"{points(sign['accuracy'] - mean['accuracy'])} points", note=note,
@@ -96,14 +97,10 @@ def numbers(record: Record, work: Work = WORK) -> tuple[Number, Number, Number]:
             label="the same by a control that pushes as hard and never looks at the global model's signs",
         ),
         Number(
-            value=f"−{saved:.0f} %", note="counted, as predicted" if _exact(record, work) else "NOT as predicted",
+            value=f"−{saved:.0f} %", note="counted, as predicted" if exact else "NOT as predicted",
             label=f"bytes to the server in a round, {_drawn(work)} by each client; accuracy {percent(few['accuracy'])}",
         ),
     )  # fmt: skip
-
-
-def _exact(record: Record, work: Work) -> bool:
-    return all(row["up_counted"] == row["up_predicted"] for row in rows_of(record, work))
 
 
 def claims(record: Record, work: Work = WORK) -> list[Claim]:

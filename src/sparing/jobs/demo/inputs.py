@@ -1,4 +1,4 @@
-"""What the demo trains and on what: a real pretrained model and real text of another kind, as far as it can be had.
+"""What the demo trains and on what: a real pretrained model and real text of another kind, as far as it is available.
 
 Stories15M and a children's book of 1907 come through npm; SmolLM2 and encyclopaedia text through pip; with no network
 at all, a tiny model is trained here on text that ships with the package, and says so.
@@ -67,6 +67,7 @@ def split(ids: list[int], length: int, *, rows: tuple[int, int, int]) -> tuple[P
     have, want = len(ids) // length, sum(rows)
     if have < 3:
         raise UserError("text", got=f"{len(ids)} tokens", why=f"three rows of {length} are needed", do="give more text")
+    # a short text shrinks all three parts, and leaves each a row
     share = min(1.0, have / want)
     dev = min(max(1, int(rows[1] * share)), have - 2)
     test = min(max(1, int(rows[2] * share)), have - 1 - dev)
@@ -163,7 +164,7 @@ def _first(packed: Packed, rows: int) -> Packed:
 
 
 def gather(source: Source, out: Path, scale: Scale = "small") -> Inputs:
-    """Take the first source that can be had, in the order stories, smollm, bundled, or the one asked for."""
+    """Take the first source that is available, in the order stories, smollm, bundled, or the one asked for."""
     whole = _gather(source, out)
     return first_look(whole) if scale == "tiny" else whole
 
@@ -176,6 +177,6 @@ def _gather(source: Source, out: Path) -> Inputs:
         try:
             return makers[name](out)
         except UserError as missing:
-            have = "in the cache but unusable" if available(needs) else "not to be had"
+            have = "in the cache but unusable" if available(needs) else "not available"
             LOG.warning("demo: %s is %s (%s); trying the next", needs, have, missing)
     return bundled(out)

@@ -1,4 +1,4 @@
-"""The chapter on layer sampling for people: losses, bytes, which layers trained, texts, and the paper's figures."""
+"""The chapter on layer sampling: losses, bytes, which layers trained, texts, and the paper's figures."""
 
 from __future__ import annotations
 

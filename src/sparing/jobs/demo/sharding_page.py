@@ -1,4 +1,4 @@
-"""The chapter on sharding for people: one sentence, what fits, what was sent, the paper's statements beside ours."""
+"""The chapter on sharding: one sentence, what fits, what was sent, the paper's statements beside ours."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def chapter(record: Record, work: Work) -> Chapter:
         limits=(
             "Here are two cores and no GPU: the net is small, the network the paper's a thousand times slower. The "
             "paper's ratios contain arithmetic that hides part of the traffic; how long links are busy ranks plans and "
-            "bounds the gain, it does not foretell it."
+            "bounds the gain, it does not predict it."
         ),
         deeper=(
             "sparing plan --params 65e9 --groups 4 --per-group 8 --inter 80Gbps --intra 2000Gbps --memory 80GB "

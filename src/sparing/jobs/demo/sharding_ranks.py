@@ -125,6 +125,7 @@ def held_bytes(engine: Engine) -> int:
     for tensor in (*slices, *masters, *grads, *moments):
         if isinstance(tensor, Tensor) and tensor.ndim:
             storage = tensor.untyped_storage()
+            # by address: views of one buffer count once
             found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
 
@@ -136,10 +137,12 @@ def run_plan(work: Work, plan: str, mesh: Mesh, text: Tensor, bar: Progress | No
     engine = shard_(net, plan, mesh, optimizer=optimizer, accumulate=work.accumulate)
     losses, seconds, live, sent = [], [], 0, {}
     for step in range(work.steps):
-        mesh.gather_scalars(torch.zeros(1))  # all begin together
+        # a barrier: the clock starts when all have arrived
+        mesh.gather_scalars(torch.zeros(1))
         mesh.counter.reset()
         start = time.perf_counter()
         losses.append(_backward(work, step, engine, text))
+        # before the step, while the gradients are still there
         live = held_bytes(engine)
         engine.step()
         engine.flush()
@@ -184,12 +187,14 @@ def run_rank(rank: int, work: Work, folder: str, out: Path) -> None:
                 found = [run_plan(work, plan, mesh, text, bar) for plan in work.plans]
             write_whole(out, json.dumps(found))
         mesh.gather_scalars(torch.zeros(1))
-    os._exit(0)  # threads of the closed lanes need not be waited for
+    # without the interpreter's shutdown: threads of the closed lanes need not be waited for
+    os._exit(0)
 
 
 def main(given: str, out: str) -> int:
     """Fork the ranks and wait for them; 0, or 1 if one failed."""
-    import torch.distributed.tensor  # noqa: F401  # both once here instead of in every rank
+    # imported once here instead of in every forked rank
+    import torch.distributed.tensor  # noqa: F401
 
     work = Work(**json.loads(Path(given).read_text(encoding="utf-8")))
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""The chapter on scaling for people: how far the best rate moves, what re-using it costs, and the paper's figures."""
+"""The chapter on scaling: how far the best rate moves, what re-using it costs, and the paper's figures."""
 
 from __future__ import annotations
 

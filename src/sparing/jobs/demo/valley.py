@@ -64,7 +64,7 @@ TABLES: Final = {"model": "valley_model", "curves": "valley_curves", "values": "
 
 @dataclass(slots=True)
 class Inputs:
-    """What the chapter works on."""
+    """What the chapter reads once: images, their parts, and how nets are judged."""
 
     work: Work
     name: str  # of the images
@@ -85,7 +85,7 @@ def load_inputs(work: Work, seed: int) -> Inputs:
     try:
         train_part, test = image_rows(name, rows=work.rows, calibration=wanted)
     except UserError as missing:
-        LOG.warning("demo: %s is not to be had (%s); scikit-learn's digits stand in", name, missing)
+        LOG.warning("demo: %s is not available (%s); scikit-learn's digits stand in", name, missing)
         name, (train_part, test) = "digits", digits()
     inputs, labels = inputs_of(train_part[0]), train_part[1]
     first = len(labels) * work.start // wanted
@@ -101,16 +101,9 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / f"valley-{name}.safetensors"
 
 
-def _net(inputs: Inputs) -> Vgg:
-    channels = inputs.start[0].shape[1]
-    return begin(lambda: Vgg(channels, widths=inputs.work.widths), seed=inputs.seed)
-
-
-def _fresh(inputs: Inputs, seed: int) -> Vgg:
-    """A net trained from the random start of a seed."""
-    channels = inputs.start[0].shape[1]
-    net = begin(lambda: Vgg(channels, widths=inputs.work.widths), seed=seed)
-    return train(net, *inputs.start, inputs.work.training, seed=seed)
+def _net(inputs: Inputs, seed: int) -> Vgg:
+    """A net at the random start of a seed."""
+    return begin(lambda: Vgg(inputs.start[0].shape[1], widths=inputs.work.widths), seed=seed)
 
 
 def recipes(inputs: Inputs, load: Callable[[str], Vgg]) -> dict[str, Callable[[], Vgg]]:
@@ -119,15 +112,19 @@ def recipes(inputs: Inputs, load: Callable[[str], Vgg]) -> dict[str, Callable[[]
     "start" is the common start; "tuned-…" are tuned from it on a half each; "other-…" have a start of their own.
     """
 
+    def fresh(seed: int) -> Vgg:
+        return train(_net(inputs, seed), *inputs.start, inputs.work.training, seed=seed)
+
+    # the order of rows is the demo's in every tuning: pairs differ in their starts and halves alone
     def tuned(net: Vgg, letter: str) -> Vgg:
         return train(net, *inputs.halves[letter], inputs.work.tuning, seed=inputs.seed)
 
     return {
-        "start": lambda: _fresh(inputs, inputs.seed),
+        "start": lambda: fresh(inputs.seed),
         "tuned-a": lambda: tuned(load("start"), "a"),
         "tuned-b": lambda: tuned(load("start"), "b"),
-        "other-a": lambda: tuned(_fresh(inputs, inputs.seed + 1), "a"),
-        "other-b": lambda: tuned(_fresh(inputs, inputs.seed + 2), "b"),
+        "other-a": lambda: tuned(fresh(inputs.seed + 1), "a"),
+        "other-b": lambda: tuned(fresh(inputs.seed + 2), "b"),
     }
 
 
@@ -135,7 +132,7 @@ def train_all(inputs: Inputs, record: Record, path: Path) -> Callable[[str], Vgg
     """Train the nets that the record does not hold yet, each saved when done; returns what reads one from its file."""
 
     def load(name: str) -> Vgg:
-        net = _net(inputs)
+        net = _net(inputs, inputs.seed)
         net.load_state_dict(load_tensors(path_of(path.parent, name)))
         return net.eval()
 

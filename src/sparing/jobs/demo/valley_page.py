@@ -1,4 +1,4 @@
-"""The chapter on valleys for people: the two sides of a valley, the line between two nets, predicted and measured."""
+"""The chapter on valleys: the two sides of a valley, the line between two nets, predicted and measured."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def claims(record: Record) -> list[Claim]:
             what="their average", paper="better than its members (Figure 11)", here=f"{_points(same['gap'])}",
         ),
         Claim(
-            what="their gap foretold; that from two random starts", paper="–",
+            what="their gap predicted; that from two random starts", paper="–",
             here="; ".join(map(_forecast, (same, other))),
         ),
     ]  # fmt: skip

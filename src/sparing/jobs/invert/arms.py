@@ -26,20 +26,16 @@ Phi = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Arm:
-    """What the outer loop needs to know of a way."""
+    """What the outer loop needs to know of one way from ν to a solution."""
 
     coefficient: Coefficient  # from p to ν
     method: Any  # estimates the hypergradient
     problem: Callable[[Any], hg.Bilevel | hg.BlackBox]  # from what an outer step left to the next (weights, or None)
-
-    begin: Callable[[int], Any]  # that state before the first step, by seed
+    start: Callable[[int], Any]  # that state before the first step, by seed
     solution: Callable[[Tensor, Any], Array]  # u on the judging grid, (512, grid), from p and that state
 
 
-def law(settings: Settings) -> Law:
-    """The law of directions as a value."""
-    laws: dict[str, Law] = {"rademacher": Rademacher(), "orthonormal": Orthonormal(), "hadamard": Hadamard()}
-    return laws[settings.law]
+LAWS: dict[str, Law] = {"rademacher": Rademacher(), "orthonormal": Orthonormal(), "hadamard": Hadamard()}
 
 
 def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
@@ -51,6 +47,7 @@ def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
     look = interpolation(settings.points, inputs.where).T
 
     def run(phi: Phi) -> Tensor:
+        # detached: nobody differentiates the solver, only the loss around it
         nu = coefficient.value(phi["p"].detach()).numpy()
         u = solve(settings.model, nu, inputs.times, grid=settings.points, tolerance=settings.tolerance)
         return torch.from_numpy(u @ look)
@@ -73,9 +70,9 @@ def numerical(settings: Settings, inputs: Inputs) -> Arm:
 
     return Arm(
         coefficient=coefficient,
-        method=ZerothOrder(directions=settings.drawn, step=settings.probe, law=law(settings)),
+        method=ZerothOrder(directions=settings.drawn, step=settings.probe, law=LAWS[settings.law]),
         problem=lambda _: problem,
-        begin=lambda _: None,
+        start=lambda _: None,
         solution=solution,
     )
 
@@ -87,6 +84,6 @@ def network(settings: Settings, inputs: Inputs) -> Arm:
         coefficient=coefficient,
         method=ForwardGradient(directions=1),
         problem=lambda theta: pinn.bilevel(settings, inputs, coefficient, theta),
-        begin=lambda seed: pinn.weights(settings.pinn, stream(seed, "weights")),
+        start=lambda seed: pinn.weights(settings.pinn, stream(seed, "weights")),
         solution=lambda _, theta: pinn.evaluate(settings.model, theta, inputs.grid_times, settings.points),
     )

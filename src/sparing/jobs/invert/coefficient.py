@@ -31,7 +31,7 @@ def _spread(count: int, grid: int) -> Tensor:
 class Coefficient:
     """ν as a function of p: ν = exp(p) or p², for a field after p was interpolated to the solver's grid.
 
-    Whoever differentiates does so with respect to p, through ``value``; no derivative of it is written out anywhere.
+    All derivatives are taken with respect to p, through ``value``; no derivative of it is written out anywhere.
     The released code of the paper perturbs p and then multiplies by dν/dp = 2p once more.
 
     Example:
@@ -66,5 +66,6 @@ class Coefficient:
         if self.size:
             nu = FIELD[equation.name] * torch.exp(math.log(3) * (2 * drawn - 1)).expand(self.size)
         else:
+            # 1 − drawn is in (0, 1]: a ν of zero would have no logarithm
             nu = equation.highest * (1 - drawn)
         return _BACK[self.parameter](nu).clone()

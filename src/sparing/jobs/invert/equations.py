@@ -1,4 +1,4 @@
-"""The three equations on [−1, 1] × [0, 1], as values: how each begins, what moves it, and its true coefficient.
+"""The three equations on [−1, 1] × [0, 1], as values: how each starts, what moves it, and its true coefficient.
 
 All are solved as periodic. Where the literature asks for a Dirichlet condition instead:
 

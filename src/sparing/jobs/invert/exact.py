@@ -6,7 +6,8 @@ import numpy as np
 
 from sparing.jobs.invert.spectral import Array
 
-_SPACING = 0.08  # of the nodes; the integrand is smooth on the scale 1/3, so the trapezoid rule is exact to rounding
+# of the nodes; the integrand is smooth on the scale 1/3, so the trapezoid rule is exact to rounding
+_SPACING = 0.08
 
 
 def burgers(nu: float, times: Array, where: Array) -> Array:
@@ -22,12 +23,14 @@ def burgers(nu: float, times: Array, where: Array) -> Array:
         >>> bool(abs(burgers(0.5, np.array([0.0]), np.array([0.5])) + 1).max() < 1e-12)
         True
     """
-    reach = np.sqrt(1 / (np.pi * nu) + 40)  # beyond, e^(−s²) is below e^(−40) of the rest, however F tilts it
+    # beyond, e^(−s²) is below e^(−40) of the rest, however F tilts it
+    reach = np.sqrt(1 / (np.pi * nu) + 40)
     nodes = np.arange(-reach, reach + _SPACING, _SPACING)
     found = np.empty((len(times), len(where)))
     for row, t in enumerate(times):
         at = where[:, None] - np.sqrt(4 * nu * t) * nodes[None, :]
         power = -np.cos(np.pi * at) / (2 * np.pi * nu) - nodes**2
+        # less the largest exponent: for a small ν both integrals would overflow, their ratio does not
         weight = np.exp(power - power.max(axis=1, keepdims=True))
         found[row] = -(weight * np.sin(np.pi * at)).sum(axis=1) / weight.sum(axis=1)
     return found

@@ -21,7 +21,7 @@ from sparing.jobs.invert.spectral import Array, points
 class Identified:
     """How well the unknowns are determined at the first guess."""
 
-    unknowns: int  # n (count)
+    unknowns: int  # N (count)
     decided: float
     """How many of them the observations decide rather than the penalty: Σ over directions of the observations' share
     of the curvature, between 0 and N."""
@@ -49,10 +49,12 @@ def identified(settings: Settings, inputs: Inputs) -> Identified:
     p, basis = coefficient.guess(settings.model, settings.seeds[0]), torch.from_numpy(waves(settings.field))
     here = problem.solve({"p": p})
     moved = [(problem.solve({"p": p + settings.probe * wave}) - here).reshape(-1) for wave in basis.T]
+    # both blocks in units of the loss's root, so that their rows may stand in one matrix
     seen = torch.stack(moved, dim=1) / (settings.probe * math.sqrt(here.numel()))
     slopes: Any = torch.autograd.functional.jacobian(coefficient.slopes, p)  # type: ignore[no-untyped-call]
     held = math.sqrt(settings.penalty / settings.field) * slopes @ basis
     _, sizes, directions = torch.linalg.svd(torch.cat([seen, held]), full_matrices=False)
+    # an error of the solver, seen through a difference over `probe`
     weakest, error = float(sizes[-1]), settings.tolerance / settings.probe
     if weakest <= error:
         raise UserError(

@@ -68,15 +68,15 @@ def observe(settings: Settings) -> Inputs:
     equation, (rows, columns) = settings.model, settings.observed
     seen, judged = midpoints(rows, 0, 1), np.linspace(0, 1, TIMES)
     where, grid = midpoints(columns, -1, 1), points(settings.points)
+    # one solve serves observations and judgement
     times = np.unique(np.concatenate([seen, judged]))
     whole = reference(
         equation, field=bool(settings.field), times=times, where=np.concatenate([where, grid]), grid=settings.points
     )
     values = torch.from_numpy(whole[np.searchsorted(times, seen), :columns].copy())
     if settings.noise:
-        values = values + settings.noise * torch.randn(
-            values.shape, generator=stream(0, "noise"), dtype=values.dtype
-        )  # the same for every seed of a run
+        # stream 0: the noise is the same for every seed of a run, which differ in guess and directions
+        values = values + settings.noise * torch.randn(values.shape, generator=stream(0, "noise"), dtype=values.dtype)
     truth = true_field(equation, grid) if settings.field else np.asarray(equation.truth)
     return Inputs(seen, where, values, judged, whole[np.searchsorted(times, judged), columns:], truth)
 

@@ -51,6 +51,7 @@ def predict(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> Tensor:
     for layer in range(last + 1):
         value = value @ theta[f"weight{layer}"].T + theta[f"bias{layer}"]
         value = torch.tanh(value) if layer < last else value
+    # the factor is 0 at t = 0, so the initial condition needs no term in the loss
     return (1 - torch.exp(-t)) * value.squeeze(-1) + INITIAL[equation.name](x)
 
 
@@ -88,9 +89,11 @@ def derivatives(equation: Equation, theta: Weights, x: Tensor, t: Tensor) -> lis
     """û, û_t, û_x, û_xx and, where dispersive, û_xxx, each (n,), carried through the layers by the chain rule."""
     order, last = (3 if equation.dispersive else 2), len(theta) // 2 - 1
     none, one = torch.zeros_like(x), torch.ones_like(x)
+    # value, ∂t, ∂x, ∂xx … of the input (x, t); no nested transforms, which the tangent of the whole run would multiply
     streams = [torch.stack(pair, dim=-1) for pair in ((x, t), (none, one), (one, none), *[(none, none)] * (order - 1))]
     for layer in range(last + 1):
         streams = list((torch.stack(streams) @ theta[f"weight{layer}"].T).unbind(0))
+        # a constant has no derivatives, so the bias enters the value alone
         streams[0] = streams[0] + theta[f"bias{layer}"]
         streams = through_tanh(streams) if layer < last else streams
     net, by_t, *by_x = (stream.squeeze(-1) for stream in streams)

@@ -1,4 +1,4 @@
-"""What a person may choose about an inversion, checked before anything is solved."""
+"""Settings of an inversion, checked before anything is solved."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pinn:
     """Norm above which its gradient is scaled down, since with ν near 10 the loss is steep; the paper names none."""
 
     batch: int = 128
-    """Points (x, t) at which the equation is asked, each step anew (count); the paper's is 5000."""
+    """Points (x, t) at which the equation is evaluated, drawn afresh each step (count); the paper's is 5000."""
 
     def __post_init__(self) -> None:
         """Refuse a network or a run that is none."""
@@ -165,6 +165,7 @@ class Settings:
     @property
     def points(self) -> int:
         """Points of space of the solver (count)."""
+        # Burgers forms a shock that 256 points do not resolve; a field costs many solves
         return self.grid or (
             128 if self.field or self.equation == "kdv" else 512 if self.equation == "burgers" else 256
         )

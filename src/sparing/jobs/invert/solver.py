@@ -16,8 +16,10 @@ from sparing.errors import RunError, UserError
 from sparing.jobs.invert.equations import Equation
 from sparing.jobs.invert.spectral import LENGTH, Array, Spectrum, differentiation, points, wavenumbers
 
-_GROWTH = 10  # |u| never grows for Burgers and Allen–Cahn, and stays below 3 max |u_0| for KdV
-_ASKED = 100_000  # a resolved run asks for its rate some thousand times
+# |u| never grows for Burgers and Allen–Cahn, and stays below 3 max |u_0| for KdV
+_GROWTH = 10
+# a resolved run evaluates its rate some thousand times
+_MOST_CALLS = 100_000
 
 
 def integrator() -> Any:
@@ -43,9 +45,9 @@ def solve(
     nu = _checked(equation, coefficient, grid)
     start = np.asarray(equation.initial(points(grid)) if initial is None else initial, dtype=np.float64)
     span = (0.0, float(times[-1]))
-    way = _dispersive if equation.dispersive else _parabolic
+    integrate = _dispersive if equation.dispersive else _parabolic
     with np.errstate(over="ignore", invalid="ignore"):
-        found = way(equation, nu, start, span, np.asarray(times, dtype=np.float64), tolerance)
+        found = integrate(equation, nu, start, span, np.asarray(times, dtype=np.float64), tolerance)
     if not np.isfinite(found).all():
         raise RunError(_failure(equation, nu, "the solution is not finite"))
     return found
@@ -68,23 +70,24 @@ def _failure(equation: Equation, nu: Array, reason: str) -> str:
     return f"solver: {equation.name} with {ends}: {reason}; a finer grid or a larger ν is easier"
 
 
-def _watched(equation: Equation, nu: Array, rate: Callable[..., Any], start: Any) -> Callable[..., Any]:
+def _guarded(equation: Equation, nu: Array, rate: Callable[..., Any], start: Any) -> Callable[..., Any]:
     """A right side that stops a run which blows up or crawls, where an adaptive integrator would go on for hours."""
-    highest, asked = _GROWTH * (1 + np.abs(start).max()), 0
+    highest, calls = _GROWTH * (1 + np.abs(start).max()), 0
 
-    def watched(t: float, u: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked > _ASKED or not np.abs(u).max() < highest:
+    def guarded(t: float, u: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        # written so that NaN, which is not below anything, stops the run as well
+        if calls > _MOST_CALLS or not np.abs(u).max() < highest:
             raise RunError(_failure(equation, nu, f"the solution is not resolved from t = {t:.3g} on"))
         return rate(t, u)
 
-    return watched
+    return guarded
 
 
 def _steps(equation: Equation, nu: Array, rate: Callable[..., Any], span: Any, start: Any, **options: Any) -> Any:
     """Values at the asked times, shape (points, times)."""
-    solution = integrator()(_watched(equation, nu, rate, start), span, start, **options)
+    solution = integrator()(_guarded(equation, nu, rate, start), span, start, **options)
     if not solution.success:
         raise RunError(_failure(equation, nu, str(solution.message).lower()))
     return solution.y
@@ -95,8 +98,11 @@ def between(nu: Array, grid: int) -> tuple[Array, Spectrum, Spectrum]:
 
     Returns ν there, and the factors of the transform that lead to the slope there and from the flux back.
     """
+    # on the points themselves the highest wave has slope zero, so diffusion would never damp it; half a cell away it
+    # has its full slope, and with a constant ν the operator is −νk² for every wave, as for a number
     waves = wavenumbers(grid)
     half = np.exp(0.5j * waves * LENGTH / grid)
+    # interpolated in the logarithm, so that ν stays positive between the points
     middle = np.exp(np.fft.irfft(half * np.fft.rfft(np.log(nu)), n=grid))
     return middle, 1j * waves * half, 1j * waves / half
 
@@ -113,10 +119,12 @@ def diffusion(nu: Array, grid: int) -> Array:
 def rates(equation: Equation, nu: Array, grid: int) -> tuple[Callable[..., Array], Callable[..., Array]]:
     """Right side and Jacobian of the semi-discrete equation u' = ∂x(ν ∂x u) − ∂x flux(u) + reaction(u)."""
     slope = 1j * wavenumbers(grid)
+    # the highest wave has no sine on the grid
     slope[-1] = 0
     spread = 0 if nu.shape else -nu * wavenumbers(grid) ** 2
     if nu.shape:
         middle, there, back = between(nu, grid)
+    # built when first asked for: LSODA wants the Jacobian only where the problem is stiff
     dense: list[Array] = []
 
     def rate(_: float, u: Array) -> Array:
@@ -155,6 +163,7 @@ def _dispersive(
     """û = exp(iνk³t) v̂, since −ν u_xxx has the symbol −ν(ik)³ = iνk³."""
     count = len(start)
     waves = wavenumbers(count)
+    # the 2/3 rule: above it, products of waves alias
     kept = waves <= waves[-1] * 2 / 3
     turn = 1j * nu * waves**3
     factor = -0.5j * waves * kept

@@ -40,9 +40,11 @@ def differentiation(count: int, order: int = 1) -> Array:
     Source: Trefethen 2000, Spectral Methods in MATLAB, chapter 3.
     """
     factor = (1j * wavenumbers(count)) ** order
+    # the highest wave has no sine on the grid: its odd derivatives are taken to be zero
     if order % 2:
         factor[-1] = 0
     matrix = np.fft.irfft(factor[:, None] * np.fft.rfft(np.eye(count), axis=0), n=count, axis=0)
+    # shared by the cache
     matrix.flags.writeable = False
     return matrix
 

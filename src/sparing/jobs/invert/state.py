@@ -21,7 +21,7 @@ from sparing.seeds import stream
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class TrainState:
-    """The live state of one run; its tree is what a checkpoint holds."""
+    """What an outer step of one seed changes; its tree is what a checkpoint holds."""
 
     seed: int  # of guess, directions and batches
     p: Tensor  # the unknowns, float64
@@ -42,7 +42,7 @@ def start(settings: Settings, arm: Arm, seed: int, tree: Mapping[str, Any] | Non
     p = arm.coefficient.guess(settings.model, seed) if tree is None else tree["p"].clone()
     adam = torch.optim.Adam([p], lr=settings.rate, betas=settings.memory)
     if tree is None:
-        return TrainState(seed=seed, p=p, adam=adam, carried=arm.begin(seed))
+        return TrainState(seed=seed, p=p, adam=adam, carried=arm.start(seed))
     adam.load_state_dict(tree["adam"])
     kept = {name: tree[name] for name in ("carried", "step", "quiet", "seconds")}
     return TrainState(seed=seed, p=p, adam=adam, **kept)
@@ -64,8 +64,10 @@ def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) ->
         raise RunError(
             f"step {state.step}: loss {loss:g} or its gradient is not finite; a smaller --lr keeps ν in range"
         )
+    # weights go on to the next step, tangents do not: each hypergradient is of its own inner run
     if state.carried is not None:
         state.carried = {name: weight.detach() for name, weight in result.theta.items()}
+    # the rate is a function of the step, so a checkpoint needs no scheduler
     state.adam.param_groups[0]["lr"] = rate(state.step, peak=settings.rate, steps=settings.steps)
     state.p.grad = gradient.detach()
     state.adam.step()
@@ -73,6 +75,7 @@ def advance_(state: TrainState, settings: Settings, arm: Arm, inputs: Inputs) ->
     state.quiet = state.quiet + 1 if moved < settings.still else 0
     state.step += 1
     state.seconds += time.process_time() - start
+    # of before the step, like the loss
     error = relative(before.numpy(), inputs.coefficient)
     nu = float(before.log().mean().exp())
     return {"seed": state.seed, "step": state.step, "loss": loss, "nu": nu, "error": error, "seconds": state.seconds}

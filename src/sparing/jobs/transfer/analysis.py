@@ -24,7 +24,7 @@ class Sweeps:
     results: Results
 
     def curve(self, rule: str, place: Place, seed: int) -> dict[float, float]:
-        """Loss (nat) by log2 of what is swept, of one seed; infinite where it diverged; undone ones are left out."""
+        """Loss (nat) by log2 of what is swept, of one seed; infinite where it diverged; those not done are missing."""
         found = {}
         for x in self.settings.swept:
             cell = Cell(rule, place[0], float(place[1]), float(x), seed)  # type: ignore[arg-type]
@@ -95,7 +95,9 @@ def _transfer(sweeps: Sweeps, line: Line, place: Place) -> dict[str, Any]:
     here, there = sweeps.mean(rule, place), sweeps.mean(rule, reference)
     best, theirs = optimum(here), optimum(there)
     low, high = bootstrap(lambda some: sweeps.drift(rule, place, reference, some), seeds) or (None, None)
-    costs = bootstrap(lambda some: _regret(sweeps, rule, place, reference, some), seeds) or (None, None)
+    costs = bootstrap(
+        lambda some: regret(sweeps.mean(rule, place, some), sweeps.best(rule, reference, some).grid), seeds
+    ) or (None, None)
     return {
         "rule": rule, "along": line.along, "line": line.name, "width": place[0], "density": place[1],
         "drift": _known(best.x - theirs.x), "drift_low": low, "drift_high": high,
@@ -104,10 +106,6 @@ def _transfer(sweeps: Sweeps, line: Line, place: Place) -> dict[str, Any]:
         "loss_transferred": _known(here.get(theirs.grid, math.nan)), "loss_retuned": _known(best.loss),
         "diverged_at_transfer": here.get(theirs.grid) == math.inf, "n": len(seeds),
     }  # fmt: skip
-
-
-def _regret(sweeps: Sweeps, rule: str, place: Place, reference: Place, seeds: Sequence[int]) -> float:
-    return regret(sweeps.mean(rule, place, seeds), sweeps.best(rule, reference, seeds).grid)
 
 
 def add_summary(record: Record, sweeps: Sweeps) -> None:
@@ -143,7 +141,8 @@ def _largest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _known(value: float) -> float | None:
-    """A number that a table can hold; an infinite one stays, one that is not a number is not measured."""
+    """A number that a table can hold, or None."""
+    # JSON has no NaN; infinity is a finding and stays
     return None if math.isnan(value) else value
 
 

@@ -42,7 +42,7 @@ def places(settings: Transfer) -> list[tuple[int, float]]:
 
 
 def omitted(settings: Transfer) -> list[tuple[int, float]]:
-    """Widths and densities that have too few live inputs."""
+    """Widths and densities that are omitted for too few live inputs."""
     kept = places(settings)
     return [place for place in settings.places if place not in kept]
 

@@ -85,8 +85,10 @@ def digits() -> Digits:
         raise UserError("model", got="mlp", why="its digits come with scikit-learn", do=do) from None
     found = cast("Any", load_digits())
     images, labels = torch.from_numpy(found.data).float(), torch.from_numpy(found.target).long()
+    # stream 0, not the run's: every seed is judged on the same images
     order = torch.randperm(len(images), generator=stream(0, "transfer", "held out"))
     aside, rest = order[: len(images) // 4], order[len(images) // 4 :]
+    # of the training images alone: held-out ones must not leak into the scale
     mean, deviation = images[rest].mean(), images[rest].std()
     images = (images - mean) / deviation
     return Digits(images[rest], labels[rest], (images[aside], labels[aside]))

@@ -67,7 +67,7 @@ def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cel
 
 
 def _second_look(study: Study, wanted: Sequence[Cell]) -> tuple[Cell, Any] | None:
-    """When none is left: take over from processes that died meanwhile."""
+    """When none is left: take over from processes that have died since."""
     return study.claim(wanted) if study.free_dead_() else None
 
 

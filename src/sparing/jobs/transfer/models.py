@@ -35,6 +35,7 @@ class Net(nn.Module):
 
 def build(settings: Transfer, inputs: int, outputs: int, *, width: int, seed: int) -> nn.Module:
     """A freshly initialized model, the same whatever the density and rule; torch's global generator is as before."""
+    # models of Hugging Face draw from the global generator, which callers must find as it was
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "transfer", "weights", width))
         if settings.model == "mlp":

@@ -50,6 +50,7 @@ def optimum(curve: Curve) -> Optimum:
     finite = [x for x in xs if math.isfinite(curve[x])]
     if not finite:
         return Optimum(math.nan, math.nan, math.inf, "none")
+    # of equal losses the lower rate, whatever the order of the curve
     best = min(finite, key=lambda x: (curve[x], x))
     at = xs.index(best)
     if at == 0:
@@ -67,6 +68,7 @@ def vertex(points: Sequence[tuple[float, float]]) -> float:
     (left, a), (middle, b), (right, c) = points
     first, second = (a - b) / (left - middle), (c - b) / (right - middle)
     bend = (second - first) / (right - left)
+    # three equal losses: no parabola
     if bend <= 0:
         return middle
     return middle - (first - bend * (left - middle)) / (2 * bend)
@@ -107,6 +109,7 @@ def collapse(curve: Curve, dense: Curve) -> float:
         >>> round(collapse({-2: 2.0, -1: 1.0, 0: 3.0}, {-2: 1.0, -1: 0.5, 0: 9.0}), 3)
         0.693
     """
+    # beyond an optimum instability decides the loss, at another rate for each model
     top = min(optimum(curve).grid, optimum(dense).grid)
     common = [x for x in curve if x in dense and x <= top]
     return max((_apart(curve[x], dense[x]) for x in common), default=math.nan)
@@ -142,6 +145,7 @@ def bootstrap(
     known: dict[tuple[int, ...], float | None] = {}
     values = []
     for pick in picks.tolist():
+        # sorted: the mean of a sample has no order, and three seeds have only ten samples to compute
         sample = tuple(sorted(seeds[at] for at in pick))
         if sample not in known:
             known[sample] = statistic(sample)

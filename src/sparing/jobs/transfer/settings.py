@@ -1,4 +1,4 @@
-"""What a person may choose about a transfer study, checked before anything is read or written."""
+"""Settings of a transfer study, checked before anything is read or written."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Transfer:
     """Seeds of weights, masks and batches; the same ones in every cell, masks nested over densities."""
 
     least_live: int = 8
-    """Cells with fewer live inputs per neuron are left out (count)."""
+    """Cells with fewer live inputs per neuron are omitted (count)."""
 
     base_width: int = 128
     """Width at which the rules change nothing (count)."""
@@ -119,7 +119,7 @@ class Transfer:
     """URL of the study's database, such as mysql://…; none: OUT/study.db. SQLite on one machine needs nothing more."""
 
     requeue: bool = False
-    """Whether runs that are marked as under way on another machine are started anew (yes or no)."""
+    """Whether runs that are marked as under way on another machine are started over (yes or no)."""
 
     resume: bool = False
     """Whether to go on with the study in `out`, or to join it (yes or no)."""
@@ -175,7 +175,7 @@ class Transfer:
         require(late, "every", self.every, f"the run has {self.steps} steps", "pass fewer")
         follows = self.scale in {"none", "spectral"} or self.dynamic != "none"
         why = "with fixed masks both are what they were at the start"
-        require(follows, "scale", self.scale, why, "pass --dynamic rigl, set or gmp, or leave it away")
+        require(follows, "scale", self.scale, why, "pass --dynamic rigl, set or gmp, or omit it")
 
     @property
     def places(self) -> tuple[tuple[int, float], ...]:

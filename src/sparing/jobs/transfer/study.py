@@ -1,7 +1,7 @@
 """The optuna study: which runs are done, whose turn is next, and what came out; shared by any number of processes.
 
 A run is claimed under a lock beside the study: two processes on one machine never take the same. A process holds a
-lock of its own for as long as it lives, so that the runs of one that was killed are known and started anew.
+lock of its own for as long as it lives, so that the runs of one that was killed are found and started over.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Study:
         try:
             with _locked(self._locks / "claim"):
                 kept = _storage(optuna, storage or f"sqlite:///{out / DATABASE}")
-                sampler = optuna.samplers.RandomSampler(seed=0)  # draws nothing: every trial is given whole
+                # draws nothing: every trial is given whole
+                sampler = optuna.samplers.RandomSampler(seed=0)
                 self._study = optuna.create_study(
                     study_name=name, storage=kept, sampler=sampler, load_if_exists=not fresh
                 )
@@ -79,7 +80,8 @@ class Study:
             free = next((cell for cell in cells if cell not in taken), None)
             if free is None:
                 return None
-            for _ in self._trials("WAITING"):  # of a process that died between the next two lines
+            # left by a process that died between the next two lines
+            for _ in self._trials("WAITING"):
                 self.release_(self._study.ask())
             self._study.enqueue_trial(free.params, user_attrs={_WORKER: self.worker})
             trial = self._study.ask(_distributions(self._optuna))
@@ -132,6 +134,7 @@ class Study:
         path = self._locks / str(worker)
         if not path.exists():
             return all_of_them
+        # a process that lives holds its lock; the kernel drops that of a killed one, and leaves the file
         with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,6 +168,7 @@ def _storage(optuna: Any, url: str) -> Any:
         connection.execute("PRAGMA synchronous=NORMAL")
 
     event.listen(kept.engine, "connect", prepare)
+    # connections opened before the listener have another journal
     kept.engine.dispose()
     return kept
 
@@ -182,6 +186,7 @@ def _distributions(optuna: Any) -> dict[str, Any]:
 
 
 def _cell(trial: Any) -> Cell:
+    # a trial that waits has no parameters yet, only those it will be given
     known = trial.params or trial.system_attrs.get("fixed_params", {})
     return Cell(**{name: known[name] for name in Cell.__dataclass_fields__})
 

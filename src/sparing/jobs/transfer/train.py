@@ -39,7 +39,7 @@ LAWS: Mapping[MasksName, Law] = {
 }
 
 
-class Steps(Protocol):
+class Steppable(Protocol):
     """Anything that steps a model's parameters."""
 
     param_groups: list[dict[str, Any]]
@@ -113,7 +113,8 @@ def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, 
     features = inputs.features if isinstance(inputs, Digits) else 0
     make = partial(build, settings, features, inputs.outputs, seed=cell.seed)
     model = make(width=cell.width)
-    dense = settings.dynamic == "gmp"  # begins dense and is pruned towards the density
+    # gradual pruning starts dense and moves toward the density
+    dense = settings.dynamic == "gmp"
     planned = plan(
         model,
         base=make(width=settings.base_width),
@@ -127,7 +128,7 @@ def prepare(settings: Transfer, inputs: Inputs, cell: Cell) -> tuple[nn.Module, 
     return model, apply_(model, planned, seed=cell.seed, masks=LAWS[settings.masks])
 
 
-def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Steps:
+def optimizer_of(settings: Transfer, model: nn.Module, masks: Masks, cell: Cell) -> Steppable:
     """The optimizer of a run; peak rates stand in the groups of its plan."""
     lr = 2.0 ** (cell.x if settings.axis == "lr" else settings.rates[0])
     groups = masks.plan.groups(model, lr=lr, weight_decay=settings.weight_decay)
@@ -156,6 +157,7 @@ def reference_norm(settings: Transfer) -> float:
         settings, axis="lr", dynamic="none", scale="none", widths=(settings.base_width,), pairs=()
     )
     cell = Cell("supar", settings.base_width, 1.0, CALIBRATED_AT, settings.seeds[0])
+    # the dense base under the plain optimizer: what the spectral rule calls one unit of rate
     model, masks = prepare(base, inputs, cell)
     optimizer = Spectral(optimizer_of(base, model, masks, cell), model, masks.plan, masks, reference=None)  # type: ignore[arg-type]
     norms: list[float] = []
@@ -180,7 +182,7 @@ def train_steps_(
     inputs: Inputs,
     cell: Cell,
     model: nn.Module,
-    optimizer: Steps,
+    optimizer: Steppable,
     evolution: Any,
     after_step: Callable[[], object],
 ) -> list[float]:
@@ -197,6 +199,7 @@ def train_steps_(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
+        # no later step can be finite, and masks must not follow such gradients
         if not math.isfinite(losses[-1]):
             break
         if evolution is not None:
