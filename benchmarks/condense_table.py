@@ -21,7 +21,7 @@ import torch
 from sparing.errors import RunError, UserError
 from sparing.jobs.condense.evaluate import accuracies
 from sparing.jobs.condense.inputs import Inputs, gather
-from sparing.jobs.condense.loop import advance_, bytes_of_a_step, fix_length_
+from sparing.jobs.condense.loop import bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import PAPER, SOURCE, TITLES, build_method
 from sparing.jobs.condense.settings import Condense, Method
 from sparing.jobs.condense.state import start as start_state
@@ -114,7 +114,7 @@ def walk(table: Table, settings: Condense, *, steps: int, turn: int) -> dict[str
     state.steps, state.turn = steps, turn
     record = Record(question="", settings=settings, seed=settings.seed, environment={})
     try:
-        advance_(state, record, {}, label=f"{settings.method}, {settings.per_class} a class")
+        train(state, record)
     except (RunError, UserError) as error:
         return {"failed": str(error), "steps": state.step, "seconds": state.seconds}
     row = record.table("methods")[0]

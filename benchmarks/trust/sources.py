@@ -173,17 +173,19 @@ def pretrain(folder: Path) -> Source:
 def condense(folder: Path) -> Source:
     """Condensing images."""
     from sparing.jobs.condense import Condense, job
-    from sparing.jobs.condense.outputs import folder_of, identity
+    from sparing.jobs.condense.outputs import run_of
+    from sparing.jobs.condense.ranks import Ranks
+    from sparing.report import Record
 
     settings = Condense(
         width=4, unroll=3, steps=8, batch=16, directions=2, eval_steps=5, eval_nets=1, looks=2, save_every=2,
     )  # fmt: skip
 
     def load(place: Path) -> Any:
-        own = replace(settings, out=place, resume=True)
-        where = folder_of(own)
-        where.check()
-        return where.latest(identity(own))
+        record = Record(question="", settings={}, seed=0)
+        with run_of(replace(settings, out=place, resume=True), Ranks()) as run:
+            run.resume(record)
+            return [run.interrupted, record.rows]
 
     return _made("condense", folder, lambda place, seed: job.run(replace(settings, out=place, seed=seed)), load)
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from sparing.errors import UserError
 from sparing.jobs.disk import refusing_to_write
-from sparing.jobs.folder import Folder, identity
 from sparing.jobs.limits import at_least, positive
+from sparing.jobs.run import Run
 from sparing.report import Page, Record, Section, Table, format_number, plots, print_table
 from sparing.report.atomic import write_whole
 from sparing.sharding import make_mesh
@@ -78,16 +78,16 @@ def run(settings: Settings) -> Record:
             "probe", got="one process", why="there is no network in it",
             do="start several: torchrun --nproc-per-node 2 -m sparing probe",
         )  # fmt: skip
-    place = Folder(settings.out, overwrite=settings.overwrite, names=(TOPOLOGY,), resumes=False)
-    place.check()
     try:
-        topology = _measured(settings)
-        record = _record(settings, topology)
-        if dist.get_rank() == 0:
-            place.claim_(identity(settings))
-            with refusing_to_write("saving", settings.out):
-                write_whole(settings.out / TOPOLOGY, topology.to_json() + "\n")
-            place.finish_(record, write_page)
+        with Run(settings, writes=(TOPOLOGY,), resumes=False) as run:
+            topology = _measured(settings)
+            record = _record(settings, topology)
+            if dist.get_rank() == 0:
+                run.resume(record)
+                run.claim()
+                with refusing_to_write("saving", settings.out):
+                    write_whole(settings.out / TOPOLOGY, topology.to_json() + "\n")
+                run.finish(write_page)
     finally:
         if ours and dist.is_initialized():
             dist.destroy_process_group()

@@ -234,6 +234,7 @@ class Run:
 
         def between(done: str, every: int, *, more: bool) -> None:
             stop = self.ranks.heard(self.signals)
+            done = f"{self._under_way}, {done}" if self._under_way else done
             if more and self.ranks.first:  # the end is saved by whoever asked for the steps
                 save_when_due(partial(self.save, state), stop, step=state.step, every=every, done=done)
 
@@ -300,6 +301,6 @@ def take_steps(
             told = take_step()
             shown.advance(1 if progress is None else progress() - shown.done, **told)
             if between is not None:
-                between(f"{label}, {unit} {state.step} of {total}", every, more=state.step < total and not until())
+                between(f"{unit} {state.step} of {total}", every, more=state.step < total and not until())
         if state.step < total and progress is None:
             shown.advance(total - state.step)  # what ending early saved

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from sparing.errors import UserError
-from sparing.jobs.condense import Condense, StoppedError, run, show
+from sparing.jobs.condense import Condense, StoppedError, loop, run, show
 from sparing.jobs.condense import job as module
 from sparing.jobs.condense.methods import TITLES
 from sparing.report import Record
@@ -59,20 +59,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(small, tmp_path, monkeypatc
     whole = dataclasses.replace(small, out=tmp_path / "whole", method=method)
     expected = [row for row in run(whole).rows if row["table"] == "train"]
     broken = dataclasses.replace(small, method=method, save_every=0)
-    step = module.advance_
+    step = loop.take_step_
 
-    def interrupted(state, record, kept, *, label, after):
-        def kill(state) -> None:
-            if state.step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            after(state)
+    def interrupted(state):
+        row = step(state)
+        if state.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return row
 
-        step(state, record, kept, label=label, after=kill)
-
-    monkeypatch.setattr(module, "advance_", interrupted)
+    monkeypatch.setattr(loop, "take_step_", interrupted)
     with pytest.raises(StoppedError, match="outer step 2 of 4 is saved"):
         run(broken)
-    monkeypatch.setattr(module, "advance_", step)
+    monkeypatch.setattr(loop, "take_step_", step)
     found = [row for row in run(dataclasses.replace(broken, resume=True)).rows if row["table"] == "train"]
     timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in rows] for rows in (found, expected)]
     assert timeless[0] == timeless[1]

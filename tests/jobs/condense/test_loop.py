@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparing import hypergrad as hg
 from sparing.jobs.condense import loop as module
-from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_, look_steps
+from sparing.jobs.condense.loop import UNITS, bytes_of_a_step, fix_length_, look_steps, train
 from sparing.jobs.condense.state import start
 from sparing.report import Record
 
@@ -32,9 +32,10 @@ def test_looks_are_even_and_reach_both_ends(steps: int, looks: int) -> None:
 
 def test_a_run_fills_its_tables(small, inputs) -> None:
     settings = dataclasses.replace(small, method="truncated")
-    state, record, kept, seen = start(settings, inputs), empty(settings), {}, []
-    advance_(state, record, kept, after=lambda state: seen.append(state.step))
-    assert [row["step"] for row in record.table("train")] == seen == [1, 2, 3, 4]
+    state, record = start(settings, inputs), empty(settings)
+    train(state, record)
+    kept = state.kept
+    assert [row["step"] for row in record.table("train")] == [1, 2, 3, 4]
     assert [row["step"] for row in record.table("curve")] == sorted(kept) == [0, 2, 4]
     assert torch.equal(kept[4], state.images)
     assert not torch.equal(kept[0], kept[2])
@@ -50,7 +51,7 @@ def test_the_images_come_to_teach_the_classes(small, inputs) -> None:
     """Bright above against bright below is learnt from one image of each; noise does not teach it."""
     settings = dataclasses.replace(small, method="checkpointed", unroll=5, steps=25, looks=0, eval_steps=5, eval_lr=0.1)
     record = empty(settings)
-    advance_(start(settings, inputs), record, {})
+    train(start(settings, inputs), record)
     assert record.table("methods")[0]["accuracy"] == 100  # nets see what they were condensed for: five steps at 0.1
     assert record.table("train")[-1]["loss"] < 0.2 < record.table("train")[0]["loss"]  # chance is 0.69
     assert record.table("curve") == []

@@ -19,7 +19,6 @@ from sparing.jobs.condense.state import (
     problem_at,
     restore_,
     start,
-    state_of,
     take_step_,
 )
 from sparing.seeds import stream
@@ -105,7 +104,7 @@ def test_a_restored_course_goes_on_to_the_same_bits(settings, inputs, method: st
     for _ in range(2):
         take_step_(first)
     second = start(settings, inputs)
-    restore_(second, state_of(first))
+    restore_(second, first.tree())
     for _ in range(2):
         take_step_(second)
     assert torch.equal(second.images, whole.images)

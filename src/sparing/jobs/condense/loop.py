@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from sparing.hypergrad.implicit import HessianFree
 from sparing.jobs.condense.evaluate import accuracies

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.jobs.condense.inputs import Inputs, gather
-from sparing.jobs.condense.loop import UNITS, advance_, bytes_of_a_step, fix_length_
+from sparing.jobs.condense.loop import UNITS, bytes_of_a_step, fix_length_, train
 from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.outputs import save_images
 from sparing.jobs.condense.settings import Condense, Method
@@ -58,12 +58,12 @@ def load_digits() -> Inputs:
 
 def one_method(state: TrainState, folder: Path, method: Method) -> Record:
     """Condense by one method and leave its images on the disk; the record is of this run alone."""
-    own, kept = Record(question="", settings={}, seed=0, environment={}), dict[int, Tensor]()
+    own = Record(question="", settings={}, seed=0, environment={})
     value = build_method(state.settings)
     fix_length_(state, own)
     own.add("memory", method=TITLES[method], peak=bytes_of_a_step(state, value))
-    advance_(state, own, kept, label=f"condense, {TITLES[method]}")
-    save_images(images_at(folder, method), state.images, state.labels, kept)
+    train(state, own)
+    save_images(images_at(folder, method), state.images, state.labels, state.kept)
     return own
 
 
