@@ -61,11 +61,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(settings, tmp_path, monkeyp
     monkeypatch.setattr(job.meta, "outer_step_", step)
     again = run(dataclasses.replace(cut, resume=True))
 
-    def told(record, table):
+    def untimed(record, table):
         return [{k: v for k, v in row.items() if k != "seconds"} for row in record.table(table)]
 
     for table in ("answers", "meta", "curve", "sweep", "tokens", "passage", "samples"):
-        assert told(again, table) == told(whole, table)
+        assert untimed(again, table) == untimed(whole, table)
 
 
 def test_directories_of_other_runs_are_refused(settings):

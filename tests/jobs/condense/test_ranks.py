@@ -30,10 +30,7 @@ from sparing.jobs.condense.ranks import Ranks, join_ranks
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 BASE = dataclasses.replace(made_up.SMALL, directions=3, chunk=1, eval_nets=1, looks=1, save_every=0)
-CASES: dict[str, Condense] = {
-    "one at a time": BASE,
-    "two phases": dataclasses.replace(BASE, method="two-phase"),
-}
+CASES: dict[str, Condense] = {"one at a time": BASE, "two phases": dataclasses.replace(BASE, method="two-phase")}
 
 
 def inputs() -> Inputs:

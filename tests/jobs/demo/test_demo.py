@@ -91,14 +91,14 @@ def test_the_terminal_shows_a_table_for_each_chapter(finished, capsys):
 
 def test_the_overview_shows_numbers_of_the_record(finished):
     record, folder = finished
-    told = json.loads((folder / "overview.json").read_text())
+    stored = json.loads((folder / "overview.json").read_text())
     assert (folder / "overview.png").stat().st_size > 20_000
-    assert list(told["rows"]) == list(NAMES)
-    assert [row["peak_measured"] for row in told["rows"]["memory"]] == [
+    assert list(stored["rows"]) == list(NAMES)
+    assert [row["peak_measured"] for row in stored["rows"]["memory"]] == [
         r["peak_measured"] for r in record.table("arms")
     ]
-    assert told["settings"] == Record.read(folder / "record.jsonl").settings
-    assert "command" in told["environment"]
+    assert stored["settings"] == Record.read(folder / "record.jsonl").settings
+    assert "command" in stored["environment"]
 
 
 def test_nothing_finished_is_run_again(finished, monkeypatch):

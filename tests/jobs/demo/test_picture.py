@@ -14,8 +14,8 @@ FOLDER = ROOT / "docs" / "pictures"
 def test_the_readmes_picture_comes_with_its_numbers_and_where_they_are_from():
     assert "(docs/pictures/overview.png)" in (ROOT / "README.md").read_text().partition("## Five calls")[0]
     assert (FOLDER / "overview.png").stat().st_size <= 300 * 1024
-    told = json.loads((FOLDER / "overview.json").read_text())
-    assert list(told["rows"]) == list(NAMES)
-    assert told["settings"]["scale"] == "small"
-    assert told["environment"]["command"].startswith("sparing demo")
-    assert told["environment"]["commit"]
+    stored = json.loads((FOLDER / "overview.json").read_text())
+    assert list(stored["rows"]) == list(NAMES)
+    assert stored["settings"]["scale"] == "small"
+    assert stored["environment"]["command"].startswith("sparing demo")
+    assert stored["environment"]["commit"]

@@ -110,7 +110,7 @@ def command(settings: Transfer, *more: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def begun(settings: Transfer) -> Study:
+def open_study(settings: Transfer) -> Study:
     """Claim the directory and open its study, as a first process does."""
     import hashlib
     import json
@@ -128,7 +128,7 @@ def begun(settings: Transfer) -> Study:
 @pytest.mark.usefixtures("unseen")
 def test_two_processes_on_one_study_do_every_run_once(tiny, tmp_path) -> None:
     whole = run(dataclasses.replace(tiny, out=tmp_path / "whole"))
-    study = begun(tiny)
+    study = open_study(tiny)
     both = [subprocess.Popen(command(tiny, "resume=True"), stderr=subprocess.PIPE) for _ in range(2)]
     for process in both:
         _, words = process.communicate(timeout=PATIENCE)
@@ -177,7 +177,7 @@ job.analyse = analyse
 @pytest.mark.slow
 @pytest.mark.usefixtures("unseen")
 def test_a_process_that_tells_late_does_not_undo_what_one_with_more_runs_told(tiny) -> None:
-    begun(tiny)
+    open_study(tiny)
     last, first = command(tiny, "resume=True"), command(tiny, "resume=True")
     for line, part in ((last, LAST), (first, FIRST)):
         start = f"OUT = {str(tiny.out)!r}\nfrom sparing.jobs.transfer.study import Study\n" + HELD + part
@@ -203,11 +203,11 @@ def test_a_killed_process_gives_its_run_back(tiny, tmp_path) -> None:
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if database.exists() and (tiny.out / "run.json").exists():
-            with begun(dataclasses.replace(tiny, resume=True)) as study:
+            with open_study(dataclasses.replace(tiny, resume=True)) as study:
                 if study.under_way:
                     break
         time.sleep(0.2)
-    with begun(dataclasses.replace(tiny, resume=True)) as study:
+    with open_study(dataclasses.replace(tiny, resume=True)) as study:
         assert study.free_dead_() == 0  # it lives
         process.send_signal(signal.SIGKILL)
         process.wait()

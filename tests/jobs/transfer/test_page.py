@@ -8,7 +8,7 @@ import pytest
 
 from sparing.jobs.transfer import Transfer
 from sparing.jobs.transfer.analysis import analyse
-from sparing.jobs.transfer.figures import curves, drift_figure, named, pareto_figure
+from sparing.jobs.transfer.figures import curves, drift_figure, pareto_figure, place_label
 from sparing.jobs.transfer.grid import cells, places
 from sparing.jobs.transfer.page import answer, caveats, sections
 from sparing.report import Record
@@ -68,4 +68,4 @@ def test_an_unfinished_study_says_so():
     ("place", "widths", "name"), [((128, 1.0), 1, "dense"), ((128, 0.3), 1, "0.3"), ((64, 0.125), 2, "d = 64, 1/8")]
 )
 def test_places_are_named(place, widths, name):
-    assert named(*place, widths=widths) == name
+    assert place_label(*place, widths=widths) == name

@@ -19,7 +19,6 @@ from sparing.jobs.adapt.settings import Adapt
 from sparing.jobs.adapt.weights import Phi, weigh
 
 SHOWN = 6  # questions shown with their answers
-
 OFTEN = 2  # times that a token occurs before its mean weight is listed
 
 

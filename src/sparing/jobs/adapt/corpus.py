@@ -37,7 +37,6 @@ class Stream:
 
     texts: tuple[Tensor, ...]  # ids of each document, (L_t,), the start token first; no padding
     questions: Questions
-    words: tuple[str, ...] = ()  # the documents as text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +76,7 @@ def stream_of(lm: LanguageModel, chosen: Sequence[Document], *, context: int = 3
     """Documents in order of arrival, and their questions, as token ids."""
     texts = tuple(torch.tensor([lm.start, *lm.encode(document.text)]) for document in chosen)
     questions = [question for document in chosen for question in document.questions]
-    return Stream(texts, encode_questions(lm, questions, context=context), tuple(document.text for document in chosen))
+    return Stream(texts, encode_questions(lm, questions, context=context))
 
 
 def passages(lm: LanguageModel, book: str, *, length: int) -> list[Tensor]:

@@ -77,9 +77,9 @@ def outer_step_(state: TrainState, lm: LanguageModel, data: Corpus, settings: Ad
     begin = time.process_time()
     window = draw_window(lm, data, state.step, documents=arm.documents, context=settings.context, seed=settings.seed)
     fixed = {"lr": settings.lr, "locality": settings.locality, "clip": settings.inner_clip}
-    posed = problem(lm, window, bottleneck=arm.bottleneck, **fixed)
+    bilevel = problem(lm, window, bottleneck=arm.bottleneck, **fixed)
     # directions are a function of (seed, step), so a resumed run draws the same ones
-    result = hypergradient(posed, state.phi, arm.method, seed=settings.seed * 1_000_003 + state.step)
+    result = hypergradient(bilevel, state.phi, arm.method, seed=settings.seed * 1_000_003 + state.step)
     norm = math.sqrt(sum(float(slope.double().square().sum()) for slope in result.grad.values()))
     if math.isfinite(norm):
         for name, value in state.phi.items():

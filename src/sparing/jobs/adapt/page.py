@@ -92,20 +92,19 @@ def _bold(token: str) -> str:
     return token.replace(bare, f"**{bare}**", 1) if bare else token
 
 
-def _token_table(record: Record, name: str, *, folded: bool) -> Table:
-    """Highest and lowest tokens of one method."""
-    rows = [row for row in record.table("tokens") if row["method"] == name]
-    bare = [{key: value for key, value in row.items() if key != "method"} for row in rows]
-    return Table(bare, f"Highest and lowest mean weights: {LABELS[name]}", record.units, folded=folded)
-
-
 def weights_section(record: Record) -> Section:
     """What the learnt weights look like."""
     rows, names = record.table("passage"), [r["method"] for r in record.table("answers")[1:]]
     learnt = [name for name in names if name != "uniform"]
     texts = [f"{LABELS[name]}: {marked(rows, name)}" for name in learnt]
     lead = "A document of the test stream; the fifth of its tokens with the highest weights is set in bold."
-    tables = [_token_table(record, name, folded=name != learnt[-1]) for name in learnt]
+    tables = []
+    for name in learnt:
+        bare = [
+            {k: v for k, v in row.items() if k != "method"} for row in record.table("tokens") if row["method"] == name
+        ]
+        title = f"Highest and lowest mean weights: {LABELS[name]}"
+        tables.append(Table(bare, title, record.units, folded=name != learnt[-1]))
     named = [{LABELS.get(key, key): value for key, value in row.items()} for row in rows]
     units = {LABELS[name]: "× mean" for name in names}
     tables.append(Table(named, "Every token of the document", units, folded=True))

@@ -23,7 +23,6 @@ from sparing.seeds import stream
 Phi = dict[str, Tensor]  # weights of the network by name
 
 BETA = 3.0  # sharpness of the final softplus
-
 START = math.log(2) / BETA  # every weight before anything is learnt: softplus at 0, ln 2 / 3
 
 
@@ -57,10 +56,7 @@ def init_weights(inputs: int, *, width: int, seed: int, dtype: torch.dtype = tor
         drawn = torch.randn(after, before, generator=stream(seed, "weights", name), dtype=torch.float64)
         phi[f"{name}.weight"] = (drawn / math.sqrt(before)).to(dtype)
         phi[f"{name}.bias"] = torch.zeros(after, dtype=dtype)
-    return phi | {
-        "head.1.weight": torch.zeros(1, width // 2, dtype=dtype),
-        "head.1.bias": torch.zeros(1, dtype=dtype),
-    }
+    return phi | {"head.1.weight": torch.zeros(1, width // 2, dtype=dtype), "head.1.bias": torch.zeros(1, dtype=dtype)}
 
 
 def weigh(phi: Mapping[str, Tensor], inputs: Tensor) -> Tensor:

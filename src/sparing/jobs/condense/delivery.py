@@ -16,7 +16,6 @@ from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.roll import first_line
 
 LOOK = 0.1  # longest sleep of those who wait for the first (s)
-
 OVER: Final = "over"  # key under which the first leaves why it ends
 
 
@@ -26,7 +25,7 @@ class Delivery(Spread):
 
     def exchange(self, weights: Tensor, count: int, run: Sequence[float] = ()) -> Tensor:
         """Say that this rank has its weights, then do as every spread, unless the first has ended."""
-        self.store.set(self._sign(self.rank), "yes")
+        self.store.set(self._delivered_key(self.rank), "yes")
         if self.rank:
             self.leave(weights, run)
             wait_for_first(self.store, self._key("all"), self.timeout * (self.size + 1))
@@ -34,9 +33,9 @@ class Delivery(Spread):
 
     def missing(self) -> list[int]:
         """Ranks that have not delivered."""
-        return [rank for rank in range(self.size) if not self.store.check([self._sign(rank)])]
+        return [rank for rank in range(self.size) if not self.store.check([self._delivered_key(rank)])]
 
-    def _sign(self, rank: int) -> str:
+    def _delivered_key(self, rank: int) -> str:
         return f"delivered/{self.key}/{rank}"
 
 

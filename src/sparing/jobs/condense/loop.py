@@ -21,7 +21,6 @@ from sparing.report import Record
 UNITS = {"seconds": "s", "seconds_per_step": "s", "peak": "B", "accuracy": "%", "loss": "nat"}
 
 TIMED = 3  # outer steps timed to turn seconds into a number of steps, after one that warms up
-
 LOOKED = 2000  # real images that judge one net at a look (count); the final verdict is on all of them
 
 

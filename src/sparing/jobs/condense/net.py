@@ -41,11 +41,6 @@ class Shape:
         features = self.width * (self.side >> self.depth) ** 2
         return shapes | {"linear.weight": (self.classes, features), "linear.bias": (self.classes,)}
 
-    @property
-    def count(self) -> int:
-        """Parameters in all; the paper's M."""
-        return sum(math.prod(shape) for shape in self.parameters.values())
-
 
 def init_weights(shape: Shape, generator: torch.Generator) -> Weights:
     """Fresh float32 weights: matrices normal with variance 1 / inputs, scales 1, the rest 0."""

@@ -87,6 +87,7 @@ def beside_paper(rows: Rows, *, data: str, per_class: int, title: str, judged: s
         )
         for row in rows
     ]  # fmt: skip
+    # the whole range, so that bars of ours and of the paper compare by length
     value = plots.Axis(f"accuracy on {judged}", "%", low=0, high=100)
     return plots.bars([*ours, *paper_bars(data, per_class)], title=title, value=value, caption=caption)
 

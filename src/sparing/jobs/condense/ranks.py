@@ -42,9 +42,7 @@ from sparing.sharding.mesh import Mesh, make_mesh
 SHARED: Final = ("forward-gradient", "two-phase")
 
 DELIVERY = 300.0  # how long the first waits for another's weights once it has its own (s)
-
 PATIENCE = 86400.0  # how long the others wait for a step of the first, which judges images meanwhile (s)
-
 GRACE = 5.0  # how long the first keeps the store for those who have not finished (s)
 
 _RUNS = itertools.count()

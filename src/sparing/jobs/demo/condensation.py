@@ -17,7 +17,7 @@ from sparing.jobs.condense.methods import TITLES, build_method
 from sparing.jobs.condense.outputs import save_images
 from sparing.jobs.condense.settings import Condense, Method
 from sparing.jobs.condense.state import TrainState, start
-from sparing.jobs.demo.resuming import require_unchanged
+from sparing.jobs.demo.resuming import copy_tables, require_unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.demo.typeset import typeset_digits
 from sparing.jobs.disk import load_tensors
@@ -81,9 +81,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Condense = WORK)
     for method in left:
         state = start(dataclasses.replace(work, method=method, seed=seed), real)
         own = one_method(state, path.parent, method)
-        for name, theirs in TABLES.items():
-            for row in own.table(name):
-                record.add(theirs, **row)
+        copy_tables(record, own, TABLES)
         record.write(path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sparing.errors import UserError
+from sparing.jobs.demo.resuming import copy_tables
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import load_tensors
 from sparing.jobs.federate import job
@@ -66,9 +67,8 @@ def _done(record: Record) -> set[str]:
 def _run(record: Record, path: Path, run: str, settings: Settings) -> None:
     """Federate, and take over the tables."""
     found = job.run(settings)
-    for name in ("data", "partition", "rounds", "price", "methods", "pairs"):
-        for row in found.table(name):
-            record.add(f"federated_{name}", run=run, **row)
+    names = ("data", "partition", "rounds", "price", "methods", "pairs")
+    copy_tables(record, found, {name: f"federated_{name}" for name in names}, run=run)
     record.write(path)
 
 

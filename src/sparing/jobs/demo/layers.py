@@ -33,6 +33,7 @@ def method_of(arm: str, model: nn.Module) -> Method:
         return Lora(rank=8, alpha=16.0)
     if arm == "LISA":
         return LayerSampling(active=2, period=5)
+    # a tied head is the embedding: it cannot train while that is frozen
     return LayerSampling(active=2, period=5, embed=False, head=not tied(model))
 
 
@@ -78,7 +79,7 @@ def sweep(arm: Arm, record: Record, bar: Progress) -> float:
     return min(losses, key=losses.__getitem__)
 
 
-def whole_run(arm: Arm, lr: float, record: Record) -> None:
+def full_run(arm: Arm, lr: float, record: Record) -> None:
     """Train an arm at its rate and write its curve, bytes, speed and samples."""
     made = arm.inputs
     model, tokenizer = made.load()
@@ -128,6 +129,6 @@ def run_chapter(inputs: Inputs, record: Record, *, seed: int, path: Path) -> Non
     with Progress("fine-tune", total=trials + len(open_arms), unit="run") as bar:
         for arm in open_arms:
             lr = sweep(arm, record, bar)
-            whole_run(arm, lr, record)
+            full_run(arm, lr, record)
             record.write(path)
             bar.advance(method=arm.name, lr=f"{lr:g}")

@@ -148,6 +148,7 @@ def layers_figure(record: Record) -> Figure:
     layers = 1 + max((block for blocks in drawn for block in blocks), default=0)
     values = [[float(layer in blocks) for blocks in drawn] for layer in range(layers)]
     edges = [row["step"] for row in switches]
+    # the last draw gets a cell as wide as the one before
     edges.append(2 * edges[-1] - edges[-2] if len(edges) > 1 else edges[-1] + 1)
     return plots.heatmap(
         values, title="Two layers train at a time; a new pair is drawn every five steps",

@@ -74,6 +74,7 @@ def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor]) -> Figure:
     ]
 
     def draw(canvas: Canvas) -> None:
+        # a figure comes with one pair of axes; six take its place
         canvas.axes.remove()
         for at, panel in enumerate(panels, start=1):
             axes = canvas.drawing.add_subplot(2, 3, at)
@@ -84,7 +85,7 @@ def figure(rows: Mapping[str, Rows], images: Mapping[str, Tensor]) -> Figure:
     return Figure(title, "Six small charts, one a chapter of the demo.", "", draw, (410.0, 410.0))
 
 
-def _head(axes: Axes, canvas: Canvas, topic: str, finding: str) -> None:
+def _title(axes: Axes, canvas: Canvas, topic: str, finding: str) -> None:
     """What a panel is about, and what it shows."""
     axes.set_title(f"{topic}\n", loc="left", fontsize=_TEXT, fontweight="bold", color=canvas.ground.ink)
     axes.annotate(
@@ -124,11 +125,9 @@ def _grouped(rows: Rows, key: str, roles: Mapping[str, Role]) -> dict[str, tuple
 def _memory(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     held = {str(row["method"]): float(row["peak_measured"]) for row in rows}
     saved = 100 * (1 - held[layers_page.FROZEN] / held["full"])
-    _head(axes, canvas, "Fine-tuning memory", f"LISA, embedding frozen: {saved:.0f} % less")
+    _title(axes, canvas, "Fine-tuning memory", f"LISA, embedding frozen: {saved:.0f} % less")
     _bars(
-        axes,
-        canvas,
-        [(name, size, format_number(size, "B"), layers_page.ROLES[name]) for name, size in held.items()],
+        axes, canvas, [(name, size, format_number(size, "B"), layers_page.ROLES[name]) for name, size in held.items()]
     )
 
 
@@ -139,7 +138,7 @@ def _condense(axes: Axes, canvas: Canvas, rows: Rows, images: Mapping[str, Tenso
     blocks = [_block(pixels(images[name])) for name in names]
     sheet = np.vstack(blocks)
     best = max(rows, key=lambda row: float(row["accuracy"]))
-    _head(axes, canvas, "Ten images for sixty thousand", f"{best['method']} gradients teach {best['accuracy']:.0f} %")
+    _title(axes, canvas, "Ten images for sixty thousand", f"{best['method']} gradients teach {best['accuracy']:.0f} %")
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_anchor("NW")
     axes.set_frame_on(False)
@@ -167,7 +166,7 @@ def _transfer(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     move = {
         rule: format_number(2 ** max(abs(one - best[0]) for one in best), "×") for rule, best in found.items()
     }  # fmt: skip
-    _head(axes, canvas, "Tuning sparse nets", f"SμPar's best rate moves {move['SμPar']}, SP's {move['SP']}")
+    _title(axes, canvas, "Tuning sparse nets", f"SμPar's best rate moves {move['SμPar']}, SP's {move['SP']}")
     _lines(axes, canvas, grouped, "at", "best")
     places = sorted({point["at"] for point in points})
     axes.set_xticks(places, labels=[f"{100 * 2.0**-at:g} %" for at in places])
@@ -180,7 +179,7 @@ def _transfer(axes: Axes, canvas: Canvas, rows: Rows) -> None:
 def _shard(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     by = {str(row["plan"]): row for row in rows}
     gain = format_number(by["GGG"]["seconds"] / by["IIG"]["seconds"], "×")
-    _head(axes, canvas, "Slow network", f"a step by IIG is {gain} as fast as ZeRO-3's")
+    _title(axes, canvas, "Slow network", f"a step by IIG is {gain} as fast as ZeRO-3's")
     named = {"NNN": "DDP", "NNG": "ZeRO-1", "IIG": "PaRO IIG", "GGG": "ZeRO-3"}
     bars: list[tuple[str, float, str, Role]] = [
         (
@@ -198,7 +197,7 @@ def _valley(axes: Axes, canvas: Canvas, rows: Rows) -> None:
         errors = [100 * row["error"] for row in points]
         gaps[pair] = errors[len(errors) // 2] - (errors[0] + errors[-1]) / 2
     numbers = ", ".join(f"{pair.removeprefix('two ')} {gap:+.1f}" for pair, gap in gaps.items()).replace("-", "−")
-    _head(axes, canvas, "Averaging two nets", f"gap in points: {numbers}")
+    _title(axes, canvas, "Averaging two nets", f"gap in points: {numbers}")
     _lines(axes, canvas, _grouped(rows, "pair", valley_page.ROLES), "at", "error", by=100.0)
     axes.set_xlabel("share of the second net", fontsize=_SMALL)
     axes.set_ylabel("error, %", fontsize=_SMALL)
@@ -207,7 +206,7 @@ def _valley(axes: Axes, canvas: Canvas, rows: Rows) -> None:
 
 def _federate(axes: Axes, canvas: Canvas, rows: Rows) -> None:
     last = {str(row["method"]): 100 * float(row["accuracy"]) for row in rows}
-    _head(
+    _title(
         axes,
         canvas,
         "Data that stay put",

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.condense.methods import ROLES as CONDENSERS
-from sparing.jobs.demo import (
-    condensation_page,
-    federated_page,
-    layers_page,
-    sharding_page,
-    transfer_page,
-    valley_page,
-)
+from sparing.jobs.demo import condensation_page, federated_page, layers_page, sharding_page, transfer_page, valley_page
 from sparing.jobs.demo.chapter import Chapter
 from sparing.jobs.demo.condensation import WORKS as CONDENSE
 from sparing.jobs.demo.federated import WORKS as FEDERATE
@@ -84,7 +77,7 @@ def opening(record: Record) -> str:
         f"One command ran **{count} small experiment{'s' if count > 1 else ''}** on real data on this machine"
         + (f" in {format_number(took, 's')}" if took else "")
         + ", without a GPU. Each chapter asks one question, answers it with what was measured, and puts the figure of "
-        "the paper it comes from beside ours; you need not know the papers.",
+        "the paper it comes from beside ours; you need not know the papers."
     ]
     if record.settings["scale"] == "tiny":
         parts.append(

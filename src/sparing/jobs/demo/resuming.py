@@ -1,7 +1,8 @@
-"""Going on with a demo: with the same settings, and on the same data, or not at all."""
+"""What chapters share: going on with the same settings on the same data or not at all, and rows taken over."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sparing.errors import require
@@ -27,6 +28,13 @@ def open_record(fresh: Record, place: Folder) -> Record:
     with refusing_to_write("out", place.path):
         fresh.write(path)
     return fresh
+
+
+def copy_tables(record: Record, found: Record, names: Mapping[str, str], **columns: Any) -> None:
+    """Copy rows of a run's own record to the demo's, by table -> table there, with more columns in front."""
+    for name, theirs in names.items():
+        for row in found.table(name):
+            record.add(theirs, **columns, **row)
 
 
 def _listed(settings: dict[str, Any]) -> str:

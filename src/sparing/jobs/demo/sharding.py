@@ -28,7 +28,6 @@ LOG = logging.getLogger("sparing.demo")
 CLUSTER: Final = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
 
 MEMORY: Final = 80e9  # of one of its GPUs (bytes)
-
 ACCUMULATE: Final = 10  # micro-steps of its experiments
 
 WORKS: Final[Mapping[Scale, Work]] = {
@@ -113,6 +112,7 @@ def run_ranks(work: Work) -> list[dict[str, Any]]:
 
 def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with one thread a process, and of no other group of processes."""
+    # with a launcher's variables the processes would try to join its group
     left = {k: v for k, v in environment.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"}}
     return left | {"OMP_NUM_THREADS": "1"}
 

@@ -124,6 +124,7 @@ def claims(record: Record) -> list[Claim]:
 def memory_figure(record: Record) -> Figure:
     """Bytes that a GPU holds under every plan, against its memory."""
     rows = sorted(case_of(record, "65B, full").values(), key=lambda row: float(row["held"]))
+    # bars of plans that hold many times the memory would flatten all others
     drawn = [row for row in rows if row["held"] <= 4 * MEMORY]
     left = ", ".join(f"{row['plan']} at {format_number(row['held'], 'B')}" for row in rows if row not in drawn)
     stacks = [plots.Stack(_named(row), {part: row[part] for part in ("params", "grads", "optimizer")}) for row in drawn]

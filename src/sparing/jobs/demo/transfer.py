@@ -47,6 +47,7 @@ def run_chapter(record: Record, *, seed: int, path: Path, work: Transfer = WORK)
     total = len(cells(work))
     with Progress("transfer", total=total, unit="run", resume_at=total - len(left)) as bar:
         for at, cell in enumerate(left, start=1):
+            # run with the demo's seed, recorded under the grid's, by which a resumed demo finds it
             result = train(work, inputs, Cell(**cell.params | {"seed": seed}))
             record.add("transfer_runs", **cell.params, **result)
             bar.advance(rule=cell.rule, loss="diverged" if result["diverged"] else result["loss"])

@@ -7,7 +7,15 @@ from typing import Any
 from sparing.jobs.demo.chapter import Chapter, Claim, run_note
 from sparing.jobs.demo.transfer import WORK
 from sparing.jobs.transfer.analysis import analyse
-from sparing.jobs.transfer.figures import ROLES, TITLES, coordinate_figure, curves, drift_figure, named, pareto_figure
+from sparing.jobs.transfer.figures import (
+    ROLES,
+    TITLES,
+    coordinate_figure,
+    curves,
+    drift_figure,
+    pareto_figure,
+    place_label,
+)
 from sparing.jobs.transfer.grid import Cell, lines, places
 from sparing.jobs.transfer.settings import Transfer
 from sparing.report import Figure, Record, Section, Table, format_number
@@ -36,7 +44,7 @@ def rows_of(study: Record) -> list[dict[str, Any]]:
     best = {(row["rule"], row["density"]): row["best"] for row in study.table("optima")}
     return [
         {
-            "rule": TITLES[row["rule"]], "density": named(row["width"], row["density"], widths=1),
+            "rule": TITLES[row["rule"]], "density": place_label(row["width"], row["density"], widths=1),
             "best_rate": None if (x := best[row["rule"], row["density"]]) is None else 2.0**x,
             "loss_transferred": row["loss_transferred"], "loss_retuned": row["loss_retuned"],
         }
@@ -46,30 +54,30 @@ def rows_of(study: Record) -> list[dict[str, Any]]:
 
 def sparsest(study: Record, work: Transfer = WORK) -> dict[str, dict[str, Any]]:
     """The row of each rule at the lowest density."""
-    lowest = min(density for _, density in places(work))
-    return {row["rule"]: row for row in study.table("transfer") if row["density"] == lowest}
+    least = min(density for _, density in places(work))
+    return {row["rule"]: row for row in study.table("transfer") if row["density"] == least}
 
 
-def share(work: Transfer = WORK) -> str:
+def lowest(work: Transfer = WORK) -> str:
     """The lowest density in words."""
-    return named(work.widths[0], min(density for _, density in places(work)), widths=1)
+    return place_label(work.widths[0], min(density for _, density in places(work)), widths=1)
 
 
-def moved(row: dict[str, Any]) -> str:
+def drift_text(row: dict[str, Any]) -> str:
     """How far a best rate moved, in words."""
     if row["drift"] is None:
         return "unknown"
-    size = format_number(2.0 ** abs(row["drift"]), "×")
-    return f"{'at least ' if row['censored'] else ''}{size} {'up' if row['drift'] > 0 else 'down'}"
+    moved = format_number(2.0 ** abs(row["drift"]), "×")
+    return f"{'at least ' if row['censored'] else ''}{moved} {'up' if row['drift'] > 0 else 'down'}"
 
 
-def size(row: dict[str, Any]) -> str:
+def drift_size(row: dict[str, Any]) -> str:
     """The same as a number alone."""
     known = row["drift"] is not None
     return f"{'≥ ' if row['censored'] else ''}{format_number(2.0 ** abs(row['drift']), '×')}" if known else "–"
 
 
-def farthest(study: Record, rule: str) -> dict[str, Any]:
+def largest_drift(study: Record, rule: str) -> dict[str, Any]:
     """The row of a rule at the density where its best rate moved farthest."""
     rows = [row for row in study.table("transfer") if row["rule"] == rule]
     return max(rows, key=lambda row: abs(row["drift"] or 0.0))
@@ -81,10 +89,10 @@ def answer(study: Record, work: Transfer = WORK) -> str:
     losses = [
         f"{TITLES[rule]} {format_number(row['loss_transferred'])}" for rule, row in rows.items() if rule != "supar"
     ]
-    ours, plain = (size(farthest(study, rule)) for rule in ("supar", "sp"))
+    ours, plain = (drift_size(largest_drift(study, rule)) for rule in ("supar", "sp"))
     return (
         f"Under **SμPar** the best rate moves by no more than **{ours}**, in the standard parametrization by {plain}. "
-        f"With {share(work)} of the weights, at the rate that was best for the dense net, SμPar ends at a training "
+        f"With {lowest(work)} of the weights, at the rate that was best for the dense net, SμPar ends at a training "
         f"loss of **{format_number(rows['supar']['loss_transferred'])} nat**; {', '.join(losses)}."
     )
 
@@ -92,18 +100,18 @@ def answer(study: Record, work: Transfer = WORK) -> str:
 def numbers(study: Record, work: Transfer = WORK) -> tuple[Number, Number, Number]:
     """How far the best rate moved, and what that costs."""
     rows, note = sparsest(study, work), run_note(study.seed, "one run a point")
-    ours, plain = farthest(study, "supar"), farthest(study, "sp")
+    ours, plain = largest_drift(study, "supar"), largest_drift(study, "sp")
     lost = format_number(rows["sp"]["loss_transferred"])
 
     return (
         Number(
-            value=size(ours), note=note,
-            label=f"largest move of the best learning rate under SμPar, dense to {share(work)} of the weights",
+            value=drift_size(ours), note=note,
+            label=f"largest move of the best learning rate under SμPar, dense to {lowest(work)} of the weights",
         ),
-        Number(value=size(plain), note=note, label="the same in the standard parametrization (SP)"),
+        Number(value=drift_size(plain), note=note, label="the same in the standard parametrization (SP)"),
         Number(
             value=f"{rows['supar']['loss_transferred']:.2g} nat", note=note,
-            label=f"training loss of SμPar at {share(work)}, the dense net's rate re-used; SP {lost}",
+            label=f"training loss of SμPar at {lowest(work)}, the dense net's rate re-used; SP {lost}",
         ),
     )  # fmt: skip
 
@@ -119,22 +127,22 @@ def claims(study: Record, work: Transfer = WORK) -> list[Claim]:
         Claim(
             what="SμPar's best rate from dense to sparsest",
             paper="near 2⁻⁶ at every density down to 1/64 (Figure 6)",
-            here=f"{moved(farthest(study, 'supar'))} at most",
+            here=f"{drift_text(largest_drift(study, 'supar'))} at most",
         ),
         Claim(
             what="best rate of SP and of μP",
             paper="climbs with sparsity, in μP more abruptly (Figure 6)",
-            here=f"{moved(farthest(study, 'sp'))}; {moved(farthest(study, 'mup'))}",
+            here=f"{drift_text(largest_drift(study, 'sp'))}; {drift_text(largest_drift(study, 'mup'))}",
         ),
         Claim(
             what="loss of SμPar below SP's and μP's, the dense rate re-used",
             paper="11.9 % and 1.9 %, validation, density 1/128 (Figure 3; SP untuned)",
-            here=f"{gain('sp', 'loss_transferred')} and {gain('mup', 'loss_transferred')}, training, {share(work)}",
+            here=f"{gain('sp', 'loss_transferred')} and {gain('mup', 'loss_transferred')}, training, {lowest(work)}",
         ),
         Claim(
             what="the same, every rule re-tuned",
             paper="0.8 % and 2.1 %, mean over densities (Figure 8)",
-            here=f"{gain('sp', 'loss_retuned')} and {gain('mup', 'loss_retuned')}, {share(work)}",
+            here=f"{gain('sp', 'loss_retuned')} and {gain('mup', 'loss_retuned')}, {lowest(work)}",
         ),
     ]
 
@@ -172,7 +180,7 @@ def chapter(record: Record, work: Transfer = WORK) -> Chapter:
         claims=claims(study, work),
         story=(
             f"The same net is trained on handwritten digits at {len(work.rates)} learning rates, with all and with "
-            f"fewer of its hidden weights, down to {share(work)}; {len(study.table('runs'))} runs in all. Three rules "
+            f"fewer of its hidden weights, down to {lowest(work)}; {len(study.table('runs'))} runs in all. Three rules "
             "say how initial weights and rates go with size: the standard one (SP), μP, which knows of width, and "
             "SμPar, which knows of sparsity too."
         ),

@@ -52,6 +52,7 @@ def draw_digits(count: int, generator: torch.Generator) -> Pair:
     faces, labels = (torch.randint(most, (count,), generator=generator) for most in (len(FACES), 10))
     turn, scale, right, down = (2 * torch.rand(4, count, generator=generator) - 1).unbind()
     angle, size = 0.3 * turn, 1 / (1 + 0.2 * scale)
+    # three pixels, in a grid whose coordinates run from −1 to 1
     shift = 2 * 3 / SIDE
     top = torch.stack([size * angle.cos(), -size * angle.sin(), shift * right], 1)
     low = torch.stack([size * angle.sin(), size * angle.cos(), shift * down], 1)

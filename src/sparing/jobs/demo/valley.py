@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.jobs.demo.resuming import require_unchanged
+from sparing.jobs.demo.resuming import copy_tables, require_unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import load_tensors, save_tensors
 from sparing.jobs.scan.asks import Ask
@@ -162,9 +162,7 @@ def scan_start(inputs: Inputs, record: Record, path: Path, net: Vgg) -> None:
         for ask in ASKS:
             measure_(own, ask, subject, inputs.work.scan, None)
             bar.advance(signs=ask.sign)
-    for name, theirs in TABLES.items():
-        for row in own.table(name):
-            record.add(theirs, **row)
+    copy_tables(record, own, TABLES)
     record.write(path)
 
 

@@ -44,13 +44,13 @@ def black_box(settings: Settings, inputs: Inputs) -> hg.BlackBox:
     Loss: mean (u − seen)² + penalty · roughness; the second part enters exactly, through φ.
     """
     coefficient = Coefficient(size=settings.field, grid=settings.points, parameter=settings.parameter)
-    look = interpolation(settings.points, inputs.where).T
+    sampling = interpolation(settings.points, inputs.where).T
 
     def run(phi: Phi) -> Tensor:
         # detached: nobody differentiates the solver, only the loss around it
         nu = coefficient.value(phi["p"].detach()).numpy()
         u = solve(settings.model, nu, inputs.times, grid=settings.points, tolerance=settings.tolerance)
-        return torch.from_numpy(u @ look)
+        return torch.from_numpy(u @ sampling)
 
     def loss(u: Tensor, phi: Phi) -> Tensor:
         misfit = (u - inputs.values).square().mean()

@@ -17,9 +17,7 @@ from sparing.jobs.invert.spectral import Array, interpolation, points
 from sparing.seeds import stream
 
 TIMES: Final = 512  # of the grid on which a solution is judged (count); the paper's
-
 FIELD: Final = {"burgers": 0.05, "allen-cahn": 0.01}  # geometric mean of the true ν(x) (length²/time)
-
 _FINER, _TIGHTER = 512, 1e-10  # the reference is solved on at least so many points, to such a tolerance
 
 

@@ -55,12 +55,6 @@ class Sweeps:
         return sum(mine), len(mine)
 
 
-def add_runs(record: Record, results: Results) -> None:
-    """Put every run into the record, those that diverged too."""
-    for cell, result in results.items():
-        record.add("runs", **cell.params, **result)
-
-
 def add_optima(record: Record, sweeps: Sweeps) -> None:
     """Put the best rate of every rule, width and density into the record."""
     settings = sweeps.settings
@@ -129,6 +123,7 @@ def slope(sweeps: Sweeps, line: Line) -> float | None:
     points = []
     for place in line.places:
         best = sweeps.best(line.rule, place)
+        # a censored best rate is a bound, not a point on the line
         if not best.censored:
             points.append((math.log2(place[0] if line.along == "width" else place[1]), best.x))
     return slope_of(points)
@@ -149,7 +144,8 @@ def _known(value: float) -> float | None:
 def analyse(record: Record, settings: Transfer, results: Results) -> None:
     """Fill a record with the runs and all that follows from them: tables "runs", "optima", "transfer", "summary"."""
     sweeps = Sweeps(settings, results)
-    add_runs(record, results)
+    for cell, result in results.items():
+        record.add("runs", **cell.params, **result)
     add_optima(record, sweeps)
     add_transfer(record, sweeps)
     add_summary(record, sweeps)

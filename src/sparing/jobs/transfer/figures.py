@@ -23,17 +23,14 @@ ORDER: Final[tuple[plots.Role, ...]] = (
 )  # fmt: skip
 """Roles of places on a line, the reference first."""
 
-SWEPT: Final[Mapping[Axis, str]] = {
-    "lr": "learning rate of the base η",
-    "std": "initial scale over the model's own",
-}
+SWEPT: Final[Mapping[Axis, str]] = {"lr": "learning rate of the base η", "std": "initial scale over the model's own"}
 
 
-def named(width: int, density: float, *, widths: int) -> str:
+def place_label(width: int, density: float, *, widths: int) -> str:
     """Name a place, with its width where there are several.
 
     Example:
-        >>> named(256, 0.0625, widths=1), named(128, 1.0, widths=2)
+        >>> place_label(256, 0.0625, widths=1), place_label(128, 1.0, widths=2)
         ('1/16', 'd = 128, dense')
     """
     inverse = 1 / density
@@ -43,12 +40,12 @@ def named(width: int, density: float, *, widths: int) -> str:
     return share if widths == 1 else f"d = {width}, {share}"
 
 
-def abscissa(row: Mapping[str, Any], along: str) -> float:
+def x_position(row: Mapping[str, Any], along: str) -> float:
     """Where a place stands on the axis of a line: its width, or how many times fewer live weights it has."""
     return float(row["width"]) if along == "width" else 1 / row["density"]
 
 
-def across(along: str) -> plots.Axis:
+def x_axis(along: str) -> plots.Axis:
     """That axis."""
     return plots.Axis("width" if along == "width" else "weights per live weight, 1/ρ", log=2)
 
@@ -60,7 +57,7 @@ def curves(record: Record, rule: RuleName, places: Sequence[tuple[int, float]], 
     series = []
     for place, role in zip(places, ORDER, strict=False):
         rows = [row for row in record.table("runs") if (row["rule"], row["width"], row["density"]) == (rule, *place)]
-        one = _swept(rows, named(*place, widths=widths), role)
+        one = _curve(rows, place_label(*place, widths=widths), role)
         series += [one] if one is not None else []
     if not series:
         return None
@@ -70,8 +67,9 @@ def curves(record: Record, rule: RuleName, places: Sequence[tuple[int, float]], 
     )  # fmt: skip
 
 
-def _swept(rows: Rows, label: str, role: plots.Role) -> plots.Series | None:
+def _curve(rows: Rows, label: str, role: plots.Role) -> plots.Series | None:
     """Mean and ends over seeds; a rate at which a seed diverged is a gap."""
+    # a rate at which one seed diverged has no mean: a line through the rest would flatter it
     by: dict[float, list[float]] = {}
     for row in rows:
         by.setdefault(row["x"], []).append(math.nan if row["diverged"] else row["loss"])
@@ -93,7 +91,7 @@ def _title(record: Record, rule: str, places: Sequence[tuple[int, float]], name:
     if len(best) < 2:
         return head
     drift = best[-1]["best"] - best[0]["best"]
-    sparse = named(*places[-1], widths=len({width for width, _ in places}))
+    sparse = place_label(*places[-1], widths=len({width for width, _ in places}))
     bound = "at least " if best[-1]["found"].endswith("tried") else ""
     turn = "up" if drift > 0 else "down"
     moved = f"moves {bound}{format_number(2 ** abs(drift), '×')} {turn}" if abs(drift) > 0.25 else "stays"
@@ -120,7 +118,7 @@ def drift_figure(record: Record, line: str, along: str) -> Figure | None:
         for row in record.table("transfer") if (row["line"], row["along"]) == (line, along)
     }  # fmt: skip
     rows = [
-        row | {"method": TITLES[row["rule"]], "at": abscissa(row, along)}
+        row | {"method": TITLES[row["rule"]], "at": x_position(row, along)}
         for row in record.table("optima") if (row["width"], row["density"]) in places and row["best"] is not None
     ]  # fmt: skip
     rows = [
@@ -133,12 +131,12 @@ def drift_figure(record: Record, line: str, along: str) -> Figure | None:
     what = "best rate" if record.settings["axis"] == "lr" else "best scale"
     caption = f"{line.capitalize()}. Vertex of the parabola through the best three; at an end of the sweep, that end."
     return plots.lines(
-        series, title=_steadiest(record, line, along), x=across(along), y=plots.Axis(f"{what} (base units)", log=2),
+        series, title=_drift_title(record, line, along), x=x_axis(along), y=plots.Axis(f"{what} (base units)", log=2),
         between="95 % of resampled seeds", caption=caption,
     )  # fmt: skip
 
 
-def _steadiest(record: Record, line: str, along: str) -> str:
+def _drift_title(record: Record, line: str, along: str) -> str:
     rows = [row for row in record.table("summary") if (row["line"], row["along"]) == (line, along)]
     rows = [row for row in rows if row["drift"] is not None]
     if not rows:
@@ -158,7 +156,7 @@ def pareto_figure(record: Record, line: str, along: str) -> Figure | None:
     series = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         mine = [row for row in rows if row["rule"] == rule]
-        xs = [abscissa(row, along) for row in mine]
+        xs = [x_position(row, along) for row in mine]
         for name, words, n in (("loss_transferred", "reference's rate", mine[0]["n"]), ("loss_retuned", "", 1)):
             ys = [row[name] if row[name] is not None and math.isfinite(row[name]) else math.nan for row in mine]
             source = "" if words else "re-tuned"
@@ -168,7 +166,7 @@ def pareto_figure(record: Record, line: str, along: str) -> Figure | None:
         return None
     return plots.lines(
         series, title="What re-using the reference's rate costs, and what is left once every rule is re-tuned",
-        x=across(along), y=plots.Axis("training loss", "nat", log=True),
+        x=x_axis(along), y=plots.Axis("training loss", "nat", log=True),
         caption=f"{line.capitalize()}. Lines: the reference's best rate is used. Open marks: each place's own best.",
     )  # fmt: skip
 
@@ -179,7 +177,7 @@ def coordinate_figure(record: Record) -> Figure | None:
     if not rows:
         return None
     deepest = rows[-1]["module"]
-    rows = [row | {"at": abscissa(row, "density")} for row in rows if row["module"] == deepest]
+    rows = [row | {"at": x_position(row, "density")} for row in rows if row["module"] == deepest]
     slopes = {
         row["rule"]: row["slope"] for row in record.table("slopes")
         if (row["module"], row["stat"]) == (deepest, "forward")
@@ -188,6 +186,6 @@ def coordinate_figure(record: Record) -> Figure | None:
     return plots.lines(
         plots.series(rows, x="at", y="forward", by="method", roles=ROLES),
         title=f"The deepest layer's output goes with density to the power: {said}" if said else "The deepest layer",
-        x=across("density"), y=plots.Axis(f"output of {deepest} (root mean square)", log=True),
+        x=x_axis("density"), y=plots.Axis(f"output of {deepest} (root mean square)", log=True),
         caption=f"Width {rows[0]['width']}, after 4 steps at η = 1/256 on one batch.",
     )  # fmt: skip

@@ -56,6 +56,7 @@ def _gpt2(settings: Transfer, width: int, vocabulary: int) -> nn.Module:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        # the ids that transformers sets by default lie outside a vocabulary of characters
         bos_token_id=None,
         eos_token_id=None,
     )

@@ -85,8 +85,8 @@ def slope_of(points: Iterable[tuple[float, float]]) -> float | None:
     if len({x for x, _ in pairs}) < 2:
         return None
     mean_x, mean_y = fmean(x for x, _ in pairs), fmean(y for _, y in pairs)
-    across = sum((x - mean_x) ** 2 for x, _ in pairs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / across
+    x_axis = sum((x - mean_x) ** 2 for x, _ in pairs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / x_axis
 
 
 def regret(curve: Curve, rate: float) -> float:

@@ -41,6 +41,7 @@ def _of_rule(row: Row) -> str:
 
 def panels(record: Record, settings: Transfer) -> list[Figure]:
     """Loss against what is swept, one picture per rule and line."""
+    # seven places: as many as there are roles to color them
     found = [figures.curves(record, line.rule, line.places[:7], name=line.name) for line in lines(settings)]
     if not found:
         found = [figures.curves(record, rule, places(settings)[:7], name="every place") for rule in settings.rules]

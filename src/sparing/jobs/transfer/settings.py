@@ -137,17 +137,13 @@ class Transfer:
             value = getattr(self, name)
             require(0 <= value <= 1, name, value, "it is a share", "pass 0 to 1")
         for name in ("rates", "widths", "densities", "rules", "seeds", "stds"):
-            self._check_several(name)
+            values = getattr(self, name)
+            require(len(values) > 0, name, "none", "the grid would be empty", "pass one or more")
+            shown, why = " ".join(map(str, values)), "a value stands there twice"
+            require(len(set(values)) == len(values), name, shown, why, "pass each once")
         check_intent(resume=self.resume, overwrite=self.overwrite)
         self._check_sizes()
         self._check_dynamic()
-
-    def _check_several(self, name: str) -> None:
-        """Refuse an axis without values, or with one twice."""
-        values = getattr(self, name)
-        require(len(values) > 0, name, "none", "the grid would be empty", "pass one or more")
-        do = "pass each once"
-        require(len(set(values)) == len(values), name, " ".join(map(str, values)), "a value stands there twice", do)
 
     def _check_sizes(self) -> None:
         """Refuse densities, widths and pairs that no model can have."""

@@ -57,7 +57,8 @@ class Study:
             raise UserError("storage", got=storage, why="it holds this study", do=do) from None
         except Exception as error:  # noqa: BLE001  drivers of databases raise what they like
             do = "pass a URL such as sqlite:///study.db"
-            why = f"it cannot be opened ({without_password(_first_line(error), of=storage or '')})"
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            why = f"it cannot be opened ({without_password(line, of=storage or '')})"
             raise UserError("storage", got=storage or DATABASE, why=why, do=do) from None
 
     def __enter__(self) -> Study:
@@ -141,10 +142,6 @@ class Study:
             except BlockingIOError:
                 return False
         return True
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager
