@@ -18,10 +18,10 @@ from idioms.finetune.cells import LABEL_CELLS, PACKING_CELLS, REFUSED_CELLS
 from idioms.layersample.families import FAMILIES
 from idioms.table import Cell
 from sparing.errors import UserError
-from sparing.jobs.finetune.material import gather
+from sparing.jobs.finetune.inputs import gather
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.lm.labels import IGNORED, Tokens, tokens_of
-from sparing.jobs.lm.losses import keeps_apart, loss_sum
+from sparing.jobs.lm.losses import isolates_documents, loss_sum
 from sparing.jobs.lm.packing import pack
 from sparing.jobs.lm.records import Chat, Example, Pair, Text, example
 
@@ -64,7 +64,7 @@ def tokenizer(template: str | None = None, *, start: bool = False, pad: str = "<
 @pytest.mark.parametrize("cell", PACKING_CELLS, ids=lambda cell: cell.name)
 def test_records_in_one_row_are_learnt_as_if_alone(cell: Cell) -> None:
     model = (OTHERS.get(cell.subject) or FAMILIES[cell.subject].make)().eval()
-    assert keeps_apart(model) is (cell.outcome == "equal")
+    assert isolates_documents(model) is (cell.outcome == "equal")
     documents = [zoo.tokens(1, length, seed=length)["input_ids"][0].tolist() for length in (5, 7, 4)]
     row = pack([Tokens(ids, list(ids)) for ids in documents], length=16, pad=0)
     assert row.rows == 1

@@ -42,13 +42,13 @@ def test_a_hostile_template_is_one_line(name: str, byte_tokenizer, monkeypatch: 
 
 
 def test_a_fork_writes_what_this_process_would(chat_tokenizer) -> None:
-    asked = [(TALK.messages[:k], opened) for k in (1, 2, 4) for opened in (True, False)]
-    rows = [[{"role": role, "content": content} for role, content in messages] for messages, _ in asked]
+    requests = [(TALK.messages[:k], opened) for k in (1, 2, 4) for opened in (True, False)]
+    rows = [[{"role": role, "content": content} for role, content in messages] for messages, _ in requests]
     told = [
         chat_tokenizer.apply_chat_template(row, tokenize=False, add_generation_prompt=opened)
-        for row, (_, opened) in zip(rows, asked, strict=True)
+        for row, (_, opened) in zip(rows, requests, strict=True)
     ]
-    assert rendered(chat_tokenizer, asked) == told
+    assert rendered(chat_tokenizer, requests) == told
     assert render(chat_tokenizer, TALK.messages) == told[-1]
 
 

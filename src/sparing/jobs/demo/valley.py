@@ -14,12 +14,12 @@ from sparing.errors import UserError
 from sparing.jobs.demo.resuming import unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import load_tensors, save_tensors
-from sparing.jobs.scan.asks import Ask
-from sparing.jobs.scan.checkpoints import Subject
+from sparing.jobs.scan.checkpoints import Inputs as ScanInputs
+from sparing.jobs.scan.curves import CurveSpec
 from sparing.jobs.scan.measure import describe_, measure_
 from sparing.jobs.scan.settings import Settings
 from sparing.jobs.subjects.images import Pair, digits, image_rows, inputs_of
-from sparing.jobs.subjects.nets import Training, Vgg, begin, train
+from sparing.jobs.subjects.nets import Training, Vgg, initialize, train
 from sparing.report import Progress, Record
 from sparing.valley.evaluators import Classification
 from sparing.valley.interpolate import interpolate
@@ -64,7 +64,7 @@ WORKS: Final[Mapping[Scale, Work]] = {
 }  # fmt: skip
 """By the scale of the demo."""
 
-ASKS: Final = (Ask("gaussian", 0.0), Ask("gaussian", 1.0))
+ASKS: Final = (CurveSpec("gaussian", 0.0), CurveSpec("gaussian", 1.0))
 PAIRS: Final = {"one start": ("tuned-a", "tuned-b"), "two random starts": ("other-a", "other-b")}
 """Pairs that are averaged -> their nets."""
 
@@ -138,13 +138,13 @@ def path_of(folder: Path, name: str) -> Path:
 
 def _net(on: Stage) -> Vgg:
     channels = on.start[0].shape[1]
-    return begin(lambda: Vgg(channels, widths=on.work.widths), seed=on.seed)
+    return initialize(lambda: Vgg(channels, widths=on.work.widths), seed=on.seed)
 
 
 def _fresh(on: Stage, seed: int) -> Vgg:
     """A net trained from the random start of a seed."""
     channels = on.start[0].shape[1]
-    net = begin(lambda: Vgg(channels, widths=on.work.widths), seed=seed)
+    net = initialize(lambda: Vgg(channels, widths=on.work.widths), seed=seed)
     return train(net, *on.start, on.work.training, seed=seed)
 
 
@@ -214,12 +214,14 @@ def scan_start(on: Stage, record: Record, path: Path, net: Vgg) -> None:
     if record.table("valley_curves"):
         return
     own = Record(question="", settings=on.work.scan, seed=on.seed, environment={})
-    subject = Subject("the start", net, on.evaluate, on.calibrate, "error", f"{on.evaluate.rows} images of {on.name}")
+    subject = ScanInputs(
+        "the start", net, on.evaluate, on.calibrate, "error", f"{on.evaluate.rows} images of {on.name}"
+    )
     describe_(own, subject)
     with Progress("scan", total=len(ASKS), unit="curve") as bar:
-        for ask in ASKS:
-            measure_(own, ask, subject, on.work.scan, None)
-            bar.advance(signs=ask.sign)
+        for spec in ASKS:
+            measure_(own, spec, subject, on.work.scan, None)
+            bar.advance(signs=spec.sign)
     for name, theirs in TABLES.items():
         for row in own.table(name):
             record.add(theirs, **row)

@@ -7,12 +7,12 @@ import torch
 from sparing.errors import UserError, require
 from sparing.federated import Client, dirichlet
 from sparing.federated.splits import Split, natural, shards
-from sparing.jobs.federate.material import Rows
+from sparing.jobs.federate.inputs import Inputs
 from sparing.jobs.federate.settings import Settings
 from sparing.seeds import stream
 
 
-def split_of(rows: Rows, settings: Settings) -> Split:
+def split_of(rows: Inputs, settings: Settings) -> Split:
     """Partition the training rows; no client is empty."""
     seed, clients = settings.seed, settings.clients
     enough = len(rows.targets) >= rows.classes
@@ -32,6 +32,6 @@ def split_of(rows: Rows, settings: Settings) -> Split:
     return dirichlet(rows.targets, clients, settings.alpha, rule=settings.rule, seed=seed)
 
 
-def clients_of(rows: Rows, split: Split) -> list[Client]:
+def clients_of(rows: Inputs, split: Split) -> list[Client]:
     """The clients of a split."""
     return [Client(rows.inputs[list(part)], rows.targets[list(part)]) for part in split.clients]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sparing.jobs.federate.methods import roles_of
 from sparing.report import Figure, Record, format_number, plots
 
-Spelt = Callable[[float], str]  # how a value is written
+Format = Callable[[float], str]  # how a value is written
 
 FEW: Final = 3  # methods that a title names one by one (count)
 
@@ -45,20 +45,20 @@ def ends_of(record: Record, column: str) -> list[tuple[str, float]]:
     return sorted(last.items(), key=lambda one: -one[1])
 
 
-def _listed(ends: list[tuple[str, float]], spelt: Spelt) -> str:
+def _listed(ends: list[tuple[str, float]], format_value: Format) -> str:
     """Methods with their last values: all of a few, otherwise the first to the last."""
-    texts = [f"{name} {spelt(value)}" for name, value in ends]
+    texts = [f"{name} {format_value(value)}" for name, value in ends]
     return ", ".join(texts) if len(texts) <= FEW else f"{texts[0]} to {texts[-1]}"
 
 
 def _curve(
-    record: Record, column: str, title: str, spelt: Spelt, y: plots.Axis, caption: str = "", factor: float = 1.0
+    record: Record, column: str, title: str, format_value: Format, y: plots.Axis, caption: str = "", factor: float = 1.0
 ) -> list[Figure]:
     """One picture of a column, none where no method has it."""
     series = lines_of(record, column, factor)
     if not series:
         return []
-    whole = f"{title}: {_listed(ends_of(record, column), spelt)}"
+    whole = f"{title}: {_listed(ends_of(record, column), format_value)}"
     caption = f"{caption} One seed ({record.seed}).".strip()
     return [plots.lines(series, title=whole, x=plots.Axis("round"), y=y, caption=caption)]
 

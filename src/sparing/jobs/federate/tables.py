@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sparing.federated.methods import Method
 from sparing.federated.splits import Split
-from sparing.jobs.federate.course import Ground, Outcome
-from sparing.jobs.federate.material import Rows
+from sparing.jobs.federate.engines import Outcome, Setup
+from sparing.jobs.federate.inputs import Inputs
 from sparing.jobs.federate.price import Price
 from sparing.report.pairs import mcnemar
 
 
-def split_rows(split: Split, rows: Rows) -> list[dict[str, Any]]:
+def split_rows(split: Split, rows: Inputs) -> list[dict[str, Any]]:
     """Rows of each class per client."""
     counts = split.counts(rows.targets).tolist()
     names = [f"class_{which}" for which in range(rows.classes)]
@@ -46,12 +46,12 @@ def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
 
 
 def method_row(
-    label: str, method: Method, outcome: Outcome, known: Price, ground: Ground, force: float | None, held: float | None
+    label: str, method: Method, outcome: Outcome, known: Price, setup: Setup, force: float | None, held: float | None
 ) -> dict[str, Any]:
     """What a method reached, beside its prediction."""
     last, rows = outcome.rounds[-1], outcome.rounds
     judged = [row["accuracy"] for row in rows if "accuracy" in row]
-    low, high = wilson(last["accuracy"], n := len(ground.test.targets))
+    low, high = wilson(last["accuracy"], n := len(setup.test.targets))
     seconds = [row["seconds"] for row in rows]
     made = [row["steps"] for row in rows]
     return {

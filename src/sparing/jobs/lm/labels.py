@@ -94,7 +94,7 @@ def _refuse(what: str, refusal: Refusal, messages: Sequence[tuple[str, str]]) ->
     raise UserError(what, got=got, why=f"the chat template refuses it ({refusal.why})", do=do)
 
 
-def _asked(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
+def _requests(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
     """What is rendered of a conversation: up to each assistant turn, up to its end, and the whole."""
     messages = example.messages
     spoken = [index for index, (role, _) in enumerate(messages) if role == "assistant"]
@@ -103,19 +103,19 @@ def _asked(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
 
 def _texts(tokenizer: Any, chats: Sequence[Chat]) -> list[list[str]]:
     """The texts of all conversations, in one fork where a template writes them."""
-    asked = [(chat, *ask) for chat in chats for ask in _asked(chat)]
+    requests = [(chat, *request) for chat in chats for request in _requests(chat)]
     if not getattr(tokenizer, "chat_template", None):
-        texts = [render(tokenizer, messages, opened=opened) for _, messages, opened in asked]
+        texts = [render(tokenizer, messages, opened=opened) for _, messages, opened in requests]
     else:
-        made = iter(rendered(tokenizer, [(messages, opened) for _, messages, opened in asked if messages]))
+        made = iter(rendered(tokenizer, [(messages, opened) for _, messages, opened in requests if messages]))
         texts = []
-        for chat, messages, _ in asked:
+        for chat, messages, _ in requests:
             text = next(made) if messages else ""  # transformers renders no empty conversation
             if isinstance(text, Refusal):
                 _refuse(f"line {chat.line}", text, chat.messages)
             texts.append(text)
     each = iter(texts)
-    return [[next(each) for _ in _asked(chat)] for chat in chats]
+    return [[next(each) for _ in _requests(chat)] for chat in chats]
 
 
 def _check_whole(text: str, example: Chat) -> None:

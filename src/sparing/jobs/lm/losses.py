@@ -23,7 +23,7 @@ def takes_positions(model: nn.Module) -> bool:
     return "position_ids" in inspect.signature(unwrapped.forward).parameters
 
 
-def keeps_apart(model: nn.Module) -> bool:
+def isolates_documents(model: nn.Module) -> bool:
     """Whether documents that share a row do not see each other, tried on two documents of four tokens."""
     if not takes_positions(model):
         return False

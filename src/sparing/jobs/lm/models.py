@@ -28,7 +28,7 @@ CLASSES: dict[Head, str] = {
 }  # fmt: skip
 
 # What every loader is told: no network, no code of others, and no question about it at the terminal.
-OURS: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+LOADER_OPTIONS: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def _transformers() -> Any:
@@ -84,7 +84,7 @@ def config_of(path: Path) -> Any:
     try:
         plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
         quantised = bool(plain.get("quantization_config"))
-        config = library.AutoConfig.from_pretrained(path, **OURS)
+        config = library.AutoConfig.from_pretrained(path, **LOADER_OPTIONS)
     except Exception as error:  # noqa: BLE001 - as below: a field of a wrong type has errors of its own
         _refuse_foreign(path, error)
         _refuse(path, f"its config.json is broken ({_words(error)})")
@@ -134,7 +134,7 @@ def load_model(
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
-                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **OURS
+                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOADER_OPTIONS
             )
     except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
         _refuse_foreign(path, error)
@@ -160,7 +160,7 @@ def load_tokenizer(path: Path) -> Any:
         _refuse(path, why, do)
     try:
         with _quiet():
-            return _transformers().AutoTokenizer.from_pretrained(path, **OURS)
+            return _transformers().AutoTokenizer.from_pretrained(path, **LOADER_OPTIONS)
     except Exception as error:  # noqa: BLE001 - as above: one line for whatever the loader met
         _refuse_foreign(path, error)
         _refuse(path, f"{why} ({_words(error)})", do)

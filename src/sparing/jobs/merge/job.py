@@ -12,12 +12,12 @@ from sparing.jobs.folder import Folder, identity, tell_page
 from sparing.jobs.interrupts import patient
 from sparing.jobs.lm.models import fingerprint
 from sparing.jobs.merge.choose import Candidate, Decision
-from sparing.jobs.merge.course import ADVICE, Course
-from sparing.jobs.merge.evidence import gather
 from sparing.jobs.merge.forecast import Outlook, look_ahead
+from sparing.jobs.merge.inputs import gather
 from sparing.jobs.merge.ledger import Ledger
 from sparing.jobs.merge.output import MODEL, WEIGHTS, place_of, write_merge
 from sparing.jobs.merge.page import columns_of, write_page
+from sparing.jobs.merge.pipeline import ADVICE, Pipeline
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source, differences, open_all, open_source
 from sparing.report import Progress, Record, print_table
@@ -56,7 +56,7 @@ def run(settings: Settings) -> Record:
     folder = folder_of(settings)
     folder.check()
     sources, base = open_all(settings.models, settings.labels, settings.base)
-    evidence = gather(settings, sources)
+    inputs = gather(settings, sources)
     marks = _marks(settings, sources, base)
     now = identity(settings) | marks
     tree = folder.latest(now, files=marks)
@@ -69,65 +69,65 @@ def run(settings: Settings) -> Record:
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
     with patient() as signals:
         ledger = Ledger(folder, tree, signals)
-        course = Course(settings, sources, base, evidence, ledger)
-        with Progress("merge", total=course.units(), resume_at=ledger.counted) as bar:
+        pipeline = Pipeline(settings, sources, base, inputs, ledger)
+        with Progress("merge", total=pipeline.units(), resume_at=ledger.counted) as bar:
             ledger.bar = bar
             for sentence in told:
                 record.add("differences", what=sentence)
             ledger.once("prediction", outlook.plain)
-            _work(course, outlook, record)
+            _work(pipeline, outlook, record)
     folder.finish_(record, write_page)
     return record
 
 
-def _work(course: Course, outlook: Outlook, record: Record) -> None:
+def _work(pipeline: Pipeline, outlook: Outlook, record: Record) -> None:
     """Choose, merge, measure; everything is noted in the record."""
     for table, rows in outlook.tables().items():
         for row in rows:
             record.add(table, **row)
-    decision = course.choose(outlook)
-    merged = _make(course, decision.candidate) if decision.candidate else None
-    _note(course, decision, record)
-    found = course.test(merged)
+    decision = pipeline.choose(outlook)
+    merged = _make(pipeline, decision.candidate) if decision.candidate else None
+    _note(pipeline, decision, record)
+    found = pipeline.test(merged)
     for row in found["models"]:
         record.add("models", **row)
     for row in found["gap"]:
         record.add("gap", **row, **outlook.predicted(row["metric"]))
     for row in found["best"]:
         record.add("best", **row)
-    for row in course.between():
+    for row in pipeline.between():
         record.add("between", **row)
-    for file in _written(course.settings, merged):
+    for file in _written(pipeline.settings, merged):
         record.add("written", **file)
 
 
-def _make(course: Course, way: Candidate) -> Source:
+def _make(pipeline: Pipeline, way: Candidate) -> Source:
     """Write the merge, unless an interrupted run did so."""
-    place = place_of(course.settings.out, course.sources[0])
+    place = place_of(pipeline.settings.out, pipeline.sources[0])
 
     def work() -> bool:
-        statistics, size = course.statistics(way), sum(entry.size for entry in course.sources[0].entries.values())
+        statistics, size = pipeline.statistics(way), sum(entry.size for entry in pipeline.sources[0].entries.values())
         with Progress("write", total=size, unit="B") as bar:
             write_merge(
-                place, way.method, course.sources, course.base, statistics, lambda name, size: bar.advance(size)
+                place, way.method, pipeline.sources, pipeline.base, statistics, lambda name, size: bar.advance(size)
             )
         return True
 
     if not place.exists():  # a checkpoint may outlive what its user deleted
-        course.ledger.forget("the merge")
-    course.ledger.once("the merge", work)
+        pipeline.ledger.forget("the merge")
+    pipeline.ledger.once("the merge", work)
     return open_source(place, "the merge")
 
 
-def _note(course: Course, decision: Decision, record: Record) -> None:
-    way, evidence = decision.candidate, course.evidence
-    stale = any(name.endswith("running_var") for name in course.sources[0]) and not (evidence and evidence.refreshes)
+def _note(pipeline: Pipeline, decision: Decision, record: Record) -> None:
+    way, inputs = decision.candidate, pipeline.inputs
+    stale = any(name.endswith("running_var") for name in pipeline.sources[0]) and not (inputs and inputs.refreshes)
     record.add(
         "decision", merged=way is not None, way=way.name if way else "none", reason=decision.reason,
-        advice="" if way else ADVICE, metric=evidence.metric if evidence else "loss",
-        source=evidence.source if evidence else "", stale=stale and way is not None,
+        advice="" if way else ADVICE, metric=inputs.metric if inputs else "loss",
+        source=inputs.source if inputs else "", stale=stale and way is not None,
     )  # fmt: skip
-    for row in course.tried():
+    for row in pipeline.tried():
         record.add("tried", **row)
 
 

@@ -15,7 +15,17 @@ from sparing.jobs.plan import cluster_page, page
 from sparing.jobs.plan.candidates import Candidate, candidates
 from sparing.jobs.plan.cluster import plan_cluster
 from sparing.jobs.plan.pick import Verdict, judge, picked
-from sparing.jobs.plan.price import Price, Pricer, by_formula, by_ledger, drops, priced, read_config, shape_of, sizes
+from sparing.jobs.plan.price import (
+    Price,
+    Pricer,
+    by_formula,
+    by_ledger,
+    has_dropout,
+    read_config,
+    shape_of,
+    sizes,
+    try_price,
+)
 from sparing.jobs.plan.settings import Settings
 from sparing.memory import CATEGORIES, parse_bytes
 from sparing.report import Progress, Record, format_number
@@ -56,14 +66,14 @@ def _prices(config: Any, settings: Settings, ways: Sequence[Candidate], pricer: 
     prices: dict[Candidate, Price] = {}
     with Progress("price", total=len(ways), unit="candidate") as bar:
         for way in ways:
-            prices[way] = priced(pricer, config, settings, way)
+            prices[way] = try_price(pricer, config, settings, way)
             bar.advance(method=way.label)
     return prices
 
 
 def _way(config: Any, settings: Settings) -> tuple[Pricer, int, bool, int]:
     """How to price this model, its number of blocks, whether its head is tied, and its number of parameters."""
-    if settings.ledger or drops(config):
+    if settings.ledger or has_dropout(config):
         return by_ledger, *sizes(config, settings.attention)
     try:
         shape = shape_of(config)

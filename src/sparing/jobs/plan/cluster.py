@@ -8,7 +8,7 @@ from typing import Any, Final
 from sparing.errors import UserError
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.crossover import crossovers
-from sparing.jobs.plan.price import Price, Pricer, priced
+from sparing.jobs.plan.price import Price, Pricer, try_price
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.plan.shards import Option, judge, named, options
 from sparing.jobs.plan.workloads import workload
@@ -38,7 +38,7 @@ def plan_cluster(
     prices: dict[Candidate, Price] = {}
     with Progress("price and simulate", total=len(ways), unit="way") as bar:
         for way in ways:
-            prices[way] = priced(pricer, config, settings, way)
+            prices[way] = try_price(pricer, config, settings, way)
         known = [way for way in ways if prices[way].bytes is not None]
         failed = [f"{_way(way)}: {prices[way].why}" for way in ways if prices[way].bytes is None]
         if not known:

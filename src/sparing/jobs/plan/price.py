@@ -62,7 +62,7 @@ def read_config(settings: Settings) -> Any:
     return config.get_text_config()
 
 
-def drops(config: Any) -> bool:
+def has_dropout(config: Any) -> bool:
     """Whether a model uses dropout in training (classifier apart): no formula here counts its masks."""
     rates = (
         {name: value for name, value in vars(config).items() if "drop" in name} if hasattr(config, "__dict__") else {}
@@ -78,7 +78,7 @@ def shape_of(config: Any) -> Shape:
     return config if isinstance(config, Shape) else Shape.from_config(config)
 
 
-def priced(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate) -> Price:
+def try_price(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate) -> Price:
     """Price a candidate; one that cannot be priced says why, and never stops the others."""
     try:
         return pricer(config, settings, candidate)

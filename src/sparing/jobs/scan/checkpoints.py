@@ -22,7 +22,7 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Inputs:
     """What is scanned."""
 
     name: str
@@ -59,7 +59,7 @@ def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     model.load_state_dict(weights, strict=False)
 
 
-def open_entry(spec: str) -> Subject:
+def open_entry(spec: str) -> Inputs:
     """Call an entry point, which returns (model, evaluate) or (model, evaluate, calibrate)."""
     found = call_entry(spec, "entry")
     parts = tuple(found) if isinstance(found, tuple | list) else ()
@@ -67,7 +67,7 @@ def open_entry(spec: str) -> Subject:
     got = f"{spec} returning {' and '.join(type(part).__name__ for part in parts) or type(found).__name__}"
     do = "return a torch.nn.Module, a function of it that gives metrics by name, and batches if it has batch norm"
     require(right, "entry", got, "it returns (model, evaluate) or (model, evaluate, calibrate)", do)
-    return Subject(spec, parts[0].eval(), parts[1], parts[2] if len(parts) == 3 else None)
+    return Inputs(spec, parts[0].eval(), parts[1], parts[2] if len(parts) == 3 else None)
 
 
 def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:

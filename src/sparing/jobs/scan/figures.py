@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparing.jobs.scan.asks import GROUPS, SPECIALS, TITLES
+from sparing.jobs.scan.curves import GROUPS, SPECIALS, TITLES
 from sparing.jobs.scan.panels import Mark, Panel, forest, grid, histogram
 from sparing.jobs.scan.reading import (
     Row,

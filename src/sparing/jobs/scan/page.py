@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.scan import figures
-from sparing.jobs.scan.asks import GROUPS, SPECIALS, TITLES
+from sparing.jobs.scan.curves import GROUPS, SPECIALS, TITLES
 from sparing.jobs.scan.reading import (
     Rows,
     curves_of,

@@ -113,7 +113,7 @@ class Training:
             raise ValueError(f"Training needs epochs >= 1, batch >= 1 and rate > 0, got {self}")
 
 
-def begin(build: Callable[[], _Model], *, seed: int, scale: Scale = "ones") -> _Model:
+def initialize(build: Callable[[], _Model], *, seed: int, scale: Scale = "ones") -> _Model:
     """Return a net with the initial weights of a seed, float32, in training mode.
 
     Matrices are normal with variance 2 / fan-in (He et al. 2015), the classifier's 1 / fan-in; biases are zero.

@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Material:
+class Inputs:
     """A tokenizer, tokens to learn and rows to measure on."""
 
     tokenizer: Any
@@ -106,7 +106,7 @@ def openings(text: str, count: int) -> tuple[str, ...]:
     return tuple(" ".join(words[:OPENING]) for words in chosen)
 
 
-def gather(settings: Pretrain, context: int) -> Material:
+def gather(settings: Pretrain, context: int) -> Inputs:
     """Read, cut and encode everything; nothing is written."""
     parts = [cut(read_text(name, settings.first), settings.held_out) for name in settings.data]
     learnt, validation, test = (list(column) for column in zip(*parts, strict=True))
@@ -119,7 +119,7 @@ def gather(settings: Pretrain, context: int) -> Material:
     missing = tokenizer.unk_token_id
     unknown = 0 if missing is None else sum(int((part.rows.ids == missing).sum()) for part in held)
     starts = openings("\n\n".join(validation), settings.samples)
-    return Material(tokenizer, train, held[0], held[1], starts, unknown)
+    return Inputs(tokenizer, train, held[0], held[1], starts, unknown)
 
 
 def crops(ids: Tensor, *, batch: int, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

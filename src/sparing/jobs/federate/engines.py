@@ -29,7 +29,7 @@ NORM: Final = "norm of "  # before the name of a tensor, in the rows of the refe
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Setup:
     """What all methods of a run share."""
 
     settings: Settings
@@ -72,26 +72,26 @@ class _Watch:
         return self.test(model)
 
 
-def course(label: str, method: Method, ground: Ground, checkpoint: Path) -> Outcome:
+def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> Outcome:
     """Run a method on the embedded engine; an interrupted run resumes from its checkpoint, to the same bits."""
-    settings = ground.settings
+    settings = setup.settings
     run = simulate(
-        ground.make_model, ground.clients, method, ground.schedule,
-        evaluate=_Watch(ground.test, settings.rounds, settings.every, told=checkpoint.exists()),
+        setup.make_model, setup.clients, method, setup.schedule,
+        evaluate=_Watch(setup.test, settings.rounds, settings.every, told=checkpoint.exists()),
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every,
-        resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=ground.proxy,
+        resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=setup.proxy,
         tamper=sabotage_of(settings),
     )  # fmt: skip
     return Outcome(run.record, run.params, run.buffers, run.engine)
 
 
-def norms_of(method: Method, ground: Ground, checkpoint: Path) -> list[dict[str, float]]:
+def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, float]]:
     """Norms of all tensors after each round of a reference method, by name, to hold another method to them."""
-    settings = ground.settings
+    settings = setup.settings
     run = simulate(
-        ground.make_model, ground.clients, method, ground.schedule, evaluate=_named_norms, seed=settings.seed,
+        setup.make_model, setup.clients, method, setup.schedule, evaluate=_named_norms, seed=settings.seed,
         workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every, resume=settings.resume,
-        label="norms of FedAvg", members=False, proxy=ground.proxy, tamper=sabotage_of(settings),
+        label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 
@@ -124,26 +124,26 @@ def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def on_flower(label: str, method: Method, ground: Ground) -> Outcome:
+def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
     """Run a method on Flower's messages, ClientApp and strategy in this process: the bits of the plain loop."""
     from sparing.federated import flower
     from sparing.report import Progress
 
-    settings, run_in_process, mod = ground.settings, flower.run_in_process, flower.sign_telemetry
+    settings, run_in_process, mod = setup.settings, flower.run_in_process, flower.sign_telemetry
     stamps = [time.perf_counter()]
     with Progress(label, total=settings.rounds, unit="round") as bar:
 
         def evaluate(model: nn.Module) -> dict[str, float]:
             done, due = len(stamps), len(stamps) % settings.every == 0 or len(stamps) == settings.rounds
-            found: dict[str, float] = ground.test(model) if due else {}
+            found: dict[str, float] = setup.test(model) if due else {}
             length = float(norm({name: value.detach() for name, value in model.named_parameters()}))
             bar.advance(1, **found)
             stamps.append(time.perf_counter())
             return {**found, "norm": length, "seconds": stamps[done] - stamps[done - 1]}
 
         run = run_in_process(
-            ground.make_model, ground.clients, method, ground.schedule,
-            evaluate=evaluate, seed=settings.seed, proxy=ground.proxy, mods=[mod],
+            setup.make_model, setup.clients, method, setup.schedule,
+            evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[mod],
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
     told: set[tuple[str, str]] = set()
