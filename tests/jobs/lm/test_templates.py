@@ -6,7 +6,7 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.lm import templates
-from sparing.jobs.lm.labels import all_tokens, render, tokens_of
+from sparing.jobs.lm.labels import all_tokens, render
 from sparing.jobs.lm.records import Chat
 from sparing.jobs.lm.templates import Refusal, rendered
 
@@ -37,7 +37,7 @@ def test_a_hostile_template_is_one_line(name: str, byte_tokenizer, monkeypatch: 
     monkeypatch.setattr(templates, "SECONDS", 0.3)
     monkeypatch.setattr(templates, "MEMORY", 1 << 28)
     with pytest.raises(UserError, match=r"^line 3: got user, assistant.* the chat template refuses it \(") as caught:
-        tokens_of(byte_tokenizer(HOSTILE[name]), TALK)
+        all_tokens(byte_tokenizer(HOSTILE[name]), [TALK])[0]
     assert "\n" not in str(caught.value)
 
 

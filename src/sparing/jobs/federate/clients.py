@@ -25,6 +25,7 @@ def split_of(rows: Inputs, settings: Settings) -> Split:
         return natural(rows.groups)
     require(clients <= len(rows.targets), "clients", clients, f"there are only {len(rows.targets)} rows", "pass fewer")
     if settings.split == "iid":
+        # Sorted within a client: which rows it holds is random, their order is that of the data set.
         order = torch.randperm(len(rows.targets), generator=stream(seed, "federate", "iid"))
         return Split(tuple(tuple(sorted(part.tolist())) for part in order.tensor_split(clients)), "iid", None, seed)
     if settings.split == "shards":

@@ -46,7 +46,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a method's run leaves."""
+    """Result of a method's run."""
 
     rounds: list[dict[str, Any]]  # a row a round
     params: Vector  # the last global model
@@ -55,18 +55,19 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Measures models on test rows, and says once how long a round takes."""
+class _TimedEvaluation:
+    """Measures models on test rows, and prints once how long a round takes."""
 
     test: Accuracy
     rounds: int
     every: int
     began: float = field(default_factory=time.perf_counter)
-    told: bool = False
+    reported: bool = False
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        if not self.told:
-            self.told, each = True, (time.perf_counter() - self.began) / self.every
+        # The first call comes after ``every`` rounds of training, so nothing but them is in this time.
+        if not self.reported:
+            self.reported, each = True, (time.perf_counter() - self.began) / self.every
             whole = duration(round(each * self.rounds))
             sys.stderr.write(f"  training: {duration(each)} a round, so about {whole} in all, evaluation apart\n")
         return self.test(model)
@@ -77,7 +78,8 @@ def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> 
     settings = setup.settings
     run = simulate(
         setup.make_model, setup.clients, method, setup.schedule,
-        evaluate=_Watch(setup.test, settings.rounds, settings.every, told=checkpoint.exists()),
+        # A resumed run knows nothing of the rounds before, so it predicts no time.
+        evaluate=_TimedEvaluation(setup.test, settings.rounds, settings.every, reported=checkpoint.exists()),
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every,
         resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=setup.proxy,
         tamper=sabotage_of(settings),
@@ -97,6 +99,7 @@ def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, f
 
 
 def _named_norms(model: nn.Module) -> Mapping[str, float]:
+    # As metrics of an evaluation: the one way to add numbers to the record of each round.
     from sparing.blocks import named_parameters
 
     return {f"{NORM}{name}": value for name, value in tensor_norms(named_parameters(model)).items()}
@@ -136,6 +139,7 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
         def evaluate(model: nn.Module) -> dict[str, float]:
             done, due = len(stamps), len(stamps) % settings.every == 0 or len(stamps) == settings.rounds
             found: dict[str, float] = setup.test(model) if due else {}
+            # Norm and seconds are columns of the embedded engine that Flower does not report.
             length = float(norm({name: value.detach() for name, value in model.named_parameters()}))
             bar.advance(1, **found)
             stamps.append(time.perf_counter())
@@ -146,14 +150,14 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
             evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[mod],
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for row in rows:
-        tell(row, told, label)
+        tell(row, reported, label)
     return Outcome(rows, run.params, run.buffers, "Flower, in process")
 
 
 def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """A round as Flower tells it, in the columns of the embedded engine."""
+    """A round as Flower reports it, in the columns of the embedded engine."""
     count = len(one.received)
     measured = ("accuracy", "loss", "norm", "seconds")
     return {
@@ -165,6 +169,6 @@ def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings
         **{name: metrics[name] for name in measured if name in metrics},
         "bytes_up": one.bytes_up,
         "bytes_down": one.bytes_down,
-        # Flower averages what clients say; where all count alike the mean gives back the sum.
+        # Flower averages what clients report; with equal weights the mean gives back the sum.
         "steps": round(metrics["steps"] * count) if settings.weights == "uniform" else None,
     }

@@ -89,7 +89,7 @@ def _parted(
     inputs, targets, test_inputs, test_targets = parts
     order = torch.randperm(len(targets), generator=stream(seed, "federate", "validation"))
     held = int(validation * len(targets))
-    # Rising, so that without validation rows the training part is as the data set has it.
+    # Sorted, so that without validation rows the training part is in the data set's own order.
     out, kept = order[:held].sort().values, order[held:].sort().values
     return Inputs(
         name=name,
@@ -105,7 +105,7 @@ def _parted(
 
 
 def _from_file(path: Path, seed: int, validation: float) -> Inputs:
-    """Read a person's own rows; nothing in such a file can run."""
+    """Read the user's own rows; safetensors, so that no code in the file can run."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

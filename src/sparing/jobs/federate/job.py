@@ -63,7 +63,7 @@ def run(settings: Settings) -> Record:
     if settings.engine == "flower":
         from sparing.federated import flower
 
-        _ = flower.run_in_process  # says now, and not after the data are read, that the extra is missing
+        _ = flower.run_in_process  # raises here if the extra is missing, before data are read
     rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.validation), settings)
     split = split_of(rows, settings)
     setup = _ground(rows, split, settings)

@@ -21,7 +21,7 @@ def split_rows(split: Split, rows: Inputs) -> list[dict[str, Any]]:
     """Rows of each class per client."""
     counts = split.counts(rows.targets).tolist()
     names = [f"class_{which}" for which in range(rows.classes)]
-    # A class without training rows has no column in the counts.
+    # A class without training rows may have no column in the counts, hence ``strict=False`` below.
     return [
         {"client": client, "rows": sum(one), **dict.fromkeys(names, 0), **dict(zip(names, one, strict=False))}
         for client, one in enumerate(counts)
@@ -77,6 +77,7 @@ def method_row(
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "predicted_up": sum(known.up),
         "seconds": sum(seconds),
+        # The first round predicts the time: nothing else is known of this machine.
         "predicted_seconds": seconds[0] * len(seconds),
         "engine": outcome.engine,
         "value": repr(method) if len(repr(method)) < 400 else type(method).__name__,
@@ -104,5 +105,6 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     """
     z = 1.959964
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    # Unlike the normal interval, this one stays in [0, 1] and has width at shares of 0 and 1.
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(middle - half, 0.0), min(middle + half, 1.0)

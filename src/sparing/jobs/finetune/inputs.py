@@ -84,6 +84,7 @@ def gather(settings: Finetune) -> Inputs:
     measured = settings.held_out_data or settings.data
     if settings.held_out_data is not None:
         held = read_examples(settings.held_out_data)
+    # Before the tokenizer, whose error would hide what is wrong with the directory.
     models.config_of(settings.model)
     tokenizer = models.load_tokenizer(settings.model)
     data = _rows(tokenizer, train, settings, settings.data)

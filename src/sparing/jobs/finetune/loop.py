@@ -44,6 +44,8 @@ def measure_(state: TrainState, record: Record, held_out: Packed | None, loss_of
 
 def check_weights(state: TrainState, data: Packed, loss_of: Measure = held_out_loss) -> None:
     """Check the weights that the last step left, by the loss of the rows it trained on."""
+    # A step is applied when loss and gradient before it are finite; what it did shows in the next loss only, and after
+    # the last step there is none.
     pace = state.training
     if not state.step:
         return
@@ -59,7 +61,7 @@ def ended(state: TrainState) -> bool:
 
 
 def _note_switches(record: Record) -> Callable[[TrainState], None]:
-    """A function that notes each new interval once, also when the run is resumed inside one."""
+    """Return a function that records each new interval once, also when a run resumes inside one."""
     rows = record.table("switches")
     last = rows[-1]["interval"] if rows else None
 
@@ -103,6 +105,7 @@ def advance_(
             try:
                 row = watched_step_(state, data, record) if memory else (take or take_step_)(state, data)
             except DivergedError:
+                # If the step before spoilt the weights, that is the error to raise: they cannot be trained on.
                 check_weights(state, data, loss_of)
                 raise
             record.add("train", **row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,11 +14,11 @@ from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.live import device_of
 from sparing.jobs.lm.losses import loss_of
-from sparing.jobs.lm.optimizer import adamw
+from sparing.jobs.lm.optimizer import adamw_with_masters
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.lm.unpriced import reason
 from sparing.layersample import LayerSampling, Sampler
-from sparing.layersample.masters import HALVES, Masters
+from sparing.layersample.masters import HALVES
 from sparing.memory import CATEGORIES, Bytes, Ledger, predict
 from sparing.report import Record
 
@@ -48,16 +49,12 @@ def predict_step(state: TrainState, data: Packed) -> Bytes:
     of rows with one document each uses less than predicted.
     """
     pace, method = state.training, state.training.method
+    # A fresh optimizer: the real one must not get state before the first step.
     trainable = {name for name, p in named_parameters(state.model).items() if p.requires_grad}
     has_masters = isinstance(method, LayerSampling) and method.masters
 
-    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = adamw(parameters)
-        if has_masters:
-            Masters(made, {p: str(index) for index, p in enumerate(parameters)})
-        return made
-
-    steps = iter((1, min(pace.accumulate, 2)))  # state comes with the first step; a third micro-batch adds nothing
+    # Two steps, for optimizer state exists from the second on; a third micro-batch adds nothing to the peak.
+    steps = iter((1, min(pace.accumulate, 2)))
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor]) -> None:
         for _ in range(next(steps)):
@@ -68,7 +65,7 @@ def predict_step(state: TrainState, data: Packed) -> Bytes:
     price = predict(
         state.model,
         _fullest(data, pace.batch),
-        optimizer,
+        partial(adamw_with_masters, masters=has_masters),
         trainable=trainable,
         step=step,
         device="cuda" if device_of(state.model).type == "cuda" else "cpu",
@@ -106,7 +103,7 @@ def note_predicted(state: TrainState, data: Packed, record: Record) -> None:
     price: Bytes | None = None
     try:
         price = predict_step(state, data)
-    except Exception as error:  # noqa: BLE001 - models and operations are anybody's, and a price is no reason to stop
+    except Exception as error:  # noqa: BLE001 - any model may raise anything, and a failed prediction must not stop a run
         stop_if_pressed(error)
         record.add("unpredicted", quantity="memory of a step", why=reason(error))
     for name in (*CATEGORIES, "total"):
@@ -122,11 +119,13 @@ def _fill(record: Record, found: Bytes) -> None:
 def watched_step_(state: TrainState, data: Packed, record: Record) -> dict[str, Any]:
     """Take a step; the second of a run is measured by a ledger, and on CUDA the third by the allocator."""
     device, step, before = device_of(state.model), state.step, state.seconds
+    # Not the first step: only from the second on does the optimizer hold its state.
     if step == 1:
         masters = _masters(state)
         with Ledger(state.model, state.optimizer, inputs=masters, device=device.type) as ledger:
             row = take_step_(state, data)
         _fill(record, as_state(ledger.profile(), sum(t.nbytes for t in masters), "activations"))
+        # A ledger is slow, so the step under it counts as long as the mean of those before.
         state.seconds = before + before / step
         return row | {"seconds": state.seconds}
     if step == 2 and device.type == "cuda":
@@ -138,7 +137,7 @@ def watched_step_(state: TrainState, data: Packed, record: Record) -> dict[str, 
 
 
 def _fill_unseen(record: Record, peak: int) -> None:
-    """Enter what the allocator held beyond the ledger."""
+    """Count what the allocator held beyond the ledger, rounding and workspaces, as transient."""
     rows = {row["category"]: row for row in record.rows if row["table"] == "memory"}
     if measured := [row["measured"] for row in rows.values() if row["measured"] is not None]:
         unseen = peak - int(measured[-1])

@@ -1,6 +1,6 @@
-"""Fine-tuning over several ranks: the engine in the place of the optimizer, draws in the place of the sampler.
+"""Fine-tuning over several ranks: the engine replaces the optimizer, draws replace the sampler.
 
-Every rank walks the same loop on its share of the rows. What it learns follows from the rows of a step and the draws
+Every rank runs the same loop on its share of the rows. What it learns follows from the rows of a step and the draws
 alone, so any plan on any number of ranks ends where one process does, up to rounding; dropout differs by rank.
 """
 
@@ -63,7 +63,7 @@ class ShardedRun:
             check_method(method)
             blocks, frozen = parts_of(model, method.body)
             check_blocks(model, blocks, method)
-            for name in frozen:  # ``start`` gives the flags back
+            for name in frozen:  # ``start`` restores the flags
                 named_parameters(model)[name].requires_grad_(False)
         work, micro = partial(self._work, model, training), partial(self._micro, model, training)
         plan, why = chosen(self.settings, self.mesh, work, micro)
@@ -87,8 +87,9 @@ class ShardedRun:
         """What a step asks of memory and wires, with the blocks of the first interval."""
         (body, rest), seen = first_interval(model, training), 0
         if self.settings.memory is not None:
-            nobody = TrainState(model, training, 1, adamw([torch.zeros(1)]), None)
-            seen = activations(nobody, self.data, self.record)
+            # Activations do not depend on the optimizer, which exists only once the plan is chosen.
+            probe = TrainState(model, training, 1, adamw([torch.zeros(1)]), None)
+            seen = activations(probe, self.data, self.record)
         accumulate = micro_steps(training.accumulate, self.mesh.world)
         return workload_of(model, accumulate=accumulate, body=body, resting=rest, activation_bytes=seen)
 
@@ -106,6 +107,7 @@ class ShardedRun:
         tokens = int((data.labels[rows.flatten()][:, 1:] != IGNORED).sum())
         mine = self._gradients_(state, data, rows)
         loss = summed(self.mesh, mine)[0] / tokens
+        # A divisor that is not finite makes the engine skip the step on every rank.
         norm = self.engine.step(divisor=tokens if math.isfinite(loss) else math.nan)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise DivergedError(f"step {state.step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:g}")
@@ -134,6 +136,7 @@ class ShardedRun:
     def _gradients_(self, state: TrainState, data: Packed, rows: Tensor) -> float:
         """Run my share of a window; returns the sum of its losses."""
         pace, mesh, total = state.training, self.mesh, 0.0
+        # One rank draws the dropout of a run without ranks, so that both train alike.
         own = () if mesh.world == 1 else (mesh.rank,)
         with seeded(pace.seed, "dropout", state.step, *own, device=device_of(state.model)):
             for micro in share(rows, mesh.rank, mesh.world):

@@ -1,4 +1,4 @@
-"""A run under way: the live model, its optimizer and its sampler; begun from a method, saved and restored by name."""
+"""The state of a run: live model, optimizer and sampler; started from a method, saved and restored by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparing import groups as gr
 from sparing.blocks import named_parameters
@@ -59,7 +59,7 @@ def optimizer_and_sampler(model: nn.Module, training: Training) -> tuple[torch.o
     return optimizer, Sampler(model, optimizer, method, seed=training.seed)
 
 
-# Gives a live model what trains it.
+# Optimizer and sampler of a live model.
 MakeOptimizer = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | Draws | None]]
 
 
@@ -72,8 +72,10 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     try:
         model.activation_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
-        why, do = str(error).splitlines()[0][:160], "leave --checkpointing away"
+        why, do = str(error).splitlines()[0][:160], "omit --checkpointing"
         raise UserError("checkpointing", got=type(model).__name__, why=why, do=do) from None
+    # Enabling may add a hook that makes the output of the embeddings require gradients, for reentrant checkpointing.
+    # Ours is not reentrant, and backward would then run through frozen embeddings.
     model.disable_input_require_grads()
     try:
         yield
@@ -94,6 +96,7 @@ def start(
     method, mode = training.method, model.training
     if isinstance(method, Lora):
         model = with_adapters_(model, method, training.seed)
+    # After the adapters are in: they freeze the rest, and that is what the caller gets back.
     flags = {p: p.requires_grad for p in model.parameters()}
     model.train()
     sampler = None
@@ -121,6 +124,7 @@ def touch_(state: TrainState) -> dict[str, nn.Parameter]:
 
 def state_of(state: TrainState) -> dict[str, Any]:
     """Everything needed to resume to the same bits; weights that never trained stay in the model directory."""
+    # With a sampler, the moments are in its own state.
     parameters, sampler, held = named_parameters(state.model), state.sampler, state.optimizer.state
     moments = {name: dict(held[p]) for name, p in parameters.items() if held.get(p)} if sampler is None else {}
     return {
@@ -133,11 +137,6 @@ def state_of(state: TrainState) -> dict[str, Any]:
     }
 
 
-def _beside(parameter: nn.Parameter, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State on the device of its parameter, the step count too, as the fused AdamW wants it."""
-    return {key: value.to(parameter.device) for key, value in held.items()}
-
-
 def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     """Restore a fresh run to what ``state_of`` returned; the optimizer takes over the tensors of the tree."""
     parameters = named_parameters(state.model)
@@ -145,7 +144,9 @@ def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
         for name, value in tree["weights"].items():
             parameters[name].copy_(value)
     for name, held in tree["optimizer"].items():
-        state.optimizer.state[parameters[name]] = _beside(parameters[name], held)
+        # The step count too has to be on the device of its parameter: the fused AdamW wants it there.
+        there = parameters[name].device
+        state.optimizer.state[parameters[name]] = {key: value.to(there) for key, value in held.items()}
     if isinstance(state.sampler, Sampler):
         state.sampler.load_state_dict(tree["sampler"])
     state.step, state.seconds, state.seen = tree["step"], tree["seconds"], tree["seen"]

@@ -24,6 +24,7 @@ def gradients_(state: TrainState, data: Packed) -> dict[str, Any]:
     total = 0.0
     with seeded(pace.seed, "dropout", state.step, device=device_of(state.model)):
         for micro in rows:
+            # Divided by the labels of the whole window: a mean of micro-batch means would weigh short rows more.
             loss = loss_sum(state.model, data, micro) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
@@ -33,6 +34,7 @@ def gradients_(state: TrainState, data: Packed) -> dict[str, Any]:
 
 def take_step_(state: TrainState, data: Packed) -> dict[str, Any]:
     """One optimizer step; returns a row of the table "train"."""
+    # The sampler first: it decides which parameters the step touches.
     begin, pace = time.perf_counter(), state.training
     if state.sampler is not None:
         state.sampler.begin_step(state.step)

@@ -62,6 +62,7 @@ def _of_text(tokenizer: Any, example: Text) -> Tokens:
 
 def _of_pair(tokenizer: Any, example: Pair) -> Tokens:
     ids = _encode(tokenizer, example.prompt + example.response, special=True)
+    # Prompt and response are tokenized together: apart, a token over their border would be two.
     whole = _ended(tokenizer, _started(tokenizer, ids, example))
     start = _shared(_encode(tokenizer, example.prompt, special=True), whole)
     return _mask(whole, [(start, len(whole))])
@@ -130,6 +131,7 @@ def _check_whole(text: str, example: Chat) -> None:
 def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
     *turns, text = texts
     bounds = zip(turns[::2], turns[1::2], strict=True)
+    # A chat template writes the special tokens itself.
     special = not getattr(tokenizer, "chat_template", None)
     whole = _encode(tokenizer, text, special=special)
     spans = []
@@ -143,11 +145,6 @@ def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
         spans.append((start, stop))
     _check_whole(text, example)
     return _mask(whole, spans)
-
-
-def tokens_of(tokenizer: Any, example: Example) -> Tokens:
-    """Tokenise one example, as ``all_tokens`` does."""
-    return all_tokens(tokenizer, [example])[0]
 
 
 def all_tokens(tokenizer: Any, examples: Sequence[Example]) -> list[Tokens]:

@@ -72,6 +72,7 @@ def _serve(write_end: int, render: Callable[[Any], str], requests: Sequence[Any]
     except (OSError, ValueError):  # a system without this; time is bounded all the same
         pass
     try:
+        # The default action kills the fork, which no ``except`` in a template can stop.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
             for request in requests:
@@ -81,6 +82,7 @@ def _serve(write_end: int, render: Callable[[Any], str], requests: Sequence[Any]
                 if kind == "refusal":
                     break
     finally:
+        # Not ``sys.exit``: the exit handlers and buffers belong to the parent.
         os._exit(0)
 
 

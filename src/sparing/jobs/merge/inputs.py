@@ -48,13 +48,14 @@ class Inputs:
     def load_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
         """Load other weights into the live model; ``refresh`` takes batch-norm statistics anew."""
         state = self.body.state_dict()
+        # By address, for tied weights are in the file once and in the model twice.
         missing = {value.data_ptr() for value in state.values() if value.numel()}
         for name, tensor in tensors:
             target = state.get(_known(name, state, self.body))
             if target is None or target.shape != tensor.shape:
                 why = "the model has no such weight: another net, or one that renames its weights on loading"
                 got = f"{name!r} of shape {tuple(tensor.shape)}"
-                raise UserError("data", got=got, why=why, do="leave --data away to merge without measuring")
+                raise UserError("data", got=got, why=why, do="omit --data to merge without measuring")
             target.copy_(tensor)
             missing.discard(target.data_ptr())
         require(not missing, "checkpoint", "too few tensors", "the model has more weights", "save it again")
@@ -78,7 +79,7 @@ def _known(name: str, state: dict[str, Tensor], body: nn.Module) -> str:
 
 def _half(count: int, what: str, settings: Settings) -> int:
     """How many rows are for choosing; as many at least are for reporting."""
-    enough = count >= 4
+    enough = count >= 4  # the first half chooses, the second reports: a choice on its own test rows looks too good
     do = "pass more of it, or a smaller --length"
     require(enough, "data", f"{count} {what}", "half are to choose by and half to report on", do)
     return min(settings.rows, count // 2)

@@ -12,7 +12,7 @@ from sparing.jobs.folder import Folder
 from sparing.jobs.interrupts import save_when_due
 from sparing.report import Progress
 
-SECONDS: Final = 10  # least time between two checkpoints, so that small models are not slowed down by the disk (s)
+SECONDS: Final = 10  # seconds between checkpoints at least, so that the disk does not slow down small models
 
 
 class Ledger:
@@ -22,7 +22,6 @@ class Ledger:
         """Resume from what ``Folder.latest`` returned."""
         self.done: dict[str, Any] = dict(tree["done"]) if tree else {}
         self.bar: Progress | None = None
-        """Shows how far the run is."""
         self._folder, self._signals, self._saved = folder, signals, -math.inf
 
     @property

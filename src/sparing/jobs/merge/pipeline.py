@@ -33,7 +33,7 @@ ADVICE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
-    """Everything that the steps share."""
+    """The stages of a merge, and what they share."""
 
     settings: Settings
     sources: Sequence[Source]
@@ -51,6 +51,8 @@ class Pipeline:
 
     def choose(self, outlook: Outlook) -> Decision:
         """Decide how to merge, and whether to."""
+        # A method the user names is used whatever is predicted. ``auto`` was asked to decide, so "do not merge" is an
+        # answer, not a failure (exit status 0). There is no --force: naming a method does that.
         auto, ways = self.settings.how == "auto", self._ways()
         if self.inputs is not None and (auto or len(ways) > 1 or self.settings.how == "greedy"):
             return self._measured(self.inputs, ways)
@@ -139,12 +141,13 @@ class Pipeline:
         found = gaps(scores, parents, seed=self.settings.seed)
         each = [{"metric": name, **_ends("gap", gap), "n": len(scores)} for name, gap in found.items()]
         best = []
+        # The best parent is another one for loss and for error, so it is chosen for each metric.
         for name in found:
             worth = [means(each)[name] for each in parents]
             at = min(range(len(parents)), key=[math.inf if math.isnan(value) else value for value in worth].__getitem__)
             gap = gaps(scores, [parents[at]], seed=self.settings.seed)[name]
-            told = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
-            best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **told})
+            pair = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
+            best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **pair})
         return {"models": rows, "gap": each, "best": best}
 
     def between(self) -> list[dict[str, float]]:
@@ -154,7 +157,7 @@ class Pipeline:
             return []
         rows = []
         for t in np.linspace(0, 1, self.settings.points).tolist():
-
+            # Batch-norm statistics are taken anew at both ends too, or they would not lie on the curve.
             def work(t: float = t) -> Tensor:
                 body = inputs.load_merged_(Linear((1 - t, t)), self.sources[:2], None)
                 return inputs.test.scores(body)

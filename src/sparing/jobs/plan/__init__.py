@@ -6,7 +6,6 @@ On one device the ways to fine-tune compete; on a cluster each of them with ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError
@@ -37,7 +36,8 @@ UNITS = {**dict.fromkeys((*CATEGORIES, "peak", "memory"), "B"), "speed": "×", "
 
 def run(settings: Settings) -> Record:
     """Price every candidate and pick one: tables "plan", "about", "advice"; on a cluster also "best" and maps."""
-    place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=_reads(settings))
+    reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
+    place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=reads)
     place.check()
     config, cluster = read_config(settings), settings.cluster
     pricer, layers, tied, parameters = _way(config, settings)
@@ -51,10 +51,6 @@ def run(settings: Settings) -> Record:
     write = page.write_page if cluster is None else lambda record, path: cluster_page.write_page(record, cluster, path)
     place.finish_(record, write)
     return record
-
-
-def _reads(settings: Settings) -> tuple[Path, ...]:
-    return tuple(path for path in (settings.place, settings.topology) if path is not None)
 
 
 def show(record: Record) -> None:
@@ -97,7 +93,7 @@ def _record(settings: Settings, verdicts: list[Verdict], parameters: int) -> Rec
         device=f"{settings.memory} ({format_number(parse_bytes(settings.memory), 'B')})",
         batch=settings.batch,
         length=settings.length,
-        pick="nothing fits" if best is None else _named(best.candidate),
+        pick="nothing fits" if best is None else best.candidate.name,
         why="" if best is None else best.why,
         page=str(settings.out / "report.html"),
     )
@@ -111,14 +107,10 @@ def _record(settings: Settings, verdicts: list[Verdict], parameters: int) -> Rec
     return record
 
 
-def _named(candidate: Candidate) -> str:
-    return candidate.label + (", checkpointing" if candidate.checkpointing else "")
-
-
 def _row(verdict: Verdict) -> dict[str, Any]:
     price = verdict.price
     return {
-        "way": _named(verdict.candidate),
+        "way": verdict.candidate.name,
         "method": verdict.candidate.label,
         "checkpointing": verdict.candidate.checkpointing,
         "trainable": price.trainable,

@@ -19,7 +19,7 @@ from sparing.scaling.fold import fold_
 def plain_copy(state: TrainState) -> nn.Module:
     """A copy of the model that needs nothing of this package: evaluation mode, masked weights zero."""
     model = copy.deepcopy(state.model)
-    model.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)  # gradients were copied along
     masks = masks_of(model)
     convert_(model, masks, backend="dense")
     fold_(model, masks)

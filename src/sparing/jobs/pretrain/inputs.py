@@ -74,6 +74,7 @@ def cut(text: str, held_out: float) -> tuple[str, str, str]:
         >>> cut("aaaa bb cc", 0.4)
         ('aaaa b', 'b ', 'cc')
     """
+    # Validation before test, and both at the end: a text's order is kept, so nothing held out precedes what is learnt.
     marks = [round(len(text) * (1 - held_out)), round(len(text) * (1 - held_out / 2))]
     slack = max(1, round(len(text) * held_out / 20))
     first, second = (_line_end(text, mark, slack) for mark in marks)
@@ -124,6 +125,7 @@ def gather(settings: Pretrain, context: int) -> Inputs:
 
 def crops(ids: Tensor, *, batch: int, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Inputs and next tokens of random rows of a long text, int64, (batch, context), from the generator alone."""
+    # One token past the row is needed as the last target, so the last start is excluded.
     starts = torch.randint(0, len(ids) - context, (batch, 1), generator=generator)
     rows = ids[starts + torch.arange(context + 1)]
     return rows[:, :-1], rows[:, 1:]

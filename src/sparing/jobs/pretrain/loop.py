@@ -70,6 +70,7 @@ def advance_(
             try:
                 row = take(state)
             except DivergedError:
+                # If the step before spoilt the weights, that is the error to raise.
                 refuse_spoilt(
                     state.step, loss_of(state.model, validation.rows, batch=settings.batch)[0], "validation text"
                 )

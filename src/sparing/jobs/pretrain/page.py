@@ -14,7 +14,6 @@ from sparing.scaling.entries import kind_of
 
 NAMES = {"sp": "the standard parameterization", "mup": "μP", "supar": "SμPar", "init-only": "SμPar's initial weights"}
 NAMES |= {"rate-only": "SμPar's rates"}
-"""Rules in words."""
 
 
 def _table(record: Record, name: str) -> list[Any]:

@@ -83,6 +83,7 @@ def _masked(mask: Tensor, parameter: Tensor) -> int:
 
 def _trial(state: TrainState) -> tuple[int | None, int]:
     """Operations of a forward and backward pass, None where sparse products hide them, and bytes of gradients."""
+    # torch counts dense products only: a sparse layer's own kernel is invisible to it.
     counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
     with counter:
         mean_loss(state.model, *batch_of(state, 0)).backward()  # type: ignore[no-untyped-call]

@@ -56,7 +56,7 @@ class ShardedRun:
         """Scale a fresh model (the same on every rank), draw its masks and shard it."""
         settings = self.settings
         masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
-        masks.verify()  # the first forward pass would look for weights where there are slices
+        masks.verify()  # now: once sharded, the first forward pass would find slices in the place of weights
         work = partial(workload_of, model, accumulate=1, moments=1 if settings.optimizer == "sgd" else 2)
         cut, why = chosen(settings, self.mesh, work, partial(self._micro, model, train))
         self.engine = shard_(
@@ -85,6 +85,7 @@ class ShardedRun:
         """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""
         start = time.perf_counter()
         lr, value = set_rates_(state), summed(self.mesh, self._gradients_(state))[0] / state.tokens
+        # A divisor that is not finite makes the engine skip the step on every rank.
         norm = self.engine.step(divisor=state.tokens if math.isfinite(value) else math.nan)
         if not (math.isfinite(value) and math.isfinite(norm)):
             raise DivergedError(f"step {state.step + 1}: loss {value}, gradient norm {norm}, learning rate {lr:g}")
@@ -98,6 +99,7 @@ class ShardedRun:
         (mine,) = share(torch.arange(len(inputs))[None], self.mesh.rank, self.mesh.world)
         if not len(mine):  # of no rows the loss is 0, but it takes part in what the ranks send each other
             mine, targets = torch.zeros(1, dtype=torch.int64), torch.full_like(targets, IGNORED)
+        # One rank draws the dropout of a run without ranks, so that both train alike.
         own = () if self.mesh.world == 1 else (self.mesh.rank,)
         with seeded(self.settings.seed, "step", state.step, *own, device=device_of(state.model)):
             loss = summed_loss(state.model, inputs[mine], targets[mine])

@@ -91,6 +91,7 @@ def evolve_(state: TrainState) -> None:
     evolution = state.evolution
     if evolution is None:
         return
+    # The method rewrites masks and weights of dense matrices; sparse layers are converted only when it is due.
     changes = evolution.method.due(state.step, state.settings.steps)
     if changes:
         convert_(state.model, state.masks, backend="dense", optimizer=state.optimizer)
@@ -124,6 +125,7 @@ def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     load_dense_state_(state.model, state.optimizer, _tupled(tree["optimizer"]))
     if state.evolution is not None:
         state.evolution.load_state_dict(tree["evolution"])
+    # After masks and weights: a sparse layer holds live weights only.
     choose_backends_(state, tree["choices"])
     state.step, state.seconds, state.density = tree["step"], tree["seconds"], live_share(state.masks)
 

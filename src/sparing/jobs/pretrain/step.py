@@ -54,6 +54,7 @@ def take_step_(state: TrainState) -> dict[str, Any]:
         state.optimizer.zero_grad(set_to_none=True)
         raise DivergedError(f"step {state.step + 1}: loss {value}, gradient norm {norm}, learning rate {lr:g}")
     state.optimizer.step()
+    # Before gradients go: growing methods choose new weights by them.
     evolve_(state)
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1

@@ -27,7 +27,7 @@ class Inputs:
 
     name: str
     model: nn.Module  # in evaluation mode
-    evaluate: Evaluate  # model -> metrics by name; which way they get better their names tell, or ``evaluate.better``
+    evaluate: Evaluate  # model -> metrics by name; their direction follows from the name, or ``evaluate.better``
     calibrate: Iterable[Any] | None = None  # batches of inputs that batch-norm statistics are taken from
     metric: str = ""  # the one that the page draws; "" for error, else loss, else the first
     source: str = ""  # what it is measured on, in words
@@ -47,7 +47,8 @@ def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Load weights into a model; the first name or shape that differs is named."""
     do = "pass weights of the model that --entry builds"
     state, twice = model.state_dict(), {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    needed = [name for name in state if name not in twice or name in named_parameters(model)]  # a tied one once
+    # Of tied weights the file may hold one name only.
+    needed = [name for name in state if name not in twice or name in named_parameters(model)]
     if lacks := next((name for name in needed if name not in weights), None):
         raise UserError("weights", got=path, why=f"the file lacks {lacks!r}", do=do)
     if extra := next((name for name in weights if name not in state), None):

@@ -43,7 +43,7 @@ class CurveSpec:
 
     @property
     def special(self) -> bool:
-        """Whether nothing is drawn for it."""
+        """Whether it is deterministic."""
         return self.kind in SPECIALS
 
     @property
@@ -82,4 +82,5 @@ def curve_specs(settings: Settings, *, groups: Collection[str], started: bool) -
         wanted += [CurveSpec("gaussian", ratio, group) for group in kept for ratio in (0.0, 1.0)]
     if "special" in settings.parts:
         wanted += [CurveSpec(kind) for kind in SPECIALS if started or kind != "initial"]
+    # Parts overlap: a noise, a ratio and a group can name the same curve.
     return list(dict.fromkeys(wanted))

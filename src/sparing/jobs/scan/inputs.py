@@ -58,6 +58,7 @@ def gather(settings: Settings) -> Inputs:
         inputs = open_entry(settings.entry)
         fill_(inputs.model, weights, path)
         return inputs
+    # A path may contain a colon, so an existing one wins over an entry point.
     if ":" in settings.checkpoint and not path.exists():
         return open_entry(settings.checkpoint)
     folder = folder_at(path)

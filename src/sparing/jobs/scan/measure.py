@@ -33,6 +33,7 @@ def try_(inputs: Inputs, settings: Settings) -> None:
     """Walk two steps, so that a measure that cannot be trusted is rejected before anything is written."""
     told = {"calibrate": inputs.calibrate, "statistics": settings.statistics, "seed": settings.seed}
     found = scan(inputs.model, inputs.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
+    # Asking for the index raises if the direction of the metric is unknown.
     found.asymmetry[_leading(inputs, found.values)]
 
 
@@ -119,6 +120,7 @@ def histogram_(record: Record, model: nn.Module) -> None:
     every = torch.cat([weight.float() for _, _, weight in found]).double().numpy()
     low, high = float(every.min()), float(every.max())
     edges = np.linspace(low, high if high > low else low + 1e-6, BINS + 1)
+    # An edge at zero, so that no bar mixes signs.
     edges = np.sort(np.append(edges, 0.0)) if low < 0 < high else edges
     counts, _ = np.histogram(every, edges)
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
