@@ -40,12 +40,12 @@ from typing import Any
 import torch
 
 from sparing.jobs.live import measuring
-from sparing.jobs.pretrain.course import Course, begin, planned
-from sparing.jobs.pretrain.evaluate import measured
-from sparing.jobs.pretrain.export import ordinary, save_model
-from sparing.jobs.pretrain.material import Material, cut, gather, read_text
-from sparing.jobs.pretrain.models import config_for, fresh
+from sparing.jobs.pretrain.evaluate import evaluate
+from sparing.jobs.pretrain.export import plain_copy, save_model
+from sparing.jobs.pretrain.inputs import Inputs, cut, gather, read_text
+from sparing.jobs.pretrain.models import config_for, fresh_model
 from sparing.jobs.pretrain.settings import Pretrain, RuleName
+from sparing.jobs.pretrain.state import TrainState, make_plan, start
 from sparing.jobs.pretrain.step import take_step_
 from sparing.jobs.step import DivergedError
 from sparing.report import Progress, environment
@@ -174,7 +174,7 @@ def harness_marks(checkpoint: Path, items: Sequence[Item], folder: Path) -> dict
 
 
 @functools.cache
-def material() -> tuple[Material, list[Item]]:
+def material() -> tuple[Inputs, list[Item]]:
     """What every run learns, and the items made of the test text."""
     text = read_text(SETTINGS.data[0], SETTINGS.first)
     return gather(SETTINGS, SETTINGS.context), items_of(cut(text, SETTINGS.held_out)[2])
@@ -202,22 +202,22 @@ class Run:
         return replace(SETTINGS, lr=2.0**self.octave, **own)
 
 
-def trained(run: Run) -> Course:
+def trained(run: Run) -> TrainState:
     """Train one model to its end."""
     settings, (data, _) = run.settings, material()
     config = config_for(settings, len(data.tokenizer), data.tokenizer.eos_token_id)
-    model = fresh(config, seed=settings.seed)
-    course = begin(settings, model, data.train, planned(settings, model))
+    model = fresh_model(config, seed=settings.seed)
+    state = start(settings, model, data.train, make_plan(settings, model))
     with Progress(run.key, total=settings.steps) as bar:
         for _ in range(settings.steps):
-            bar.advance(loss=take_step_(course)["loss"])
-    return course
+            bar.advance(loss=take_step_(state)["loss"])
+    return state
 
 
-def live(course: Course) -> int:
+def live(state: TrainState) -> int:
     """Parameters that are not masked (count)."""
-    masked = sum(mask.numel() - int(mask.sum()) for mask in course.masks.values())
-    return sum(p.numel() for p in course.model.parameters()) - masked
+    masked = sum(mask.numel() - int(mask.sum()) for mask in state.masks.values())
+    return sum(p.numel() for p in state.model.parameters()) - masked
 
 
 def downhill(loss: Callable[[int], float], start: int) -> int:
@@ -254,13 +254,13 @@ class Bench:
         began, (data, _) = time.process_time(), material()
         row: dict[str, Any] = {**asdict(run), "held_out_loss": None}
         try:
-            course = trained(run)
+            state = trained(run)
         except DivergedError:
-            course = None
-        if course is not None:
-            row |= {"live": live(course)}
-            save_model(model := ordinary(course), data.tokenizer, self.checkpoint(run))
-            row["held_out_loss"] = measured(model, data.validation, batch=16)["loss"]
+            state = None
+        if state is not None:
+            row |= {"live": live(state)}
+            save_model(model := plain_copy(state), data.tokenizer, self.checkpoint(run))
+            row["held_out_loss"] = evaluate(model, data.validation, batch=16)["loss"]
         self.rows[run.key] = row | {"seconds": time.process_time() - began}
         self.write()
 
@@ -281,7 +281,7 @@ class Bench:
             self.train(run)
         began, (data, _) = time.process_time(), material()
         model = AutoModelForCausalLM.from_pretrained(checkpoint)
-        test = measured(model, data.test, batch=16)
+        test = evaluate(model, data.test, batch=16)
         row = {"test_loss": test["loss"], "bits_per_byte": test["bits_per_byte"]}
         if run.seed == SEEDS[0]:
             row |= self.accuracies(model, checkpoint)

@@ -208,8 +208,8 @@ def step_rows() -> Iterator[dict[str, Any]]:
 def sparse_rows() -> Iterator[dict[str, Any]]:
     """Bytes held by the sparse Llama after a step, optimizer included, and live weights of ``pretrain_pareto``."""
     from benchmarks import pretrain_pareto, scaling_speed
-    from sparing.jobs.pretrain.course import planned
-    from sparing.jobs.pretrain.models import config_for, fresh
+    from sparing.jobs.pretrain.models import config_for, fresh_model
+    from sparing.jobs.pretrain.state import make_plan
     from sparing.scaling.plan import plan
     from sparing.scaling.predict import predict
 
@@ -220,8 +220,8 @@ def sparse_rows() -> Iterator[dict[str, Any]]:
         yield {"what": "held", "sparsity": sparsity, "masked": held[0], "auto": held[1]}
     for density in pretrain_pareto.DENSITIES:
         settings = pretrain_pareto.Run("supar", density, 0, -9).settings
-        model = fresh(config_for(settings, settings.vocabulary, 0), seed=0)
-        yield {"what": "live", "density": density, "live": predict(model, planned(settings, model), tokens=512).live}
+        model = fresh_model(config_for(settings, settings.vocabulary, 0), seed=0)
+        yield {"what": "live", "density": density, "live": predict(model, make_plan(settings, model), tokens=512).live}
 
 
 PARTS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {

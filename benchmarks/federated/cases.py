@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from sparing.federated import Client, Schedule, dirichlet
 from sparing.federated.metrics import Accuracy
-from sparing.jobs.federate.material import material
+from sparing.jobs.federate.inputs import load_data
 from sparing.seeds import stream
 
 SEEDS, TUNING_SEEDS = range(5), (100, 101)
@@ -90,7 +90,7 @@ class Case:
 def rows_of(data: str, train: int | None, test: int | None, held: int = 1000) -> Rows:
     """Rows of a data set, the same in every process and for all seeds."""
     share = 0.125 if data == "mnist-1d" else 0.05
-    whole = material(data, seed=0, validation=share)
+    whole = load_data(data, seed=0, validation=share)
     order = torch.randperm(len(whole.targets), generator=stream(0, "rows", data))[:train].sort().values
     tested = torch.randperm(len(whole.test_targets), generator=stream(0, "test rows", data))[:test].sort().values
     return Rows(

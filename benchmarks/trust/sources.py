@@ -85,10 +85,10 @@ def _files(place: Path, at: int) -> list[Path]:
 def finetune(folder: Path, plan: str = "none") -> Source:
     """Fine-tuning with layer sampling; with a plan, as one rank."""
     from sparing.jobs.finetune import Finetune, run
-    from sparing.jobs.finetune.material import gather
+    from sparing.jobs.finetune.inputs import gather
     from sparing.jobs.finetune.outputs import FILES, folder_of, identity
     from sparing.jobs.finetune.settings import Lisa
-    from sparing.jobs.finetune.sharded import Crew
+    from sparing.jobs.finetune.sharded import ShardedRun
 
     folder.mkdir(parents=True)
     prepare(folder)
@@ -96,7 +96,7 @@ def finetune(folder: Path, plan: str = "none") -> Source:
         model=folder / "model", data=folder / "data.jsonl", length=32, steps=6, accumulate=2, held_out=0.3, lr=1e-2,
         max_new_tokens=0, save_every=3, lisa=Lisa(active=1, period=2), device="cpu", plan=plan,
     )  # fmt: skip
-    material = gather(settings)
+    inputs = gather(settings)
 
     def load(place: Path) -> Any:
         own = replace(settings, out=place, resume=True)
@@ -107,26 +107,26 @@ def finetune(folder: Path, plan: str = "none") -> Source:
             return where.latest(identity(own), files=FILES)
         with ranks(own) as mesh:
             where.check_same(identity(own), files=FILES)
-            return _restored(mesh, own, material, Crew, newest(where))
+            return _restored(mesh, own, inputs, ShardedRun, newest(where))
 
     make = lambda place, seed: run(replace(settings, out=place, seed=seed))  # noqa: E731  a line says it
     return _made("finetune" if plan == "none" else f"finetune, plan {plan}", folder / "runs", make, load)
 
 
-def _restored(mesh: Any, settings: Any, material: Any, crew_of: Any, path: Any) -> Any:
-    """Everything that ``Crew.restore_`` puts into a live run."""
+def _restored(mesh: Any, settings: Any, inputs: Any, make_run: Any, path: Any) -> Any:
+    """Everything that ``ShardedRun.restore_`` puts into a live run."""
     import copy
 
-    from sparing.jobs.finetune.course import begun
+    from sparing.jobs.finetune.state import start
     from sparing.report import Record
 
-    crew = crew_of(mesh, settings, material.data, Record(question="", settings={}, seed=0))
-    model = copy.deepcopy(material.model)
-    with begun(model, settings.training(), rows=material.data.rows, equip=crew.equip) as course:
-        tree = crew.restore_(course, path)
-        facts = [course.step, course.seconds, course.seen, dict(tree)]
-        state = [facts, *_engine_state(crew.engine)]
-        crew.engine.close()
+    sharded = make_run(mesh, settings, inputs.data, Record(question="", settings={}, seed=0))
+    model = copy.deepcopy(inputs.model)
+    with start(model, settings.training(), rows=inputs.data.rows, make_optimizer=sharded.make_optimizer) as live:
+        tree = sharded.restore_(live, path)
+        facts = [live.step, live.seconds, live.seen, dict(tree)]
+        state = [facts, *_engine_state(sharded.engine)]
+        sharded.engine.close()
     return state
 
 
@@ -148,7 +148,7 @@ def _cloned(tree: Any) -> Any:
 def pretrain(folder: Path) -> Source:
     """Training from scratch under masks that move."""
     from sparing.jobs.pretrain import Pretrain, run
-    from sparing.jobs.pretrain.material import gather
+    from sparing.jobs.pretrain.inputs import gather
     from sparing.jobs.pretrain.outputs import FILES, folder_of, identity
 
     folder.mkdir(parents=True)
@@ -158,14 +158,14 @@ def pretrain(folder: Path) -> Source:
         density="1/2", batch=2, steps=6, warmup=1, every=2, eval_every=0, checkpoint_every=3, samples=1,
         sample_tokens=12, dynamic="rigl", until=1.0, device="cpu",
     )  # fmt: skip
-    material = gather(settings, settings.context)
+    inputs = gather(settings, settings.context)
 
     def load(place: Path) -> Any:
         own = replace(settings, out=place, resume=True)
         where = folder_of(own)
         where.check()
         refuse_cut(where)
-        return where.latest(identity(own, material), files=FILES)
+        return where.latest(identity(own, inputs), files=FILES)
 
     return _made("pretrain", folder / "runs", lambda place, seed: run(replace(settings, out=place, seed=seed)), load)
 
@@ -196,15 +196,15 @@ def federate(folder: Path) -> Source:
     from sparing.federated.metrics import Accuracy
     from sparing.jobs.federate import Settings
     from sparing.jobs.federate.clients import clients_of, split_of
+    from sparing.jobs.federate.inputs import load_data, subsample
     from sparing.jobs.federate.job import FILES, folder_of, identity
-    from sparing.jobs.federate.material import fewer, material
     from sparing.jobs.federate.methods import method_of
 
     settings = Settings(
         method=("feddyn",), data="mnist-1d", rows=120, test_rows=40, clients=4, participation=0.5, rounds=3,
         local_epochs=1, validation=0.0, batch_norm="local", split="iid",
     )  # fmt: skip
-    rows = fewer(material("mnist-1d", seed=0, validation=0.0), settings)
+    rows = subsample(load_data("mnist-1d", seed=0, validation=0.0), settings)
     method, clients = method_of("feddyn", settings), clients_of(rows, split_of(rows, settings))
     net = partial(_normed, rows.inputs[0].numel(), rows.classes)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparing.data import cache_directory, load_images
 from sparing.jobs.subjects.images import inputs_of
-from sparing.jobs.subjects.nets import Norm, ResNet, Scale, Training, Vgg, begin, train
+from sparing.jobs.subjects.nets import Norm, ResNet, Scale, Training, Vgg, initialize, train
 from sparing.seeds import stream
 
 SEEDS = range(5)
@@ -79,7 +79,7 @@ class Case:
         build: Callable[[], nn.Module] = functools.partial(
             {"vgg": Vgg, "resnet": ResNet}[self.net], 3 if self.data == "cifar10" else 1, norm=self.norm
         )
-        return begin(build, seed=seed, scale=self.scale).to(memory_format=torch.channels_last)  # half the time
+        return initialize(build, seed=seed, scale=self.scale).to(memory_format=torch.channels_last)  # half the time
 
     def trained(self, seed: int) -> nn.Module:
         """The trained net, from the cache where it is there."""

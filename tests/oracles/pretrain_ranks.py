@@ -15,10 +15,10 @@ def exact() -> Iterator[Any]:
     """The job with models of float64, and without its page and its timings, which have tests of their own."""
     from sparing.jobs.pretrain import job
 
-    kept = {name: getattr(job, name) for name in ("fresh", "write_page", "note_predicted")}
-    job.fresh = lambda *given, **how: kept["fresh"](*given, **how).double()
+    kept = {name: getattr(job, name) for name in ("fresh_model", "write_page", "note_predicted")}
+    job.fresh_model = lambda *given, **how: kept["fresh_model"](*given, **how).double()
     job.write_page = lambda record, path, caveats: path.write_text("\n".join(caveats))
-    job.note_predicted = lambda course, record: None
+    job.note_predicted = lambda state, record: None
     try:
         yield job
     finally:

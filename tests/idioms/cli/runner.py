@@ -100,11 +100,11 @@ def case(idiom: str, verb: str) -> Case:
 
 def told(fuzzer: Fuzzer, cell: Cell) -> dict[str, Any]:
     """Run a cell; what it said and left."""
-    asked = case(cell.idiom, cell.subject)
+    requests = case(cell.idiom, cell.subject)
     if cell.idiom == "a run at work in --out, --overwrite":
-        asked.touch.append(lock)
+        requests.touch.append(lock)
     fuzzer.case(cell.subject, 0)
-    verdict = fuzzer.tried(asked)
+    verdict = fuzzer.tried(requests)
     unlock()
     at = fuzzer.place / "case"
     left = {"record": at / "out" / "record.jsonl", "document": at / ".json"}

@@ -18,10 +18,10 @@ from idioms.finetune.cells import LABEL_CELLS, PACKING_CELLS, REFUSED_CELLS
 from idioms.layersample.families import FAMILIES
 from idioms.table import Cell
 from sparing.errors import UserError
-from sparing.jobs.finetune.material import gather
+from sparing.jobs.finetune.inputs import gather
 from sparing.jobs.finetune.settings import Finetune
-from sparing.jobs.lm.labels import IGNORED, Tokens, tokens_of
-from sparing.jobs.lm.losses import keeps_apart, loss_sum
+from sparing.jobs.lm.labels import IGNORED, Tokens, all_tokens
+from sparing.jobs.lm.losses import isolates_documents, loss_sum
 from sparing.jobs.lm.packing import pack
 from sparing.jobs.lm.records import Chat, Example, Pair, Text, example
 
@@ -64,7 +64,7 @@ def tokenizer(template: str | None = None, *, start: bool = False, pad: str = "<
 @pytest.mark.parametrize("cell", PACKING_CELLS, ids=lambda cell: cell.name)
 def test_records_in_one_row_are_learnt_as_if_alone(cell: Cell) -> None:
     model = (OTHERS.get(cell.subject) or FAMILIES[cell.subject].make)().eval()
-    assert keeps_apart(model) is (cell.outcome == "equal")
+    assert isolates_documents(model) is (cell.outcome == "equal")
     documents = [zoo.tokens(1, length, seed=length)["input_ids"][0].tolist() for length in (5, 7, 4)]
     row = pack([Tokens(ids, list(ids)) for ids in documents], length=16, pad=0)
     assert row.rows == 1
@@ -85,14 +85,16 @@ END, PAD, START = 256, 257, 258
 def padded(pad: str) -> None:
     """One short, one long: what fills the short one is not learnt, the end of both is."""
     made = tokenizer(pad=pad)
-    rows = pack([tokens_of(made, Text(1, t)) for t in ("ab", "abcd")], length=8, pad=made.pad_token_id, packing=False)
+    rows = pack(
+        [all_tokens(made, [Text(1, t)])[0] for t in ("ab", "abcd")], length=8, pad=made.pad_token_id, packing=False
+    )
     short = letters("ab")
     assert rows.ids[0].tolist() == [*short, END, made.pad_token_id, made.pad_token_id]
     assert rows.labels[0].tolist() == [IGNORED, short[1], END, IGNORED, IGNORED]
 
 
 def ended(text: str) -> None:
-    found = tokens_of(tokenizer(), Text(1, text))
+    found = all_tokens(tokenizer(), [Text(1, text)])[0]
     assert found.ids == found.labels == [*letters("ab"), END]
 
 
@@ -102,11 +104,11 @@ def switched_on(tmp_path: Path) -> None:
     made._tokenizer.enable_padding(length=9)
     made.save_pretrained(tmp_path)
     text = "a longer text"
-    assert tokens_of(tf.AutoTokenizer.from_pretrained(tmp_path), Text(1, text)).ids == [*letters(text), END]
+    assert all_tokens(tf.AutoTokenizer.from_pretrained(tmp_path), [Text(1, text)])[0].ids == [*letters(text), END]
 
 
 def answered() -> None:
-    found = tokens_of(tokenizer(start=True), Pair(1, "ab", "cd"))
+    found = all_tokens(tokenizer(start=True), [Pair(1, "ab", "cd")])[0]
     assert found.ids == [START, *letters("abcd"), END]
     assert found.labels == [IGNORED, IGNORED, IGNORED, *letters("cd"), END]
 
@@ -129,7 +131,7 @@ def chatted(template: str | None) -> None:
         learnt_tail = tail if spoken else [IGNORED] * len(tail)  # the template's text after an answer closes its turn
         ids += [*head, *body, *tail]
         labels += [*([IGNORED] * len(head)), *body_labels, *learnt_tail]
-    found = tokens_of(made, Chat(1, TURNS))
+    found = all_tokens(made, [Chat(1, TURNS)])[0]
     assert found.ids == ids
     assert found.labels == labels
     assert closes in {"", "<|end|>"}
@@ -153,7 +155,7 @@ def test_ids_and_labels_are_those_by_hand(cell: Cell, tmp_path: Path) -> None:
 
 
 def learn(made: Any, one: Example) -> Callable[[Path], object]:
-    return lambda _: tokens_of(made, one)
+    return lambda _: all_tokens(made, [one])[0]
 
 
 def beyond(tmp_path: Path) -> object:

@@ -12,9 +12,9 @@ import torch
 from idioms.memory.allocator import growths, standing
 from idioms.memory.cells import FINETUNE, METHODS, ROWS
 from idioms.memory.families import FAMILIES, LENGTH, VOCAB, causal
-from sparing.jobs.finetune.course import begun
-from sparing.jobs.finetune.prices import predicted
+from sparing.jobs.finetune.prices import predict_step
 from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.state import start
 from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
@@ -51,13 +51,13 @@ def _both(family: str) -> dict[tuple[str, str], tuple[int, int]]:
         for method, rows in cells:
             data, training = table(rows), Training(method=WAYS[method], steps=3, batch=2, accumulate=1)
             model = causal(family, num_hidden_layers=DEPTH[method])
-            course = stack.enter_context(begun(model, training, rows=data.rows))
-            if course.sampler is not None:
-                course.sampler.begin_step(0)
-            prices.append(predicted(course, data).total)
-            take_step_(course, data)  # the optimizer's state comes with the first step
-            bases.append(standing(course.model, course.optimizer))
-            steps.append(partial(take_step_, course, data))
+            state = stack.enter_context(start(model, training, rows=data.rows))
+            if state.sampler is not None:
+                state.sampler.begin_step(0)
+            prices.append(predict_step(state, data).total)
+            take_step_(state, data)  # the optimizer's state comes with the first step
+            bases.append(standing(state.model, state.optimizer))
+            steps.append(partial(take_step_, state, data))
         held = [base + growth for base, growth in zip(bases, growths(steps), strict=True)]
     return dict(zip(cells, zip(prices, held, strict=True), strict=True))
 

@@ -15,11 +15,11 @@ from idioms.memory.cells import PLANS, REFUSED
 from idioms.memory.families import LENGTH, causal, config_of
 from idioms.memory.test_finetune import table
 from sparing import UserError
-from sparing.jobs.finetune.course import begun
 from sparing.jobs.finetune.loop import fit
 from sparing.jobs.finetune.page import memory_section
-from sparing.jobs.finetune.prices import predicted
+from sparing.jobs.finetune.prices import predict_step
 from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.state import start
 from sparing.jobs.plan import Settings, price, run
 from sparing.memory import predict
 from sparing.report import Record
@@ -53,8 +53,8 @@ def branches(folder: Path) -> str:
 
 def one_by_one(folder: Path) -> str:
     model = causal("Mixtral", num_hidden_layers=1, experts_implementation="eager")
-    with pytest.raises(UserError) as told, begun(model, Training(method=Full(), steps=2), rows=4) as course:
-        predicted(course, table("packed"))
+    with pytest.raises(UserError) as told, start(model, Training(method=Full(), steps=2), rows=4) as state:
+        predict_step(state, table("packed"))
     return str(told.value)
 
 
@@ -147,8 +147,8 @@ def full_is_priced_as_it_runs(folder: Path, family: str, accumulate: int = 1) ->
     """Formula or ledger, the plan's bytes are what `finetune` predicts of the same step."""
     row = planned(folder, one_block(family), accumulate=accumulate).table("plan")[0]
     model = causal(family, num_hidden_layers=1)
-    with begun(model, Training(method=Full(), steps=2, batch=2, accumulate=accumulate), rows=4) as course:
-        bytes_held = predicted(course, table("packed")).total
+    with start(model, Training(method=Full(), steps=2, batch=2, accumulate=accumulate), rows=4) as state:
+        bytes_held = predict_step(state, table("packed")).total
     # 5 %: formulas count the temporaries of the largest tensors only, in a model of 30,000 weights; the ledger all.
     assert row["peak"] == pytest.approx(bytes_held, rel=0.05)
 

@@ -19,8 +19,8 @@ from sparing.federated.fedavg import FedAvg
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import load
 from sparing.jobs.federate import run
+from sparing.jobs.federate.inputs import load_data, subsample
 from sparing.jobs.federate.job import show
-from sparing.jobs.federate.material import fewer, material
 from sparing.jobs.federate.nets import perceptron
 from sparing.jobs.interrupts import StoppedError
 from sparing.report import Record
@@ -45,7 +45,7 @@ def same(one, other):
 def test_a_run_is_simulate_with_the_same_values_to_the_bit(tiny):
     settings = tiny(method=("fedavg", "fedsign"), gamma=0.1, reduction="sum", seed=3, lr=0.05)
     record = run(settings)
-    data = fewer(material("digits", seed=3, validation=0.1), settings)
+    data = subsample(load_data("digits", seed=3, validation=0.1), settings)
     split = dirichlet(data.targets, 5, 1.0, seed=3)
     clients = [Client(data.inputs[list(rows)], data.targets[list(rows)]) for rows in split.clients]
     schedule = Schedule(rounds=2, participation=0.6, local_epochs=1, lr=0.05)
@@ -66,7 +66,7 @@ def test_a_run_is_simulate_with_the_same_values_to_the_bit(tiny):
 def test_the_split_on_the_disk_is_the_split_of_the_record(tiny):
     settings = tiny(split="shards", rounds=1)
     record = run(settings)
-    labels = fewer(material("digits", seed=0, validation=0.1), settings).targets
+    labels = subsample(load_data("digits", seed=0, validation=0.1), settings).targets
     counts = load(settings.out / "split.json", labels).counts(labels).tolist()
     assert [[row[f"class_{which}"] for which in range(10)] for row in record.table("partition")] == counts
     assert sum(row["rows"] for row in record.table("partition")) == 200
@@ -207,7 +207,7 @@ def test_flower_makes_the_model_of_the_plain_loop(tiny):
     pytest.importorskip("flwr")
     settings = tiny(engine="flower", method=("fedsign",), net="cnn-bn", every=2)
     record = run(settings)
-    data = fewer(material("digits", seed=0, validation=0.1), settings)
+    data = subsample(load_data("digits", seed=0, validation=0.1), settings)
     split = dirichlet(data.targets, 5, 1.0)
     clients = [Client(data.inputs[list(rows)], data.targets[list(rows)]) for rows in split.clients]
     from sparing.jobs.federate.nets import net

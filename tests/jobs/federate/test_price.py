@@ -36,8 +36,8 @@ def test_every_byte_and_step_is_foretold(name, which, blocks):
     assert [row["bytes_down"] for row in rows] == list(known.down)
     assert [row["bytes_up"] for row in rows] == list(known.up)
     assert (sum(row["steps"] for row in rows), sum(row["answered"] for row in rows)) == (known.steps, known.updates)
-    fewer = sum(known.up) < sum(known.up_full)
-    assert fewer == (blocks is not None)
+    subsample = sum(known.up) < sum(known.up_full)
+    assert subsample == (blocks is not None)
 
 
 def test_bytes_of_a_sparse_net_are_foretold_with_its_masks():

@@ -57,7 +57,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page and the ledgers, most of a short run, where they are not the subject."""
     monkeypatch.setattr(job, "write_page", lambda record, path, caveats: path.write_text(record.question))
     monkeypatch.setattr(loop, "note_predicted", lambda *arguments: None)
-    monkeypatch.setattr(loop, "watched_step_", lambda course, data, record: step.take_step_(course, data))
+    monkeypatch.setattr(loop, "watched_step_", lambda state, data, record: step.take_step_(state, data))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -142,12 +142,12 @@ def test_a_signal_finishes_the_step_and_resuming_ends_in_the_same_bits(
     handler = signal.getsignal(number)
     calls, whole = 0, step.gradients_
 
-    def killing(course, data):
+    def killing(state, data):
         nonlocal calls
         calls += 1
         if calls == 5:
             os.kill(os.getpid(), number)
-        return whole(course, data)
+        return whole(state, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(step, "gradients_", killing)
@@ -210,9 +210,9 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(
     settings, whole = replace(settings, method="full"), step.gradients_
     short = run(replace(settings, steps=4, schedule="constant", out=settings.out.with_name("short")))
 
-    def poisoned(course, data):
-        row = whole(course, data)
-        return row | {"loss": math.nan} if course.step == 4 else row
+    def poisoned(state, data):
+        row = whole(state, data)
+        return row | {"loss": math.nan} if state.step == 4 else row
 
     monkeypatch.setattr(step, "gradients_", poisoned)
     with pytest.raises(

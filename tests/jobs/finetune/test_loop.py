@@ -10,9 +10,9 @@ import torch
 import zoo
 from sparing.errors import UserError
 from sparing.jobs.checkpoint import load, save
-from sparing.jobs.finetune.course import Course, begun, restore_, state_of
 from sparing.jobs.finetune.loop import advance_, fit
 from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.state import TrainState, restore_, start, state_of
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.losses import held_out_loss
 from sparing.jobs.lm.packing import Packed, pack_stream
@@ -51,20 +51,20 @@ def dropping(dtype=torch.float64):
     return zoo.redraw_(GPT2LMHeadModel(config).to(dtype))
 
 
-def walk(model, method, tree=None, after=lambda course: None) -> tuple[dict, Record]:
+def walk(model, method, tree=None, after=lambda state: None) -> tuple[dict, Record]:
     """The weights after a run, or after the rest of one."""
     training = Training(method=method, steps=STEPS, lr=1e-2, accumulate=2, warmup=1, evaluate_every=3)
     record = Record(question="?", settings={}, seed=0, environment={})
-    with begun(model, training, rows=10) as course:
+    with start(model, training, rows=10) as state:
         if tree is not None:
-            restore_(course, tree)
+            restore_(state, tree)
             record.rows[:] = tree["rows"]
 
-        def each(course: Course) -> None:
-            after({**state_of(course), "rows": record.rows})
+        def each(state: TrainState) -> None:
+            after({**state_of(state), "rows": record.rows})
 
-        advance_(course, rows(), record, held_out=rows(), label="", after=each)
-        return {name: p.detach().clone() for name, p in course.model.named_parameters()}, record
+        advance_(state, rows(), record, held_out=rows(), label="", after=each)
+        return {name: p.detach().clone() for name, p in state.model.named_parameters()}, record
 
 
 def untimed(record: Record) -> list[dict]:

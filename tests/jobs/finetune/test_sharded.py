@@ -89,7 +89,7 @@ def alone(base: Finetune) -> dict[str, list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "write_page", lambda record, path, caveats: path.write_text(record.question))
         patch.setattr(loop, "note_predicted", lambda *arguments: None)
-        patch.setattr(loop, "watched_step_", lambda course, data, record: step.take_step_(course, data))
+        patch.setattr(loop, "watched_step_", lambda state, data, record: step.take_step_(state, data))
         return {name: run(case(base, name, "alone")).rows for name in CASES}
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import zoo
 from sparing.jobs.finetune.batches import window
-from sparing.jobs.finetune.course import begun
 from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.state import start
 from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.packing import Packed
@@ -61,9 +61,9 @@ def test_a_window_is_one_big_batch(batch: int, accumulate: int, clip: float) -> 
     training = Training(
         method=Full(), steps=steps, lr=1e-2, batch=batch, accumulate=accumulate, warmup=1, weight_decay=0.1, clip=clip
     )
-    with begun(model, training, rows=data.rows) as course:
+    with start(model, training, rows=data.rows) as state:
         for _ in range(steps):
-            take_step_(course, data)
+            take_step_(state, data)
     by_hand(plain, data, training, steps)
     for got, want in zip(model.parameters(), plain.parameters(), strict=True):
         # float64; clip_grads adds 1e-6 to the norm (relative 2e-5 of the gradient at clip 0.05), and Adam divides by
@@ -74,28 +74,28 @@ def test_a_window_is_one_big_batch(batch: int, accumulate: int, clip: float) -> 
 @pytest.mark.parametrize("method", [Full(), LayerSampling(active=1, period=2)], ids=["full", "lisa"])
 def test_a_step_that_is_not_finite_is_not_applied(method) -> None:
     model, data = zoo.llama(layers=3), ragged()
-    with begun(model, Training(method=method, steps=9, lr=1e-2, accumulate=2), rows=data.rows) as course:
-        take_step_(course, data)
+    with start(model, Training(method=method, steps=9, lr=1e-2, accumulate=2), rows=data.rows) as state:
+        take_step_(state, data)
         before = copy.deepcopy(model.state_dict())
-        state = copy.deepcopy(list(course.optimizer.state.values()))
+        moments = copy.deepcopy(list(state.optimizer.state.values()))
         handle = model.lm_head.register_forward_hook(lambda module, inputs, out: out * math.nan)
         with pytest.raises(DivergedError, match=r"step 2: loss nan, .* learning rate 0\.00"):
-            take_step_(course, data)
+            take_step_(state, data)
         handle.remove()
-        assert course.step == 1
+        assert state.step == 1
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        for was, now in zip(state, course.optimizer.state.values(), strict=True):
+        for was, now in zip(moments, state.optimizer.state.values(), strict=True):
             assert all(torch.equal(was[key], now[key]) for key in was)
         assert all(p.grad is None for p in model.parameters())
-        take_step_(course, data)  # and it can go on
+        take_step_(state, data)  # and it can go on
 
 
 def test_an_infinite_gradient_under_a_finite_loss_is_seen() -> None:
     model, data = zoo.llama(layers=2), ragged()
-    with begun(model, Training(method=Full(), steps=9), rows=data.rows) as course:
+    with start(model, Training(method=Full(), steps=9), rows=data.rows) as state:
         handle = model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
         with pytest.raises(DivergedError, match="gradient norm"):
-            take_step_(course, data)
+            take_step_(state, data)
         handle.remove()
 
 
@@ -105,9 +105,9 @@ def test_each_step_and_micro_batch_drops_other_units_and_the_same_again() -> Non
     for seed in (0, 0, 1):
         model = zoo.llama(layers=2, attention_dropout=0.5)
         model.model.layers[0].register_forward_pre_hook(lambda *_: seen.append(torch.get_rng_state().numpy().tobytes()))
-        with begun(model, Training(method=Full(), steps=9, accumulate=2, seed=seed), rows=data.rows) as course:
+        with start(model, Training(method=Full(), steps=9, accumulate=2, seed=seed), rows=data.rows) as state:
             for _ in range(2):
-                take_step_(course, data)
+                take_step_(state, data)
         torch.rand(5)
     assert seen[:4] == seen[4:8]
     assert len(set(seen)) == 8

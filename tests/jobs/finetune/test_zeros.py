@@ -8,8 +8,8 @@ import torch
 import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.jobs.finetune.course import begun
 from sparing.jobs.finetune.settings import Finetune, Full, Training
+from sparing.jobs.finetune.state import start
 from sparing.jobs.finetune.step import gradients_, take_step_
 from sparing.jobs.finetune.zeros import keeping_zeros
 from sparing.jobs.lm.packing import Packed
@@ -40,9 +40,9 @@ def zeros(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def walked(model: torch.nn.Module, method: object, *, keep: bool, steps: int = 6) -> torch.nn.Module:
     training = Training(method=method, steps=steps, lr=0.05, weight_decay=0.1, accumulate=2, keep_zeros=keep)
-    with begun(model, training, rows=6) as course:
+    with start(model, training, rows=6) as state:
         for _ in range(steps):
-            take_step_(course, rows())
+            take_step_(state, rows())
     return model
 
 
@@ -61,10 +61,10 @@ def test_it_is_adamw_on_masked_gradients() -> None:
     """One full step without clipping by hand: the first step of Adam moves each live weight by lr · g / (|g| + ε)."""
     model, twin = pruned(), pruned()
     training = Training(method=Full(), steps=1, lr=0.01, accumulate=2, clip=0.0, keep_zeros=True, schedule="constant")
-    with begun(model, training, rows=6) as course:
-        take_step_(course, rows())
-    with begun(twin, Training(method=Full(), steps=1, accumulate=2, clip=0.0), rows=6) as course:
-        gradients_(course, rows())
+    with start(model, training, rows=6) as state:
+        take_step_(state, rows())
+    with start(twin, Training(method=Full(), steps=1, accumulate=2, clip=0.0), rows=6) as state:
+        gradients_(state, rows())
         grads = {name: p.grad.clone() for name, p in named_parameters(twin).items()}
     for name, dead in zeros(twin).items():
         moved = (named_parameters(model)[name] - named_parameters(twin)[name]).detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparing.errors import UserError
-from sparing.jobs.lm.labels import IGNORED, Tokens, plain_chat, tokens_of
+from sparing.jobs.lm.labels import IGNORED, Tokens, all_tokens, plain_chat
 from sparing.jobs.lm.records import Chat, Pair, Text
 
 TALK = Chat(1, (("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")))
@@ -26,13 +26,13 @@ def learnt(tokenizer, tokens: Tokens) -> str:
 
 
 def test_a_text_is_learnt_whole_and_ended(tokenizer) -> None:
-    tokens = tokens_of(tokenizer, Text(1, "abc"))
+    tokens = all_tokens(tokenizer, [Text(1, "abc")])[0]
     assert tokenizer.decode(tokens.ids) == "abc<|end|>"
     assert tokens.labels == tokens.ids
 
 
 def test_of_a_pair_the_response_and_the_end(tokenizer) -> None:
-    tokens = tokens_of(tokenizer, Pair(1, "2+2=", "4"))
+    tokens = all_tokens(tokenizer, [Pair(1, "2+2=", "4")])[0]
     assert tokenizer.decode(tokens.ids) == "2+2=4<|end|>"
     assert learnt(tokenizer, tokens) == "4<|end|>"
 
@@ -44,12 +44,12 @@ def test_a_pair_with_a_token_across_the_border_learns_that_token() -> None:
 
     raw = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2, "ab": 3}, merges=[("a", "b")]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens = tokens_of(PreTrainedTokenizerFast(tokenizer_object=raw), Pair(1, "ca", "bc"))
+    tokens = all_tokens(PreTrainedTokenizerFast(tokenizer_object=raw), [Pair(1, "ca", "bc")])[0]
     assert tokens == Tokens([2, 3, 2], [IGNORED, 3, 2])
 
 
 def test_of_a_chat_the_assistant_turns_without_generation_markers(chat_tokenizer) -> None:
-    tokens = tokens_of(chat_tokenizer, TALK)
+    tokens = all_tokens(chat_tokenizer, [TALK])[0]
     whole = "<|user|>Hi<|end|>\n<|assistant|>Hello<|end|>\n<|user|>Why?<|end|>\n<|assistant|>So.<|end|>\n"
     assert chat_tokenizer.decode(tokens.ids) == whole
     assert learnt(chat_tokenizer, tokens) == "Hello<|end|>\n|So.<|end|>\n"
@@ -64,13 +64,13 @@ def test_the_mask_is_that_of_generation_markers(byte_tokenizer) -> None:
     )
     rows = [{"role": role, "content": content} for role, content in TALK.messages]
     told = marked.apply_chat_template(rows, return_assistant_tokens_mask=True, return_dict=True)
-    tokens = tokens_of(marked, TALK)
+    tokens = all_tokens(marked, [TALK])[0]
     assert tokens.ids == told["input_ids"]
     assert [int(label != IGNORED) for label in tokens.labels] == told["assistant_masks"]
 
 
 def test_a_chat_without_template_is_plain(tokenizer) -> None:
-    tokens = tokens_of(tokenizer, TALK)
+    tokens = all_tokens(tokenizer, [TALK])[0]
     assert tokenizer.decode(tokens.ids) == plain_chat(TALK.messages, "<|end|>")
     assert learnt(tokenizer, tokens) == "Hello<|end|>\n|So.<|end|>\n"
 
@@ -79,15 +79,15 @@ def test_a_template_that_rewrites_history_is_refused(byte_tokenizer) -> None:
     """Its earlier answers stand elsewhere in the whole than in its prefix."""
     shy = byte_tokenizer("{% for m in messages %}{% if loop.last %}{{ m.content }}{% else %}…{% endif %}{% endfor %}")
     with pytest.raises(UserError, match=r"line 1: .*rewrites"):
-        tokens_of(shy, TALK)
+        all_tokens(shy, [TALK])[0]
     alone = Chat(1, (("assistant", "Hello"),))
-    assert learnt(shy, tokens_of(shy, alone)) == "Hello"
+    assert learnt(shy, all_tokens(shy, [alone])[0]) == "Hello"
 
 
 def test_a_template_that_refuses_roles_is_named(byte_tokenizer) -> None:
     strict = byte_tokenizer("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(UserError, match=r"line 1: .*roles must alternate"):
-        tokens_of(strict, TALK)
+        all_tokens(strict, [TALK])[0]
 
 
 def test_a_record_whose_tokens_teach_nothing() -> None:
@@ -98,4 +98,4 @@ def test_a_record_whose_tokens_teach_nothing() -> None:
             return {"input_ids": [1]}
 
     with pytest.raises(UserError, match="line 7: got 1 tokens"):
-        tokens_of(Silent(), Text(7, "x"))
+        all_tokens(Silent(), [Text(7, "x")])[0]

@@ -6,7 +6,7 @@ import pytest
 
 from sparing.errors import UserError
 from sparing.jobs.lm import templates
-from sparing.jobs.lm.labels import all_tokens, render, tokens_of
+from sparing.jobs.lm.labels import all_tokens, render
 from sparing.jobs.lm.records import Chat
 from sparing.jobs.lm.templates import Refusal, rendered
 
@@ -37,18 +37,18 @@ def test_a_hostile_template_is_one_line(name: str, byte_tokenizer, monkeypatch: 
     monkeypatch.setattr(templates, "SECONDS", 0.3)
     monkeypatch.setattr(templates, "MEMORY", 1 << 28)
     with pytest.raises(UserError, match=r"^line 3: got user, assistant.* the chat template refuses it \(") as caught:
-        tokens_of(byte_tokenizer(HOSTILE[name]), TALK)
+        all_tokens(byte_tokenizer(HOSTILE[name]), [TALK])[0]
     assert "\n" not in str(caught.value)
 
 
 def test_a_fork_writes_what_this_process_would(chat_tokenizer) -> None:
-    asked = [(TALK.messages[:k], opened) for k in (1, 2, 4) for opened in (True, False)]
-    rows = [[{"role": role, "content": content} for role, content in messages] for messages, _ in asked]
+    requests = [(TALK.messages[:k], opened) for k in (1, 2, 4) for opened in (True, False)]
+    rows = [[{"role": role, "content": content} for role, content in messages] for messages, _ in requests]
     told = [
         chat_tokenizer.apply_chat_template(row, tokenize=False, add_generation_prompt=opened)
-        for row, (_, opened) in zip(rows, asked, strict=True)
+        for row, (_, opened) in zip(rows, requests, strict=True)
     ]
-    assert rendered(chat_tokenizer, asked) == told
+    assert rendered(chat_tokenizer, requests) == told
     assert render(chat_tokenizer, TALK.messages) == told[-1]
 
 

@@ -163,14 +163,14 @@ def test_greedy_is_the_soup_of_the_library(family, text, tmp_path):
 @pytest.mark.usefixtures("pageless")
 def test_nets_with_batch_norm_get_statistics_of_their_own(tmp_path, monkeypatch):
     from sparing.jobs.merge.nets import net_of
-    from sparing.jobs.subjects.nets import begin
+    from sparing.jobs.subjects.nets import initialize
 
     (tmp_path / "own_nets.py").write_text(
         "from sparing.jobs.subjects.nets import Vgg\n\n\ndef make():\n    return Vgg(1, widths=(4, 4))\n"
     )
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("one", "two")):
-        save_file(begin(lambda: net_of("own_nets:make"), seed=seed).state_dict(), tmp_path / f"{name}.safetensors")
+        save_file(initialize(lambda: net_of("own_nets:make"), seed=seed).state_dict(), tmp_path / f"{name}.safetensors")
     paths = tuple(tmp_path / f"{name}.safetensors" for name in ("one", "two"))
     rows = {"data": "digits", "net": "own_nets:make", "rows": 20, "calibration": 30, "points": 3}
     record = run(Settings(models=paths, how="soup", out=tmp_path / "out", **rows))

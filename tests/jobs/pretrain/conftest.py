@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sparing.jobs.pretrain import Pretrain
-from sparing.jobs.pretrain.course import Course, begin, choose_backends_, planned
-from sparing.jobs.pretrain.material import Material, gather
-from sparing.jobs.pretrain.models import config_for, fresh
+from sparing.jobs.pretrain.inputs import Inputs, gather
+from sparing.jobs.pretrain.models import config_for, fresh_model
+from sparing.jobs.pretrain.state import TrainState, choose_backends_, make_plan, start
 
 
 def story(count: int = 60) -> str:
@@ -59,23 +59,23 @@ def settings(text_file: Path, tmp_path: Path) -> Pretrain:
 
 
 @pytest.fixture
-def material(settings: Pretrain) -> Material:
+def inputs(settings: Pretrain) -> Inputs:
     return gather(settings, settings.context)
 
 
 @pytest.fixture
-def begun(settings: Pretrain, material: Material) -> Callable[..., Course]:
+def started(settings: Pretrain, inputs: Inputs) -> Callable[..., TrainState]:
     """A run at its first step, with some settings changed."""
 
-    def begin_with(*, backends: bool = True, **changes: object) -> Course:
+    def start_with(*, backends: bool = True, **changes: object) -> TrainState:
         own = replace(settings, **changes)
-        model = fresh(config_for(own, len(material.tokenizer), material.tokenizer.eos_token_id), seed=own.seed)
-        course = begin(own, model, material.train, planned(own, model))
+        model = fresh_model(config_for(own, len(inputs.tokenizer), inputs.tokenizer.eos_token_id), seed=own.seed)
+        state = start(own, model, inputs.train, make_plan(own, model))
         if backends:
-            choose_backends_(course)
-        return course
+            choose_backends_(state)
+        return state
 
-    return begin_with
+    return start_with
 
 
 @pytest.fixture

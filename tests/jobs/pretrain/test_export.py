@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparing.jobs.pretrain.course import Course
-from sparing.jobs.pretrain.export import ordinary, save_model
-from sparing.jobs.pretrain.material import Material
+from sparing.jobs.pretrain.export import plain_copy, save_model
+from sparing.jobs.pretrain.inputs import Inputs
+from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.step import batch_of, take_step_
 
 KINDS = [
@@ -27,26 +27,26 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_loaded_by_transformers_it_gives_the_same_logits(
-    begun: Callable[..., Course], material: Material, tmp_path: Path, kind: dict
+    started: Callable[..., TrainState], inputs: Inputs, tmp_path: Path, kind: dict
 ):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    course = begun(**kind)
+    state = started(**kind)
     for _ in range(6):
-        take_step_(course)
-    before = {name: value.clone() for name, value in course.model.state_dict().items()}
-    exported = ordinary(course)
-    save_model(exported, material.tokenizer, tmp_path / "model")
+        take_step_(state)
+    before = {name: value.clone() for name, value in state.model.state_dict().items()}
+    exported = plain_copy(state)
+    save_model(exported, inputs.tokenizer, tmp_path / "model")
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(report.values())
-    inputs = batch_of(course, 9)[0]
+    tokens = batch_of(state, 9)[0]
     with torch.no_grad():
-        expected = course.model.eval()(inputs).logits
+        expected = state.model.eval()(tokens).logits
         # folding moves factors past sums: float32 rounding of logits near 1
-        torch.testing.assert_close(loaded(inputs).logits, expected, rtol=1e-4, atol=1e-5)
-        assert torch.equal(loaded(inputs).logits, exported(inputs).logits)
-    assert all(torch.equal(value, before[name]) for name, value in course.model.state_dict().items())
-    for name, mask in course.masks.items():
+        torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(loaded(tokens).logits, exported(tokens).logits)
+    assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
+    for name, mask in state.masks.items():
         assert not loaded.get_parameter(name)[~mask].any()
     text = "Once upon a time"
     own = AutoTokenizer.from_pretrained(tmp_path / "model")

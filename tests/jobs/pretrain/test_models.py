@@ -11,7 +11,7 @@ import torch
 
 from sparing.errors import UserError
 from sparing.jobs.pretrain import Pretrain
-from sparing.jobs.pretrain.models import config_for, context_of, fresh, shape_of
+from sparing.jobs.pretrain.models import config_for, context_of, fresh_model, shape_of
 
 
 def test_the_shapes_of_both_families(settings: Pretrain):
@@ -21,13 +21,13 @@ def test_the_shapes_of_both_families(settings: Pretrain):
     gpt2 = config_for(replace(settings, family="gpt2"), 50, 0)
     assert (gpt2.n_embd, gpt2.n_head, gpt2.n_positions, gpt2.vocab_size) == (16, 2, 16, 50)
     assert gpt2.resid_pdrop == gpt2.embd_pdrop == gpt2.attn_pdrop == 0.0
-    assert shape_of(fresh(gpt2, seed=0)) == "GPT-2 of 2 layers and width 16"
+    assert shape_of(fresh_model(gpt2, seed=0)) == "GPT-2 of 2 layers and width 16"
 
 
 def test_weights_come_from_the_seed_and_leave_the_global_generator_alone(settings: Pretrain):
     config = config_for(settings, 50, 0)
     before = torch.get_rng_state()
-    one, two, other = (fresh(config, seed=seed) for seed in (0, 0, 1))
+    one, two, other = (fresh_model(config, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     pairs = list(zip(one.parameters(), two.parameters(), other.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b, _ in pairs)
@@ -46,7 +46,7 @@ def test_a_configuration_from_the_disk(settings: Pretrain, tmp_path: Path, as_fi
     assert (config.model_type, config.vocab_size, config.eos_token_id) == ("gpt_neox", 50, 3)
     assert config.attention_dropout == 0.0
     assert context_of(own) == 16
-    assert fresh(config, seed=0)(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50)
+    assert fresh_model(config, seed=0)(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50)
     with pytest.raises(UserError, match="context: got 64; the configuration has 32 positions"):
         context_of(replace(own, context=64))
 
@@ -70,4 +70,4 @@ def test_a_configuration_of_another_kind_of_model_is_refused(settings: Pretrain,
 
     ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="config: got vit; no causal language model comes of it"):
-        fresh(config_for(replace(settings, config=tmp_path), 50, 0), seed=0)
+        fresh_model(config_for(replace(settings, config=tmp_path), 50, 0), seed=0)

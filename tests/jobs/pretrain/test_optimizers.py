@@ -9,35 +9,35 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.jobs.pretrain.course import Course, check_
 from sparing.jobs.pretrain.optimizers import Both
+from sparing.jobs.pretrain.state import TrainState, check_
 from sparing.jobs.pretrain.step import take_step_
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_the_plan_accepts_it_before_and_after_steps(begun: Callable[..., Course], name: str):
-    course = begun(optimizer=name, width=32)
-    check_(course)
+def test_the_plan_accepts_it_before_and_after_steps(started: Callable[..., TrainState], name: str):
+    state = started(optimizer=name, width=32)
+    check_(state)
     for _ in range(2):
-        take_step_(course)
-    check_(course)
-    trained = {name for group in course.groups for name in group["param_names"]}
-    assert trained == set(course.plan.entries)
-    moved = {id(p) for p in course.optimizer.state}
-    assert moved == {id(p) for p in course.model.parameters()}
+        take_step_(state)
+    check_(state)
+    trained = {name for group in state.groups for name in group["param_names"]}
+    assert trained == set(state.plan.entries)
+    moved = {id(p) for p in state.optimizer.state}
+    assert moved == {id(p) for p in state.model.parameters()}
 
 
-def test_muon_moves_hidden_weights_by_their_share_of_the_rate(begun: Callable[..., Course]):
-    course = begun(optimizer="muon", width=32, lr=0.5, weight_decay=0.0, clip=0.0)
+def test_muon_moves_hidden_weights_by_their_share_of_the_rate(started: Callable[..., TrainState]):
+    state = started(optimizer="muon", width=32, lr=0.5, weight_decay=0.0, clip=0.0)
     name = "model.layers.0.mlp.up_proj.weight"
-    weight = course.model.get_parameter(name)
+    weight = state.model.get_parameter(name)
     before = weight.detach().clone()
-    take_step_(course)
+    take_step_(state)
     step = weight.detach() - before
     ratio = (weight.shape[0] / weight.shape[1]) ** 0.5
     # power iterations approach the norm from below: sixteen of them in a first step leave a few per cent
     assert torch.linalg.matrix_norm(step, ord=2).item() == pytest.approx(0.5 * ratio, rel=0.05)
-    assert not step[~course.masks[name]].any()
+    assert not step[~state.masks[name]].any()
 
 
 def joined(parameters: list[nn.Parameter]) -> Both:
@@ -45,7 +45,7 @@ def joined(parameters: list[nn.Parameter]) -> Both:
     return Both(first, torch.optim.AdamW(parameters[1:], lr=0.2))
 
 
-def test_two_joined_optimizers_are_the_two(begun: Callable[..., Course]):
+def test_two_joined_optimizers_are_the_two(started: Callable[..., TrainState]):
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(3, generator=generator, dtype=torch.float64) for _ in range(2)]
     pair, alone = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))

@@ -6,32 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparing.jobs.pretrain import Pretrain
-from sparing.jobs.pretrain.material import Material, gather
+from sparing.jobs.pretrain.inputs import Inputs, gather
 from sparing.jobs.pretrain.outputs import folder_of, identity
 
 
-def test_the_identity_is_what_is_learnt(settings: Pretrain, material: Material, tmp_path: Path):
-    known = identity(settings, material)
+def test_the_identity_is_what_is_learnt(settings: Pretrain, inputs: Inputs, tmp_path: Path):
+    known = identity(settings, inputs)
     harmless = replace(settings, out=tmp_path, eval_every=1, checkpoint_every=7, samples=0, resume=True)
-    assert identity(harmless, material) == known
+    assert identity(harmless, inputs) == known
     for changes in ({"lr": 1e-3}, {"density": "1/4"}, {"rule": "mup"}, {"backend": "csr"}, {"every": 3}):
-        assert identity(replace(settings, **changes), material) != known
+        assert identity(replace(settings, **changes), inputs) != known
 
 
-def test_the_text_counts_by_its_content(settings: Pretrain, material: Material, text_file: Path, tmp_path: Path):
+def test_the_text_counts_by_its_content(settings: Pretrain, inputs: Inputs, text_file: Path, tmp_path: Path):
     copy, other = tmp_path / "copy", tmp_path / "other"
     copy.write_bytes(text_file.read_bytes())
     other.write_bytes(text_file.read_bytes().replace(b"cat", b"cow"))
     texts = [identity(settings, gather(replace(settings, data=(str(p),)), 16))["text"] for p in (copy, other)]
-    assert texts[0] == identity(settings, material)["text"] != texts[1]
+    assert texts[0] == identity(settings, inputs)["text"] != texts[1]
 
 
-def test_a_configuration_counts_by_its_content(settings: Pretrain, material: Material, tmp_path: Path):
+def test_a_configuration_counts_by_its_content(settings: Pretrain, inputs: Inputs, tmp_path: Path):
     path = tmp_path / "config.json"
     hashes = []
     for words in ("{}", "[]"):
         path.write_text(words, encoding="utf-8")
-        hashes += [identity(replace(settings, config=place), material)["config"] for place in (path, tmp_path)]
+        hashes += [identity(replace(settings, config=place), inputs)["config"] for place in (path, tmp_path)]
     assert hashes[0] == hashes[1] != hashes[2]
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparing.jobs.pretrain import prices
-from sparing.jobs.pretrain.course import Course
 from sparing.jobs.pretrain.prices import GRADIENTS, LIVE, PARAMETERS, PRODUCTS, STATE, STEP, WEIGHTS
+from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.step import take_step_
 from sparing.report import Record
 
@@ -19,41 +19,41 @@ def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prices, "time_layer", lambda d_in, d_out, density, tokens: (d_in * 1e-6, d_out * 1e-6))
 
 
-def cost(course: Course, steps: int = 3) -> dict[str, dict]:
+def cost(state: TrainState, steps: int = 3) -> dict[str, dict]:
     record = Record(question="?", settings={}, seed=0)
-    prices.note_predicted(course, record)
-    assert all(p.grad is None for p in course.model.parameters())
+    prices.note_predicted(state, record)
+    assert all(p.grad is None for p in state.model.parameters())
     for _ in range(steps):
-        record.add("train", **take_step_(course))
-    prices.fill_measured(course, record)
+        record.add("train", **take_step_(state))
+    prices.fill_measured(state, record)
     return {row["quantity"]: row for row in record.table("cost")}
 
 
 @pytest.mark.parametrize("backend", ["dense", "csr"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_counts_and_bytes_are_as_predicted(begun: Callable[..., Course], backend: str, family: str):
-    rows = cost(begun(backend=backend, family=family))
+def test_counts_and_bytes_are_as_predicted(started: Callable[..., TrainState], backend: str, family: str):
+    rows = cost(started(backend=backend, family=family))
     kind = "sparse" if backend == "csr" else "dense"
     for quantity in (PARAMETERS, LIVE, WEIGHTS, GRADIENTS, STATE):
         assert rows[quantity]["measured"] == rows[quantity][kind], quantity
     assert rows[STEP]["measured"] > 0
 
 
-def test_operations_are_as_predicted_but_for_scores_computed_twice(begun: Callable[..., Course]):
-    course = begun()
-    row = cost(course)[PRODUCTS]
+def test_operations_are_as_predicted_but_for_scores_computed_twice(started: Callable[..., TrainState]):
+    state = started()
+    row = cost(state)[PRODUCTS]
     layers, width, context = 2, 16, 16
-    again = layers * 2 * course.tokens * context * width  # fused attention computes its scores again in backward
+    again = layers * 2 * state.tokens * context * width  # fused attention computes its scores again in backward
     assert row["measured"] == row["dense"] + again
     assert row["sparse"] < row["dense"]
 
 
-def test_sparse_products_cannot_be_watched(begun: Callable[..., Course]):
-    assert cost(begun(backend="csr"))[PRODUCTS]["measured"] is None
+def test_sparse_products_cannot_be_watched(started: Callable[..., TrainState]):
+    assert cost(started(backend="csr"))[PRODUCTS]["measured"] is None
 
 
-def test_the_trial_changes_no_bit_of_the_run(begun: Callable[..., Course], same: Callable[..., bool]):
-    one, other = begun(dynamic="rigl"), begun(dynamic="rigl")
+def test_the_trial_changes_no_bit_of_the_run(started: Callable[..., TrainState], same: Callable[..., bool]):
+    one, other = started(dynamic="rigl"), started(dynamic="rigl")
     cost(one, steps=3)
     for _ in range(3):
         take_step_(other)

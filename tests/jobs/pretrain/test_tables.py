@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparing.jobs.pretrain.course import Course
+from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.tables import note_layers, note_plan
 from sparing.report import Record
 from sparing.scaling.entries import kind_of
@@ -17,13 +17,13 @@ def record() -> Record:
     return Record(question="?", settings={}, seed=0)
 
 
-def test_layers_of_a_kind_share_a_row(begun: Callable[..., Course], record: Record):
-    course = begun(width=32, density=0.25, lr=0.01, weight_decay=0.2)
-    note_plan(course, record)
+def test_layers_of_a_kind_share_a_row(started: Callable[..., TrainState], record: Record):
+    state = started(width=32, density=0.25, lr=0.01, weight_decay=0.2)
+    note_plan(state, record)
     rows = {row["weights"]: row for row in record.table("rates")}
-    assert len(record.table("plan")) == len(course.plan.entries) == 21
+    assert len(record.table("plan")) == len(state.plan.entries) == 21
     assert sum(row["layers"] for row in rows.values()) == 21
-    assert sum(row["parameters"] for row in rows.values()) == sum(p.numel() for p in course.model.parameters())
+    assert sum(row["parameters"] for row in rows.values()) == sum(p.numel() for p in state.model.parameters())
     up = rows["model.layers.*.mlp.up_proj.weight"]
     # four times the base's width at a quarter of its density: the rate of the base, and its decay per step
     assert up == up | {"layers": 2, "density": 0.25, "factor": 1.0, "peak_rate": 0.01}
@@ -32,20 +32,20 @@ def test_layers_of_a_kind_share_a_row(begun: Callable[..., Course], record: Reco
     assert rows["model.embed_tokens.weight"]["factor"] == 1.0
 
 
-def test_masks_by_layer(begun: Callable[..., Course], record: Record):
-    course = begun(masks="bernoulli", backend="csr")
-    note_layers(course, record)
+def test_masks_by_layer(started: Callable[..., TrainState], record: Record):
+    state = started(masks="bernoulli", backend="csr")
+    note_layers(state, record)
     rows = record.table("layers")
-    assert [row["weight"] for row in rows] == list(course.masks)
+    assert [row["weight"] for row in rows] == list(state.masks)
     assert {row["backend"] for row in rows} == {"csr"}
-    assert sum(row["live"] for row in rows) == sum(int(mask.sum()) for mask in course.masks.values())
+    assert sum(row["live"] for row in rows) == sum(int(mask.sum()) for mask in state.masks.values())
     assert {
-        name: (r["dead_neurons"], r["unread_inputs"]) for r in rows if (name := r["weight"]) in course.masks.dead
-    } == (course.masks.dead)
+        name: (r["dead_neurons"], r["unread_inputs"]) for r in rows if (name := r["weight"]) in state.masks.dead
+    } == (state.masks.dead)
 
 
-def test_a_dense_model_has_no_masks(begun: Callable[..., Course], record: Record):
-    note_layers(begun(density=1.0), record)
+def test_a_dense_model_has_no_masks(started: Callable[..., TrainState], record: Record):
+    note_layers(started(density=1.0), record)
     assert record.rows == []
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sparing.jobs.scan.asks import SPECIALS
+from sparing.jobs.scan.curves import SPECIALS
 from sparing.jobs.scan.figures import (
     group_figure,
     group_rows,

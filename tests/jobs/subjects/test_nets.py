@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparing.jobs.subjects.images import inputs_of
-from sparing.jobs.subjects.nets import Residual, ResNet, Training, Vgg, begin, rate_at, train
+from sparing.jobs.subjects.nets import Residual, ResNet, Training, Vgg, initialize, rate_at, train
 from sparing.seeds import stream
 
 
@@ -18,7 +18,7 @@ from sparing.seeds import stream
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32)])
 def test_images_of_both_kinds_become_ten_logits(build, norm, channels, side):
-    model = begin(lambda: build(channels, norm=norm), seed=0).eval()
+    model = initialize(lambda: build(channels, norm=norm), seed=0).eval()
 
     assert model(torch.ones(2, channels, side, side)).shape == (2, 10)
     norms = [type(each).__name__ for each in model.modules() if "Norm" in type(each).__name__]
@@ -26,7 +26,7 @@ def test_images_of_both_kinds_become_ten_logits(build, norm, channels, side):
 
 
 def test_vgg_is_the_chain_it_says_it_is():
-    model = begin(lambda: Vgg(3), seed=1).double().eval()
+    model = initialize(lambda: Vgg(3), seed=1).double().eval()
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = dict(model.named_parameters())
 
@@ -55,7 +55,7 @@ def test_a_residual_block_whose_branch_is_zero_hands_on_every_second_pixel():
 
 def test_initial_weights_are_normal_with_the_variance_of_their_fan_in_and_leave_the_global_generator_alone():
     before = torch.random.get_rng_state()
-    model = begin(lambda: Vgg(3, widths=(64, 128, 64, 64)), seed=3)
+    model = initialize(lambda: Vgg(3, widths=(64, 128, 64, 64)), seed=3)
 
     assert torch.random.get_rng_state().equal(before)
     conv = model.layers[1].conv.weight
@@ -64,12 +64,12 @@ def test_initial_weights_are_normal_with_the_variance_of_their_fan_in_and_leave_
     assert model.head.weight.std().item() == pytest.approx(math.sqrt(1 / 64), rel=0.14)  # 640 draws
     assert not model.head.bias.any()
     assert model.layers[0].norm.weight.eq(1).all()
-    assert begin(lambda: Vgg(3, widths=(64, 128, 64, 64)), seed=3).layers[1].conv.weight.equal(conv)
-    assert not begin(lambda: Vgg(3, widths=(64, 128, 64, 64)), seed=4).layers[1].conv.weight.equal(conv)
+    assert initialize(lambda: Vgg(3, widths=(64, 128, 64, 64)), seed=3).layers[1].conv.weight.equal(conv)
+    assert not initialize(lambda: Vgg(3, widths=(64, 128, 64, 64)), seed=4).layers[1].conv.weight.equal(conv)
 
 
 def test_weights_of_norms_start_as_asked_and_the_rest_is_the_same():
-    nets = {scale: begin(lambda: Vgg(1), seed=0, scale=scale) for scale in ("ones", "uniform", "normal")}
+    nets = {scale: initialize(lambda: Vgg(1), seed=0, scale=scale) for scale in ("ones", "uniform", "normal")}
     weights = {scale: net.layers[3].norm.weight for scale, net in nets.items()}
 
     assert weights["ones"].eq(1).all()
@@ -127,7 +127,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
     images, classes = torch.randn(32, 1, 8, 8, generator=generator), torch.randint(0, 10, (32,), generator=generator)
 
     def weights(seed: int) -> torch.Tensor:
-        model = begin(lambda: Vgg(1, widths=(8, 8)), seed=0)
+        model = initialize(lambda: Vgg(1, widths=(8, 8)), seed=0)
         return train(model, images, classes, Training(epochs=1, batch=8), seed=seed).head.weight
 
     assert weights(0).equal(weights(0))

@@ -14,12 +14,12 @@ from sparing.errors import UserError
 from sparing.jobs.demo.resuming import copy_tables, require_unchanged
 from sparing.jobs.demo.settings import Scale
 from sparing.jobs.disk import load_tensors, save_tensors
-from sparing.jobs.scan.asks import Ask
-from sparing.jobs.scan.checkpoints import Subject
+from sparing.jobs.scan.checkpoints import Inputs as ScanInputs
+from sparing.jobs.scan.curves import CurveSpec
 from sparing.jobs.scan.measure import describe_, measure_
 from sparing.jobs.scan.settings import Settings
 from sparing.jobs.subjects.images import Pair, digits, image_rows, inputs_of
-from sparing.jobs.subjects.nets import Training, Vgg, begin, train
+from sparing.jobs.subjects.nets import Training, Vgg, initialize, train
 from sparing.report import Progress, Record
 from sparing.valley.evaluators import Classification
 from sparing.valley.interpolate import interpolate
@@ -54,7 +54,7 @@ WORKS: Final[Mapping[Scale, Work]] = {
     ),
 }  # fmt: skip
 
-ASKS: Final = (Ask("gaussian", 0.0), Ask("gaussian", 1.0))
+ASKS: Final = (CurveSpec("gaussian", 0.0), CurveSpec("gaussian", 1.0))
 PAIRS: Final = {"one start": ("tuned-a", "tuned-b"), "two random starts": ("other-a", "other-b")}
 """Pairs that are averaged -> their nets."""
 
@@ -103,7 +103,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 def _net(inputs: Inputs, seed: int) -> Vgg:
     """A net at the random start of a seed."""
-    return begin(lambda: Vgg(inputs.start[0].shape[1], widths=inputs.work.widths), seed=seed)
+    return initialize(lambda: Vgg(inputs.start[0].shape[1], widths=inputs.work.widths), seed=seed)
 
 
 def recipes(inputs: Inputs, load: Callable[[str], Vgg]) -> dict[str, Callable[[], Vgg]]:
@@ -154,14 +154,14 @@ def scan_start(inputs: Inputs, record: Record, path: Path, net: Vgg) -> None:
     if record.table("valley_curves"):
         return
     own = Record(question="", settings=inputs.work.scan, seed=inputs.seed, environment={})
-    subject = Subject(
+    subject = ScanInputs(
         "the start", net, inputs.evaluate, inputs.calibrate, "error", f"{inputs.evaluate.rows} images of {inputs.name}"
     )
     describe_(own, subject)
     with Progress("scan", total=len(ASKS), unit="curve") as bar:
-        for ask in ASKS:
-            measure_(own, ask, subject, inputs.work.scan, None)
-            bar.advance(signs=ask.sign)
+        for spec in ASKS:
+            measure_(own, spec, subject, inputs.work.scan, None)
+            bar.advance(signs=spec.sign)
     copy_tables(record, own, TABLES)
     record.write(path)
 

@@ -7,12 +7,12 @@ import torch
 from sparing.errors import UserError, require
 from sparing.federated import Client, dirichlet
 from sparing.federated.splits import Split, natural, shards
-from sparing.jobs.federate.material import Rows
+from sparing.jobs.federate.inputs import Inputs
 from sparing.jobs.federate.settings import Settings
 from sparing.seeds import stream
 
 
-def split_of(rows: Rows, settings: Settings) -> Split:
+def split_of(rows: Inputs, settings: Settings) -> Split:
     """Partition the training rows; no client is empty."""
     seed, clients = settings.seed, settings.clients
     enough = len(rows.targets) >= rows.classes
@@ -25,6 +25,7 @@ def split_of(rows: Rows, settings: Settings) -> Split:
         return natural(rows.groups)
     require(clients <= len(rows.targets), "clients", clients, f"there are only {len(rows.targets)} rows", "pass fewer")
     if settings.split == "iid":
+        # Sorted within a client: which rows it holds is random, their order is that of the data set.
         order = torch.randperm(len(rows.targets), generator=stream(seed, "federate", "iid"))
         return Split(tuple(tuple(sorted(part.tolist())) for part in order.tensor_split(clients)), "iid", None, seed)
     if settings.split == "shards":
@@ -32,6 +33,6 @@ def split_of(rows: Rows, settings: Settings) -> Split:
     return dirichlet(rows.targets, clients, settings.alpha, rule=settings.rule, seed=seed)
 
 
-def clients_of(rows: Rows, split: Split) -> list[Client]:
+def clients_of(rows: Inputs, split: Split) -> list[Client]:
     """The clients of a split."""
     return [Client(rows.inputs[list(part)], rows.targets[list(part)]) for part in split.clients]

@@ -9,12 +9,12 @@ from typing import Any, Final
 from sparing.jobs.federate.methods import roles_of
 from sparing.report import Figure, Record, format_number, plots
 
-Spelt = Callable[[float], str]  # how a value is written
+Format = Callable[[float], str]  # how a value is written
 
 FEW: Final = 3  # methods that a title names one by one (count)
 
 
-def is_told(value: object) -> bool:
+def is_finite(value: object) -> bool:
     """Whether a cell holds a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -34,31 +34,31 @@ def lines_of(record: Record, column: str, factor: float = 1.0) -> list[plots.Ser
     rows = [
         {"method": row["method"], "round": row["round"], "value": factor * row[column]}
         for row in record.table("rounds")
-        if is_told(row.get(column))
+        if is_finite(row.get(column))
     ]
     return plots.series(rows, x="round", y="value", roles=roles_of(record.settings["method"]))
 
 
 def ends_of(record: Record, column: str) -> list[tuple[str, float]]:
     """Last value of a column by method, largest first."""
-    last = {row["method"]: row[column] for row in record.table("rounds") if is_told(row.get(column))}
+    last = {row["method"]: row[column] for row in record.table("rounds") if is_finite(row.get(column))}
     return sorted(last.items(), key=lambda one: -one[1])
 
 
-def _listed(ends: list[tuple[str, float]], spelt: Spelt) -> str:
+def _summary(ends: list[tuple[str, float]], format_value: Format) -> str:
     """Methods with their last values: all of a few, otherwise the first to the last."""
-    texts = [f"{name} {spelt(value)}" for name, value in ends]
+    texts = [f"{name} {format_value(value)}" for name, value in ends]
     return ", ".join(texts) if len(texts) <= FEW else f"{texts[0]} to {texts[-1]}"
 
 
 def _curve(
-    record: Record, column: str, title: str, spelt: Spelt, y: plots.Axis, caption: str = "", factor: float = 1.0
+    record: Record, column: str, title: str, format_value: Format, y: plots.Axis, caption: str = "", factor: float = 1.0
 ) -> list[Figure]:
     """One picture of a column, none where no method has it."""
     series = lines_of(record, column, factor)
     if not series:
         return []
-    whole = f"{title}: {_listed(ends_of(record, column), spelt)}"
+    whole = f"{title}: {_summary(ends_of(record, column), format_value)}"
     caption = f"{caption} One seed ({record.seed}).".strip()
     return [plots.lines(series, title=whole, x=plots.Axis("round"), y=y, caption=caption)]
 
@@ -90,7 +90,7 @@ def gap_figures(record: Record) -> list[Figure]:
 
 
 def weight_figures(record: Record) -> list[Figure]:
-    """How long the weights grow, and whether clients walk the same way."""
+    """Norm of the weights, and whether clients move in the same direction."""
     length = plots.Axis("norm of the global model ‖θ‖")
     same = plots.Axis("cosine between the updates of two clients")
     note = "Mean over pairs of clients: 1 is the same way, 0 at right angles."
@@ -117,12 +117,12 @@ def partition_figure(record: Record) -> Figure:
 
 
 def bytes_figure(record: Record) -> Figure:
-    """What travelled, beside what was foretold."""
+    """Bytes sent, predicted beside counted."""
     stacks = []
     for row in record.table("methods"):
-        told = {"to clients": row["predicted_down"], "to the server": row["predicted_up"]}
+        known = {"to clients": row["predicted_down"], "to the server": row["predicted_up"]}
         made = {"to clients": row["bytes_down"], "to the server": row["bytes_up"]}
-        stacks += [plots.Stack(row["method"], told, "predicted"), plots.Stack(row["method"], made, "measured")]
+        stacks += [plots.Stack(row["method"], known, "predicted"), plots.Stack(row["method"], made, "measured")]
     off = [row for row in record.table("methods") if not is_exact(row)]
     title = "Every byte was foretold"
     if off:
@@ -134,5 +134,5 @@ def bytes_figure(record: Record) -> Figure:
 
 
 def is_exact(row: dict[str, Any]) -> bool:
-    """Whether a method's run sent what was foretold, to the byte."""
+    """Whether a method's run sent what was predicted, to the byte."""
     return (row["bytes_down"], row["bytes_up"]) == (row["predicted_down"], row["predicted_up"])

@@ -20,8 +20,8 @@ from sparing.federated.splits import Split, save
 from sparing.jobs import folder
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
 from sparing.jobs.federate.clients import clients_of, split_of
-from sparing.jobs.federate.course import Ground, course, faults_of, norms_of, on_flower
-from sparing.jobs.federate.material import Rows, fewer, material
+from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
+from sparing.jobs.federate.inputs import Inputs, load_data, subsample
 from sparing.jobs.federate.methods import LABELS, NORM_MATCHED, force_of, method_of, roles_of
 from sparing.jobs.federate.nets import net, sparse
 from sparing.jobs.federate.page import write_page
@@ -63,11 +63,11 @@ def run(settings: Settings) -> Record:
     if settings.engine == "flower":
         from sparing.federated import flower
 
-        _ = flower.run_in_process  # says now, and not after the data are read, that the extra is missing
-    rows = fewer(material(settings.data, seed=settings.seed, validation=settings.validation), settings)
+        _ = flower.run_in_process  # raises here if the extra is missing, before data are read
+    rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.validation), settings)
     split = split_of(rows, settings)
-    ground = _ground(rows, split, settings)
-    prices = {name: _price(name, ground) for name in settings.method}
+    setup = _ground(rows, split, settings)
+    prices = {name: _price(name, setup) for name in settings.method}
     mark = identity(settings)
     place.check_same(mark, files=FILES)
     verb = "do" if len(settings.method) > 1 else "does"
@@ -78,19 +78,19 @@ def run(settings: Settings) -> Record:
     place.claim_(mark)
     with refusing_to_write("out", settings.out), _stoppable():
         save(split, place.at(SPLIT))
-        right = {name: _train_(record, name, ground, rows, prices[name], place) for name in settings.method}
+        right = {name: _train_(record, name, setup, rows, prices[name], place) for name in settings.method}
         for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}):
             record.add("pairs", **row)
     place.finish_(record, write_page)
     return record
 
 
-def _ground(rows: Rows, split: Split, settings: Settings) -> Ground:
+def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
     proxy = rows.validation_inputs if settings.batch_norm == "recalibrate" else None
     enough = proxy is None or len(proxy) > 1
     require(enough, "validation", settings.validation, "statistics need two rows", "hold more rows back")
     make_model = net(settings.net, rows.shape, rows.classes)
-    return Ground(
+    return Setup(
         settings=settings,
         make_model=make_model if settings.density == 1 else sparse(make_model, settings.density, settings.seed),
         clients=clients_of(rows, split),
@@ -99,12 +99,12 @@ def _ground(rows: Rows, split: Split, settings: Settings) -> Ground:
     )
 
 
-def _price(name: MethodName, ground: Ground) -> Price:
-    settings, sizes = ground.settings, list(map(len, ground.clients))
-    return price(ground.make_model, method_of(name, settings), ground.schedule, sizes, seed=settings.seed)
+def _price(name: MethodName, setup: Setup) -> Price:
+    settings, sizes = setup.settings, list(map(len, setup.clients))
+    return price(setup.make_model, method_of(name, settings), setup.schedule, sizes, seed=settings.seed)
 
 
-def _describe_(record: Record, rows: Rows, split: Split, prices: Mapping[MethodName, Price]) -> None:
+def _describe_(record: Record, rows: Inputs, split: Split, prices: Mapping[MethodName, Price]) -> None:
     """Note and tell what is known before anything is trained."""
     sizes = list(map(len, split.clients))
     record.add(
@@ -121,34 +121,34 @@ def _describe_(record: Record, rows: Rows, split: Split, prices: Mapping[MethodN
                 file=sys.stderr)  # fmt: skip
 
 
-def _train_(record: Record, name: MethodName, ground: Ground, rows: Rows, known: Price, place: Folder) -> Tensor:
+def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known: Price, place: Folder) -> Tensor:
     """Run a method, note its rounds and its end, and return which test rows its last model has right."""
-    settings = ground.settings
+    settings = setup.settings
     norms = []
     if name == NORM_MATCHED:
         reference = method_of("fedavg", settings)
-        norms = norms_of(reference, ground, place.at(CHECKPOINTS) / "fedavg-norms.safetensors")
+        norms = norms_of(reference, setup, place.at(CHECKPOINTS) / "fedavg-norms.safetensors")
     method = method_of(name, settings, norms)
-    force = force_of(method, dict(seeded_model(method, ground.make_model, settings.seed).named_parameters()))
+    force = force_of(method, dict(seeded_model(method, setup.make_model, settings.seed).named_parameters()))
     if force is not None:
         sys.stderr.write(f"{LABELS[name]}: mean force on an element {format_number(force)}\n")
     if settings.engine == "flower":
-        outcome = on_flower(name, method, ground)
+        outcome = on_flower(name, method, setup)
     else:
-        outcome = course(name, method, ground, place.at(CHECKPOINTS) / f"{name}.safetensors")
+        outcome = run_embedded(name, method, setup, place.at(CHECKPOINTS) / f"{name}.safetensors")
     for row in outcome.rounds:
         record.add("rounds", method=LABELS[name], **row)
     for row in faults_of(outcome.rounds):
         record.add("faults", method=LABELS[name], **row)
-    model = seeded_model(method, ground.make_model, settings.seed)
+    model = seeded_model(method, setup.make_model, settings.seed)
     load_(model, outcome.params, outcome.buffers)
     held = _held_out(model, rows)
-    record.add("methods", **method_row(LABELS[name], method, outcome, known, ground, force, held))
+    record.add("methods", **method_row(LABELS[name], method, outcome, known, setup, force, held))
     save_tensors(place.at(MODELS) / f"{name}.safetensors", {**outcome.params, **outcome.buffers})
-    return ground.test.rows(model)[0]
+    return setup.test.rows(model)[0]
 
 
-def _held_out(model: nn.Module, rows: Rows) -> float | None:
+def _held_out(model: nn.Module, rows: Inputs) -> float | None:
     """Accuracy of the last global model on validation rows."""
     if not len(rows.validation_targets):
         return None

@@ -93,12 +93,14 @@ def sabotage_of(settings: Settings) -> Sabotage | None:
 
 def force_of(method: Method, params: Vector) -> float | None:
     """Mean force on an element near zero, in units of the gradient; None for methods that do not push signs."""
+    # Norm matching takes the growth away again; the push is that of the method inside.
     inner = method.method if isinstance(method, NormMatched) else method
     return inner.force(params) if isinstance(inner, FedSign | Hinge) else None
 
 
 def roles_of(names: Sequence[str]) -> dict[str, Role]:
-    """Give each method a role of its own, by label: the same in every run where no two compete for it."""
+    """Give each method a role of its own, by label."""
+    # A method keeps its color from run to run; only where two want one color does the second take a free one.
     free = [role for role in ROLES if role not in {_ROLES[name] for name in names}]
     given: dict[str, Role] = {}
     for name in names:

@@ -65,6 +65,7 @@ def _signals() -> Tensor:
 def _transformed(signals: Tensor, source: torch.Generator) -> Tensor:
     """Pad, stretch, scale, shift, hide in noise, shear and subsample; shape (n, 12) -> (n, 40)."""
     count, short = signals.shape
+    # The order of the draws below is part of the data set: moving one changes every row.
     points = short + _PADDING[1]
 
     def uniform() -> Tensor:
@@ -78,6 +79,7 @@ def _transformed(signals: Tensor, source: torch.Generator) -> Tensor:
     turned = (torch.arange(points) - shift) % points
     rows, spoken = rows.gather(1, turned), (places < short).gather(1, turned)
     rough, grain = torch.randn(2, count, points, generator=source, dtype=torch.float64)
+    # As in the original, correlated noise fills only the silence; fine noise lies over everything.
     rows = torch.where(spoken, rows, _smooth(_ROUGH * rough)) + _GRAIN * grain
     rows = rows - _SHEAR * (uniform() - 0.5) * torch.linspace(-0.5, 0.5, points, dtype=torch.float64)
     return _at(rows, torch.linspace(0, points - 1, LENGTH, dtype=torch.float64).expand(count, -1))

@@ -58,6 +58,8 @@ def sparse(make_model: Callable[[], nn.Module], density: float, seed: int) -> Ca
 def _masked(make_model: Callable[[], nn.Module], density: float, seed: int) -> nn.Module:
     model = make_model()
     below_head = ["layers.[12].conv.weight"] if isinstance(model, Convolutional) else None  # a first one has few inputs
+    # The shifted form puts the factor into the forward pass, not into the weights: plain SGD then needs no rate of its
+    # own for any layer, and all methods keep their one learning rate.
     rule = scaling.SuPar(form="shifted")
     chosen = scaling.plan(model, density=density, rule=rule, optimizer="sgd", sparse=below_head)
     masks = scaling.apply_(model, chosen, seed=seed)
@@ -82,6 +84,7 @@ class Unit(nn.Module):
         """Take channels (count), the axes of a row, and "bn", "gn" or ""."""
         super().__init__()
         conv, batch = (nn.Conv1d, nn.BatchNorm1d) if axes == 1 else (nn.Conv2d, nn.BatchNorm2d)
+        # Batch norm subtracts the mean, so a bias before it would do nothing.
         self.conv: nn.Module = conv(inputs, outputs, _KERNEL[axes], padding="same", bias=norm != "bn")
         self.norm: nn.Module = nn.Identity()
         if norm:

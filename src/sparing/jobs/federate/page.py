@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sparing.federated.faults import HUGE
 from sparing.jobs.federate import figures
-from sparing.jobs.federate.figures import is_exact, is_told, percent, points
+from sparing.jobs.federate.figures import is_exact, is_finite, percent, points
 from sparing.jobs.federate.methods import LABELS, roles_of
 from sparing.report import Page, Record, Section, Table, format_number
 
@@ -75,12 +75,9 @@ def _verdict(record: Record, first: str, second: str) -> str:
     (pair,) = [row for row in record.table("pairs") if {row["first"], row["second"]} == {first, second}]
     counts = pair["first_only"], pair["second_only"]
     for_it, against = counts if pair["first"] == first else counts[::-1]
-    told = f"{for_it:,} rows that only it has right against {against:,} (McNemar, p {_p(pair['p'])})"
-    return f"more than chance in these rows explains: {told}" if pair["p"] < LEVEL else f"which may be chance: {told}"
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+    p = "< 0.001" if pair["p"] < 0.001 else f"= {pair['p']:.3f}"
+    counted = f"{for_it:,} rows that only it has right against {against:,} (McNemar, p {p})"
+    return f"{'more than chance in these rows explains' if pair['p'] < LEVEL else 'which may be chance'}: {counted}"
 
 
 def _interval(row: dict[str, Any]) -> str:
@@ -115,7 +112,7 @@ def _signs(record: Record) -> Section | None:
     pictures = figures.sign_figures(record)
     if not pictures:
         return None
-    forced = any(is_told(row["force"]) for row in record.table("methods"))
+    forced = any(is_finite(row["force"]) for row in record.table("methods"))
     columns = ["method", "force", "ssr_global", "ssr_pairs", "norm"]
     note = "ssr: share of weights of equal sign, of a client and the model it received, and of two clients."
     table = Table(_with(record, columns), "Signs in the last round", record.units, columns, note, _roles(record))

@@ -47,6 +47,7 @@ def price(
         ids = drawn(schedule, len(sizes), number, seed)
         # What goes beside the model begins with the first answer, so the first round is sent without it.
         down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
+        # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
         rest = [resting(bench.body, schedule, number, client, seed) for client in ids]
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
         up.append(sum(part * (1 + beside) + buffers for part in kept))

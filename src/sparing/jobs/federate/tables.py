@@ -11,17 +11,17 @@ from torch import Tensor
 
 from sparing.federated.methods import Method
 from sparing.federated.splits import Split
-from sparing.jobs.federate.course import Ground, Outcome
-from sparing.jobs.federate.material import Rows
+from sparing.jobs.federate.engines import Outcome, Setup
+from sparing.jobs.federate.inputs import Inputs
 from sparing.jobs.federate.price import Price
 from sparing.report.pairs import mcnemar
 
 
-def split_rows(split: Split, rows: Rows) -> list[dict[str, Any]]:
+def split_rows(split: Split, rows: Inputs) -> list[dict[str, Any]]:
     """Rows of each class per client."""
     counts = split.counts(rows.targets).tolist()
     names = [f"class_{which}" for which in range(rows.classes)]
-    # A class without training rows has no column in the counts.
+    # A class without training rows may have no column in the counts, hence ``strict=False`` below.
     return [
         {"client": client, "rows": sum(one), **dict.fromkeys(names, 0), **dict(zip(names, one, strict=False))}
         for client, one in enumerate(counts)
@@ -46,12 +46,12 @@ def price_rows(label: str, known: Price) -> list[dict[str, Any]]:
 
 
 def method_row(
-    label: str, method: Method, outcome: Outcome, known: Price, ground: Ground, force: float | None, held: float | None
+    label: str, method: Method, outcome: Outcome, known: Price, setup: Setup, force: float | None, held: float | None
 ) -> dict[str, Any]:
     """What a method reached, beside its prediction."""
     last, rows = outcome.rounds[-1], outcome.rounds
     judged = [row["accuracy"] for row in rows if "accuracy" in row]
-    low, high = wilson(last["accuracy"], n := len(ground.test.targets))
+    low, high = wilson(last["accuracy"], n := len(setup.test.targets))
     seconds = [row["seconds"] for row in rows]
     made = [row["steps"] for row in rows]
     return {
@@ -77,6 +77,7 @@ def method_row(
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "predicted_up": sum(known.up),
         "seconds": sum(seconds),
+        # The first round predicts the time: nothing else is known of this machine.
         "predicted_seconds": seconds[0] * len(seconds),
         "engine": outcome.engine,
         "value": repr(method) if len(repr(method)) < 400 else type(method).__name__,
@@ -104,5 +105,6 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     """
     z = 1.959964
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    # Unlike the normal interval, this one stays in [0, 1] and has width at shares of 0 and 1.
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(middle - half, 0.0), min(middle + half, 1.0)

@@ -1,4 +1,4 @@
-"""LISA over several ranks: its draws as frozen and thawed blocks of an engine."""
+"""LISA over several ranks: its draws freeze and unfreeze blocks of an engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from sparing.sharding.engine import Engine
 
 @dataclass(slots=True)
 class Draws:
-    """LISA over an engine: the blocks of an interval thaw, the others freeze, on all ranks alike.
-
-    It has of ``Sampler`` what the loop asks for.
-    """
+    """LISA over an engine, with the part of ``Sampler``'s interface that the loop uses; draws agree on all ranks."""
 
     engine: Engine
     settings: LayerSampling  # which blocks train, and for how long
@@ -35,6 +32,7 @@ class Draws:
         if step // self.settings.period == self.interval:
             return
         self.adopt_(step)
+        # Freeze before unfreezing: memory of the old blocks is free when the new ones ask for theirs.
         self.engine.freeze([name for at, name in enumerate(self.body) if at not in self.active])
         self.engine.thaw([self.body[at] for at in self.active])
         if self.settings.state == "reset_all":
@@ -50,7 +48,7 @@ class Draws:
         return warmup_factor(step % self.settings.period, self.settings.warmup) if self.settings.warmup else 1.0
 
     def close(self) -> None:
-        """Nothing of it is left in the model."""
+        """Do nothing: there are no hooks to remove."""
 
 
 def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:

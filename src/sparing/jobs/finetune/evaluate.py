@@ -30,6 +30,7 @@ def continuations(
     end = tokenizer.eos_token_id
     pad = next((i for i in (tokenizer.pad_token_id, end) if i is not None), 0)
     plan = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=end, pad_token_id=pad)
+    # A prompt that leaves no room for its continuation keeps its end, which the continuation depends on most.
     room = max(1, (getattr(model.config, "max_position_embeddings", None) or 2**30) - max_new_tokens)
     found = []
     with measuring(model):

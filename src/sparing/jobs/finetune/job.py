@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.jobs.disk import refusing_to_write, write_folder
-from sparing.jobs.finetune.course import Course, begun, restore_, state_of
 from sparing.jobs.finetune.evaluate import continuations, movement
+from sparing.jobs.finetune.inputs import Inputs, gather
 from sparing.jobs.finetune.loop import UNITS, advance_
-from sparing.jobs.finetune.material import Material, gather
 from sparing.jobs.finetune.outputs import ADAPTER, FILES, MODEL, folder_of, identity
 from sparing.jobs.finetune.page import write_page
 from sparing.jobs.finetune.settings import Finetune
-from sparing.jobs.finetune.sharded import Crew
+from sparing.jobs.finetune.sharded import ShardedRun
+from sparing.jobs.finetune.state import TrainState, restore_, start, state_of
 from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.lm.adapters import Lora
@@ -35,8 +35,8 @@ from sparing.sharding.jointly import jointly, on_first
 from sparing.sharding.mesh import Mesh
 
 
-def _save(settings: Finetune, course: Course, record: Record) -> Path:
-    return folder_of(settings).save(course.step, {**state_of(course), "rows": record.rows})
+def _save(settings: Finetune, state: TrainState, record: Record) -> Path:
+    return folder_of(settings).save(state.step, {**state_of(state), "rows": record.rows})
 
 
 def _save_model(settings: Finetune, model: Any, tokenizer: Any) -> nn.Module:
@@ -49,9 +49,9 @@ def _save_model(settings: Finetune, model: Any, tokenizer: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _generate(material: Material, model: nn.Module, settings: Finetune) -> list[str]:
+def _generate(inputs: Inputs, model: nn.Module, settings: Finetune) -> list[str]:
     return continuations(
-        model, material.tokenizer, material.prompts, max_new_tokens=settings.max_new_tokens, special=not material.chat
+        model, inputs.tokenizer, inputs.prompts, max_new_tokens=settings.max_new_tokens, special=not inputs.chat
     )
 
 
@@ -59,10 +59,10 @@ def _command(settings: Finetune, model: Path, out: Path) -> str:
     return f"sparing finetune {model} {settings.data} --out {out}"
 
 
-def _give_up(settings: Finetune, course: Course, material: Material, record: Record, error: DivergedError) -> str:
+def _give_up(settings: Finetune, state: TrainState, inputs: Inputs, record: Record, error: DivergedError) -> str:
     """Save the last good state; returns the line that says where it is and how to go on."""
-    path = _save(settings, course, record)
-    _leave(settings, course.model, material, record)
+    path = _save(settings, state, record)
+    _leave(settings, state.model, inputs, record)
     return _advice(settings, path, error)
 
 
@@ -84,100 +84,100 @@ def _write_record(settings: Finetune, record: Record) -> None:
         record.write(settings.out / RECORD)
 
 
-def _train(settings: Finetune, material: Material, tree: dict[str, Any] | None, record: Record) -> nn.Module:
+def _train(settings: Finetune, inputs: Inputs, tree: dict[str, Any] | None, record: Record) -> nn.Module:
     """Train to the end and leave model and checkpoint on the disk; returns the model without additions."""
-    with begun(material.model, settings.training(), rows=material.data.rows) as course, patient() as signals:
+    with start(inputs.model, settings.training(), rows=inputs.data.rows) as state, patient() as signals:
         if tree is not None:
-            restore_(course, tree)
+            restore_(state, tree)
             record.rows[:] = tree["rows"]
 
-        def after(course: Course) -> None:
-            if course.step < course.steps:  # the end is saved below
-                save, done = partial(_save, settings, course, record), f"step {course.step} of {course.steps}"
-                save_when_due(save, signals, step=course.step, every=settings.save_every, done=done)
+        def after(state: TrainState) -> None:
+            if state.step < state.steps:  # the end is saved below
+                save, done = partial(_save, settings, state, record), f"step {state.step} of {state.steps}"
+                save_when_due(save, signals, step=state.step, every=settings.save_every, done=done)
 
         if tree is None:
             folder_of(settings).claim_(identity(settings))
-            _note_before(settings, material, course.model, record)
+            _note_before(settings, inputs, state.model, record)
         try:
-            advance_(
-                course, material.data, record, held_out=material.held_out, label="fine-tune", memory=True, after=after
-            )
+            advance_(state, inputs.data, record, held_out=inputs.held_out, label="fine-tune", memory=True, after=after)
         except SpoiltError as error:
             _write_record(settings, record)
             raise SpoiltError(_start_anew(settings, error)) from None
         except DivergedError as error:
-            raise DivergedError(_give_up(settings, course, material, record, error)) from None
-        _save(settings, course, record)
-        _note_after(settings, material, course.model, record)
-        trained = course.model
-        course.optimizer.state.clear()
-    return _save_model(settings, trained, material.tokenizer)
+            raise DivergedError(_give_up(settings, state, inputs, record, error)) from None
+        _save(settings, state, record)
+        _note_after(settings, inputs, state.model, record)
+        trained = state.model
+        state.optimizer.state.clear()
+    return _save_model(settings, trained, inputs.tokenizer)
 
 
-def _note_before(settings: Finetune, material: Material, model: nn.Module, record: Record) -> None:
-    for prompt, text in zip(material.prompts, _generate(material, model, settings), strict=True):
+def _note_before(settings: Finetune, inputs: Inputs, model: nn.Module, record: Record) -> None:
+    for prompt, text in zip(inputs.prompts, _generate(inputs, model, settings), strict=True):
         record.add("samples", prompt=prompt, before=text, after=None)
 
 
-def _note_after(settings: Finetune, material: Material, model: nn.Module, record: Record) -> None:
-    texts = iter(_generate(material, model, settings))
+def _note_after(settings: Finetune, inputs: Inputs, model: nn.Module, record: Record) -> None:
+    texts = iter(_generate(inputs, model, settings))
     for row in record.rows:
         if row["table"] == "samples":
             row["after"] = next(texts)
 
 
-def _train_shared(settings: Finetune, material: Material, mesh: Mesh, record: Record) -> nn.Module:
+def _train_shared(settings: Finetune, inputs: Inputs, mesh: Mesh, record: Record) -> nn.Module:
     """The same over several ranks: all train and save slices, rank 0 alone writes the rest and returns the result."""
-    crew, folder, now = Crew(mesh, settings, material.data, record), folder_of(settings), identity(settings)
+    sharded_run, folder, now = ShardedRun(mesh, settings, inputs.data, record), folder_of(settings), identity(settings)
     agree(mesh, now, "run")
     path = newest(folder)
     if path is None and mesh.rank == 0:
-        _note_before(settings, material, material.model, record)  # slices would have all ranks write along
+        _note_before(settings, inputs, inputs.model, record)  # slices would have all ranks write along
     with (
         patient(always=mesh.world > 1) as signals,
-        begun(material.model, settings.training(), rows=material.data.rows, equip=crew.equip) as course,
+        start(
+            inputs.model, settings.training(), rows=inputs.data.rows, make_optimizer=sharded_run.make_optimizer
+        ) as state,
     ):
         if path is not None:
-            record.rows[:0] = crew.restore_(course, path)["rows"]
+            record.rows[:0] = sharded_run.restore_(state, path)["rows"]
         else:
             on_first(mesh, lambda: folder.claim_(now))
 
-        def after(course: Course) -> None:
+        def after(state: TrainState) -> None:
             stop = heard(mesh, signals)
-            if course.step < course.steps:
-                save, done = partial(crew.save, folder, course, record), f"step {course.step} of {course.steps}"
-                save_when_due(save, stop, step=course.step, every=settings.save_every, done=done)
+            if state.step < state.steps:
+                save, done = partial(sharded_run.save, folder, state, record), f"step {state.step} of {state.steps}"
+                save_when_due(save, stop, step=state.step, every=settings.save_every, done=done)
 
         try:
-            crew.walk(course, material.data, record, held_out=material.held_out, after=after)
+            sharded_run.walk(state, inputs.data, record, held_out=inputs.held_out, after=after)
         except SpoiltError as error:
             told = _start_anew(settings, error)
             on_first(mesh, lambda: _write_record(settings, record))
             raise SpoiltError(told) from None
         except DivergedError as error:
-            path = crew.save(folder, course, record)
-            part_(crew.engine)
-            on_first(mesh, lambda: _leave(settings, course.model, material, record))
+            path = sharded_run.save(folder, state, record)
+            part_(sharded_run.engine)
+            on_first(mesh, lambda: _leave(settings, state.model, inputs, record))
             raise DivergedError(_advice(settings, path, error)) from None
-        crew.save(folder, course, record)
-        part_(crew.engine)
-        trained = course.model
+        sharded_run.save(folder, state, record)
+        part_(sharded_run.engine)
+        trained = state.model
     if mesh.rank == 0:
-        _note_after(settings, material, trained, record)
-        trained = _save_model(settings, trained, material.tokenizer)
+        _note_after(settings, inputs, trained, record)
+        trained = _save_model(settings, trained, inputs.tokenizer)
     return trained
 
 
-def _leave(settings: Finetune, model: nn.Module, material: Material, record: Record) -> None:
+def _leave(settings: Finetune, model: nn.Module, inputs: Inputs, record: Record) -> None:
     """Write record and model of a run that ends early."""
     _write_record(settings, record)
-    _save_model(settings, model, material.tokenizer)
+    _save_model(settings, model, inputs.tokenizer)
 
 
-def _caveats(settings: Finetune, material: Material) -> list[str]:
+def _caveats(settings: Finetune, inputs: Inputs) -> list[str]:
     """What a reader should know before leaning on the numbers."""
-    data, held = material.data, material.held_out
+    data, held = inputs.data, inputs.held_out
     notes = ["One run with one seed: no spread is known."]
     if held is None:
         notes.append("Nothing was held out, so nothing says how well the model does on text that it has not seen.")
@@ -195,16 +195,16 @@ def run(settings: Finetune) -> Record:
     """Run `sparing finetune`; nothing is written before every setting is checked."""
     with ranks(settings) as mesh:
         folder = folder_of(settings)
-        material = _read(settings, folder, mesh)
+        inputs = _read(settings, folder, mesh)
         question = f"What does fine-tuning {settings.model.name} on {settings.data.name} change, and what does it cost?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-        caveats = _caveats(settings, material)
+        caveats = _caveats(settings, inputs)
         if mesh is None:
             refuse_cut(folder)
             tree = folder.latest(identity(settings), files=FILES) if settings.resume else None  # hashes take a while
-            trained = _train(settings, material, tree, record)
+            trained = _train(settings, inputs, tree, record)
         else:
-            trained = _train_shared(settings, material, mesh, record)
+            trained = _train_shared(settings, inputs, mesh, record)
     if mesh is not None and mesh.rank:
         return record
     for row in movement(trained, _original(settings, trained)):
@@ -221,15 +221,15 @@ def _original(settings: Finetune, trained: nn.Module) -> Mapping[str, Tensor]:
     return named_parameters(load_model(settings.model, dtype=getattr(torch, settings.dtype), device="cpu"))
 
 
-def _read(settings: Finetune, folder: Folder, mesh: Mesh | None) -> Material:
+def _read(settings: Finetune, folder: Folder, mesh: Mesh | None) -> Inputs:
     """Check the directory and read everything, on all ranks; a mistake is the same on each."""
 
-    def work() -> Material:
+    def work() -> Inputs:
         folder.check()
-        material = gather(settings)
+        inputs = gather(settings)
         if mesh is not None and settings.resume:
             folder.check_same(identity(settings), files=FILES)
-        return material
+        return inputs
 
     return work() if mesh is None else jointly(mesh, work)
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.jobs.finetune.batches import window
-from sparing.jobs.finetune.course import Course, begun
 from sparing.jobs.finetune.prices import note_predicted, watched_step_
 from sparing.jobs.finetune.settings import Training
+from sparing.jobs.finetune.state import TrainState, start
 from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity, refuse_spoilt
 from sparing.jobs.lm.packing import Packed
@@ -32,95 +32,98 @@ UNITS = {
 }
 
 
-def measure_(course: Course, record: Record, held_out: Packed | None, loss_of: Measure = held_out_loss) -> None:
+def measure_(state: TrainState, record: Record, held_out: Packed | None, loss_of: Measure = held_out_loss) -> None:
     """Add a row to the table "held_out", if there is something to measure on."""
     if held_out is None:
         return
-    loss, tokens = loss_of(course.model, held_out, batch=course.training.batch)
-    row = {"step": course.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
-    record.add("held_out", **row, seconds=course.seconds)
-    refuse_spoilt(course.step, loss, "held-out rows")
+    loss, tokens = loss_of(state.model, held_out, batch=state.training.batch)
+    row = {"step": state.step, "loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
+    record.add("held_out", **row, seconds=state.seconds)
+    refuse_spoilt(state.step, loss, "held-out rows")
 
 
-def check_weights(course: Course, data: Packed, loss_of: Measure = held_out_loss) -> None:
+def check_weights(state: TrainState, data: Packed, loss_of: Measure = held_out_loss) -> None:
     """Check the weights that the last step left, by the loss of the rows it trained on."""
-    pace = course.training
-    if not course.step:
+    # A step is applied when loss and gradient before it are finite; what it did shows in the next loss only, and after
+    # the last step there is none.
+    pace = state.training
+    if not state.step:
         return
-    rows = window(course.step - 1, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
-    loss, _ = loss_of(course.model, data.taken(rows.flatten()), batch=pace.batch)
-    refuse_spoilt(course.step, loss, "rows it learnt from")
+    rows = window(state.step - 1, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
+    loss, _ = loss_of(state.model, data.taken(rows.flatten()), batch=pace.batch)
+    refuse_spoilt(state.step, loss, "rows it learnt from")
 
 
-def ended(course: Course) -> bool:
+def ended(state: TrainState) -> bool:
     """Whether the run has used its steps or its time."""
-    limit = course.training.seconds
-    return course.step >= course.steps or (limit is not None and course.seconds >= limit)
+    limit = state.training.seconds
+    return state.step >= state.steps or (limit is not None and state.seconds >= limit)
 
 
-def _note_switches(record: Record) -> Callable[[Course], None]:
-    """A function that notes each new interval once, also when the run is resumed inside one."""
+def _note_switches(record: Record) -> Callable[[TrainState], None]:
+    """Return a function that records each new interval once, also when a run resumes inside one."""
     rows = record.table("switches")
     last = rows[-1]["interval"] if rows else None
 
-    def note(course: Course) -> None:
+    def note(state: TrainState) -> None:
         nonlocal last
-        if course.sampler is not None and course.sampler.interval != last:
-            last = course.sampler.interval
-            blocks = " ".join(map(str, course.sampler.active))
-            record.add("switches", interval=last, step=course.step, blocks=blocks)
+        if state.sampler is not None and state.sampler.interval != last:
+            last = state.sampler.interval
+            blocks = " ".join(map(str, state.sampler.active))
+            record.add("switches", interval=last, step=state.step, blocks=blocks)
 
     return note
 
 
-def _bar(course: Course, label: str) -> Any:
-    return Progress(label, total=course.steps, resume_at=course.step) if label else contextlib.nullcontext()
+def _bar(state: TrainState, label: str) -> Any:
+    return Progress(label, total=state.steps, resume_at=state.step) if label else contextlib.nullcontext()
 
 
 def advance_(
-    course: Course,
+    state: TrainState,
     data: Packed,
     record: Record,
     *,
     held_out: Packed | None = None,
     label: str = "train",
     memory: bool = False,
-    after: Callable[[Course], None] = lambda course: None,
-    take: Callable[[Course, Packed], dict[str, Any]] | None = None,
+    after: Callable[[TrainState], None] = lambda state: None,
+    take: Callable[[TrainState, Packed], dict[str, Any]] | None = None,
     loss_of: Measure = held_out_loss,
 ) -> None:
     """Train to the end from the first step or a restored one.
 
     ``after`` is called after every step: it may save, or raise to stop.
     """
-    every, note = course.training.evaluate_every, _note_switches(record)
-    if course.step == 0:
-        measure_(course, record, held_out, loss_of)
+    every, note = state.training.evaluate_every, _note_switches(record)
+    if state.step == 0:
+        measure_(state, record, held_out, loss_of)
         if memory:
-            note_predicted(course, data, record)
-    with _bar(course, label) as bar:
-        while not ended(course):
+            note_predicted(state, data, record)
+    with _bar(state, label) as bar:
+        while not ended(state):
             try:
-                row = watched_step_(course, data, record) if memory else (take or take_step_)(course, data)
+                row = watched_step_(state, data, record) if memory else (take or take_step_)(state, data)
             except DivergedError:
-                check_weights(course, data, loss_of)
+                # If the step before spoilt the weights, that is the error to raise: they cannot be trained on.
+                check_weights(state, data, loss_of)
                 raise
             record.add("train", **row)
-            note(course)
-            if ended(course) or (every and course.step % every == 0):
-                measure_(course, record, held_out, loss_of)
+            note(state)
+            if ended(state) or (every and state.step % every == 0):
+                measure_(state, record, held_out, loss_of)
             if bar:
-                bar.advance(loss=row["loss"], tokens_per_s=f"{course.seen / course.seconds:,.0f}")
-            after(course)
+                bar.advance(loss=row["loss"], tokens_per_s=f"{state.seen / state.seconds:,.0f}")
+            after(state)
     if held_out is None:
-        check_weights(course, data, loss_of)
-    _note_speed(course, record)
+        check_weights(state, data, loss_of)
+    _note_speed(state, record)
 
 
-def _note_speed(course: Course, record: Record) -> None:
-    if not record.table("speed") and course.seconds:
-        rates = {"tokens_per_second": course.seen / course.seconds, "step_seconds": course.seconds / course.step}
-        record.add("speed", method=type(course.training.method).__name__, **rates)
+def _note_speed(state: TrainState, record: Record) -> None:
+    if not record.table("speed") and state.seconds:
+        rates = {"tokens_per_second": state.seen / state.seconds, "step_seconds": state.seconds / state.step}
+        record.add("speed", method=type(state.training.method).__name__, **rates)
 
 
 def fit(
@@ -142,6 +145,6 @@ def fit(
     if record is None:
         question = "How far does the held-out loss fall?"
         record = Record(question=question, settings=asdict(training), seed=training.seed, units=dict(UNITS))
-    with begun(model, training, rows=data.rows) as course:
-        advance_(course, data, record, held_out=held_out, label=label, memory=memory)
+    with start(model, training, rows=data.rows) as state:
+        advance_(state, data, record, held_out=held_out, label=label, memory=memory)
     return record

@@ -31,6 +31,7 @@ def folder_of(settings: Finetune) -> Folder:
 
 def identity(settings: Finetune) -> dict[str, Any]:
     """What makes two runs the same: settings as JSON, files by their content."""
+    # Settings of the methods that are not in use are harmless; those of the one in use come back by name.
     known = folder.identity(settings, harmless=HARMLESS | set(SPREAD))
     if settings.method != "full":
         own = asdict(settings.lisa if settings.method == "lisa" else settings.lora)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
-from sparing.jobs.finetune.course import Course
+from sparing.jobs.finetune.state import TrainState
 from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.live import device_of
 from sparing.jobs.lm.losses import loss_of
-from sparing.jobs.lm.optimizer import adamw
+from sparing.jobs.lm.optimizer import adamw_with_masters
 from sparing.jobs.lm.packing import Packed
 from sparing.jobs.lm.unpriced import reason
 from sparing.layersample import LayerSampling, Sampler
-from sparing.layersample.masters import HALVES, Masters
+from sparing.layersample.masters import HALVES
 from sparing.memory import CATEGORIES, Bytes, Ledger, predict
 from sparing.report import Record
 
@@ -35,29 +36,25 @@ def as_state(found: Bytes, masters: int, category: Literal["transient", "activat
     return Bytes(**parts)
 
 
-def _masters(course: Course) -> list[Tensor]:
+def _masters(state: TrainState) -> list[Tensor]:
     """The 32-bit copies that the sampler holds."""
-    tensors = course.sampler.state_dict()["tensors"] if isinstance(course.sampler, Sampler) else {}
+    tensors = state.sampler.state_dict()["tensors"] if isinstance(state.sampler, Sampler) else {}
     return [tensor for key, tensor in tensors.items() if key.startswith("master/")]
 
 
-def predicted(course: Course, data: Packed) -> Bytes:
+def predict_step(state: TrainState, data: Packed) -> Bytes:
     """Predict the bytes of a step at its peak from shapes, and from the rows that hold most documents.
 
     Rows packed with several documents need a mask, and with it attention repeats grouped keys and values; a micro-batch
     of rows with one document each uses less than predicted.
     """
-    pace, method = course.training, course.training.method
-    trainable = {name for name, p in named_parameters(course.model).items() if p.requires_grad}
+    pace, method = state.training, state.training.method
+    # A fresh optimizer: the real one must not get state before the first step.
+    trainable = {name for name, p in named_parameters(state.model).items() if p.requires_grad}
     has_masters = isinstance(method, LayerSampling) and method.masters
 
-    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = adamw(parameters)
-        if has_masters:
-            Masters(made, {p: str(index) for index, p in enumerate(parameters)})
-        return made
-
-    steps = iter((1, min(pace.accumulate, 2)))  # state comes with the first step; a third micro-batch adds nothing
+    # Two steps, for optimizer state exists from the second on; a third micro-batch adds nothing to the peak.
+    steps = iter((1, min(pace.accumulate, 2)))
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor]) -> None:
         for _ in range(next(steps)):
@@ -66,14 +63,14 @@ def predicted(course: Course, data: Packed) -> Bytes:
         optimizer.zero_grad(set_to_none=True)
 
     price = predict(
-        course.model,
+        state.model,
         _fullest(data, pace.batch),
-        optimizer,
+        partial(adamw_with_masters, masters=has_masters),
         trainable=trainable,
         step=step,
-        device="cuda" if device_of(course.model).type == "cuda" else "cpu",
+        device="cuda" if device_of(state.model).type == "cuda" else "cpu",
     )
-    halves = [p for p in course.model.parameters() if p.requires_grad and p.dtype in HALVES]
+    halves = [p for p in state.model.parameters() if p.requires_grad and p.dtype in HALVES]
     return as_state(price, 4 * sum(p.numel() for p in halves) if has_masters else 0, "transient")
 
 
@@ -85,10 +82,10 @@ def _fullest(data: Packed, count: int) -> dict[str, Tensor]:
     return {"ids": data.ids[rows], "labels": data.labels[rows]} | places
 
 
-def activations(course: Course, data: Packed, record: Record) -> int:
+def activations(state: TrainState, data: Packed, record: Record) -> int:
     """Bytes of activations at the peak, for choosing a plan; 0, with a note in the record, if it fails."""
     try:
-        return predicted(course, data).activations
+        return predict_step(state, data).activations
     except Exception as error:  # noqa: BLE001 - as below
         stop_if_pressed(error)
         what = "activations, which are not counted in the choice of the plan"
@@ -96,17 +93,17 @@ def activations(course: Course, data: Packed, record: Record) -> int:
         return 0
 
 
-def note_predicted(course: Course, data: Packed, record: Record) -> None:
+def note_predicted(state: TrainState, data: Packed, record: Record) -> None:
     """Add the table "memory" with predictions; ``watched_step_`` adds measurements.
 
     A prediction that fails leaves its column empty, and a table "unpredicted" says why; the run goes on.
     """
-    if course.sampler is not None:
-        course.sampler.begin_step(course.step)
+    if state.sampler is not None:
+        state.sampler.begin_step(state.step)
     price: Bytes | None = None
     try:
-        price = predicted(course, data)
-    except Exception as error:  # noqa: BLE001 - models and operations are anybody's, and a price is no reason to stop
+        price = predict_step(state, data)
+    except Exception as error:  # noqa: BLE001 - any model may raise anything, and a failed prediction must not stop a run
         stop_if_pressed(error)
         record.add("unpredicted", quantity="memory of a step", why=reason(error))
     for name in (*CATEGORIES, "total"):
@@ -119,26 +116,28 @@ def _fill(record: Record, found: Bytes) -> None:
             row["measured"] = getattr(found, str(row["category"]))
 
 
-def watched_step_(course: Course, data: Packed, record: Record) -> dict[str, Any]:
+def watched_step_(state: TrainState, data: Packed, record: Record) -> dict[str, Any]:
     """Take a step; the second of a run is measured by a ledger, and on CUDA the third by the allocator."""
-    device, step, before = device_of(course.model), course.step, course.seconds
+    device, step, before = device_of(state.model), state.step, state.seconds
+    # Not the first step: only from the second on does the optimizer hold its state.
     if step == 1:
-        masters = _masters(course)
-        with Ledger(course.model, course.optimizer, inputs=masters, device=device.type) as ledger:
-            row = take_step_(course, data)
+        masters = _masters(state)
+        with Ledger(state.model, state.optimizer, inputs=masters, device=device.type) as ledger:
+            row = take_step_(state, data)
         _fill(record, as_state(ledger.profile(), sum(t.nbytes for t in masters), "activations"))
-        course.seconds = before + before / step
-        return row | {"seconds": course.seconds}
+        # A ledger is slow, so the step under it counts as long as the mean of those before.
+        state.seconds = before + before / step
+        return row | {"seconds": state.seconds}
     if step == 2 and device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        row = take_step_(course, data)
+        row = take_step_(state, data)
         _fill_unseen(record, torch.cuda.max_memory_allocated(device))
         return row
-    return take_step_(course, data)
+    return take_step_(state, data)
 
 
 def _fill_unseen(record: Record, peak: int) -> None:
-    """Enter what the allocator held beyond the ledger."""
+    """Count what the allocator held beyond the ledger, rounding and workspaces, as transient."""
     rows = {row["category"]: row for row in record.rows if row["table"] == "memory"}
     if measured := [row["measured"] for row in rows.values() if row["measured"] is not None]:
         unseen = peak - int(measured[-1])

@@ -1,6 +1,6 @@
-"""Fine-tuning over several ranks: the engine in the place of the optimizer, draws in the place of the sampler.
+"""Fine-tuning over several ranks: the engine replaces the optimizer, draws replace the sampler.
 
-Every rank walks the same loop on its share of the rows. What it learns follows from the rows of a step and the draws
+Every rank runs the same loop on its share of the rows. What it learns follows from the rows of a step and the draws
 alone, so any plan on any number of ranks ends where one process does, up to rounding; dropout differs by rank.
 """
 
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.jobs.finetune.batches import window
-from sparing.jobs.finetune.course import Course, groups_for
 from sparing.jobs.finetune.draws import Draws, check_method, draws_for, first_interval
 from sparing.jobs.finetune.loop import advance_
 from sparing.jobs.finetune.outputs import folder_of
 from sparing.jobs.finetune.prices import activations
 from sparing.jobs.finetune.settings import Finetune, Training
+from sparing.jobs.finetune.state import TrainState, groups_for
 from sparing.jobs.folder import Folder
 from sparing.jobs.live import device_of, seeded
 from sparing.jobs.lm.labels import IGNORED
@@ -47,23 +47,23 @@ from sparing.sharding.pace import Micro
 
 
 @dataclass(slots=True)
-class Crew:
+class ShardedRun:
     """What a rank needs to take part in a run."""
 
     mesh: Mesh
     settings: Finetune
     data: Packed  # training rows, of which the choice of a plan looks at the shape
     record: Record  # receives the tables "sharding" and "traffic"
-    engine: Engine = field(init=False)  # made with the model, by ``equip``
+    engine: Engine = field(init=False)  # made with the model, by ``make_optimizer``
 
-    def equip(self, model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Draws | None]:
+    def make_optimizer(self, model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Draws | None]:
         """Shard a model; returns the engine's optimizer, and draws for layer sampling."""
         method = training.method
         if isinstance(method, LayerSampling):
             check_method(method)
             blocks, frozen = parts_of(model, method.body)
             check_blocks(model, blocks, method)
-            for name in frozen:  # ``begun`` gives the flags back
+            for name in frozen:  # ``start`` restores the flags
                 named_parameters(model)[name].requires_grad_(False)
         work, micro = partial(self._work, model, training), partial(self._micro, model, training)
         plan, why = chosen(self.settings, self.mesh, work, micro)
@@ -87,8 +87,9 @@ class Crew:
         """What a step asks of memory and wires, with the blocks of the first interval."""
         (body, rest), seen = first_interval(model, training), 0
         if self.settings.memory is not None:
-            nobody = Course(model, training, 1, adamw([torch.zeros(1)]), None)
-            seen = activations(nobody, self.data, self.record)
+            # Activations do not depend on the optimizer, which exists only once the plan is chosen.
+            probe = TrainState(model, training, 1, adamw([torch.zeros(1)]), None)
+            seen = activations(probe, self.data, self.record)
         accumulate = micro_steps(training.accumulate, self.mesh.world)
         return workload_of(model, accumulate=accumulate, body=body, resting=rest, activation_bytes=seen)
 
@@ -98,70 +99,78 @@ class Crew:
         largest, (body, rest) = share(rows, 0, self.mesh.world)[0], first_interval(model, training)
         return Micro(model=model, loss=lambda: share_loss(model, self.data, largest), resting=rest, body=body)
 
-    def take_step_(self, course: Course, data: Packed) -> dict[str, Any]:
+    def take_step_(self, state: TrainState, data: Packed) -> dict[str, Any]:
         """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""
-        begin, pace = time.perf_counter(), course.training
-        lr = self._set_rate_(course)
-        rows = window(course.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
+        begin, pace = time.perf_counter(), state.training
+        lr = self._set_rate_(state)
+        rows = window(state.step, rows=data.rows, batch=pace.batch, accumulate=pace.accumulate, seed=pace.seed)
         tokens = int((data.labels[rows.flatten()][:, 1:] != IGNORED).sum())
-        mine = self._gradients_(course, data, rows)
+        mine = self._gradients_(state, data, rows)
         loss = summed(self.mesh, mine)[0] / tokens
+        # A divisor that is not finite makes the engine skip the step on every rank.
         norm = self.engine.step(divisor=tokens if math.isfinite(loss) else math.nan)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise DivergedError(f"step {course.step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:g}")
-        course.step += 1
-        course.seen += rows.numel() * data.length
-        course.seconds += time.perf_counter() - begin
+            raise DivergedError(f"step {state.step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:g}")
+        state.step += 1
+        state.seen += rows.numel() * data.length
+        state.seconds += time.perf_counter() - begin
         return {
-            "step": course.step,
+            "step": state.step,
             "tokens": tokens,
             "loss": loss,
             "lr": lr,
             "grad_norm": norm,
-            "seconds": course.seconds,
+            "seconds": state.seconds,
         }
 
-    def _set_rate_(self, course: Course) -> float:
-        pace, factor = course.training, 1.0
-        if isinstance(course.sampler, Draws):
-            course.sampler.begin_step(course.step)
-            factor = course.sampler.factor(course.step)
-        lr = rate(course.step, peak=pace.peak, steps=course.steps, warmup=pace.warmup, schedule=pace.schedule)
+    def _set_rate_(self, state: TrainState) -> float:
+        pace, factor = state.training, 1.0
+        if isinstance(state.sampler, Draws):
+            state.sampler.begin_step(state.step)
+            factor = state.sampler.factor(state.step)
+        lr = rate(state.step, peak=pace.peak, steps=state.steps, warmup=pace.warmup, schedule=pace.schedule)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr * factor
         return lr
 
-    def _gradients_(self, course: Course, data: Packed, rows: Tensor) -> float:
+    def _gradients_(self, state: TrainState, data: Packed, rows: Tensor) -> float:
         """Run my share of a window; returns the sum of its losses."""
-        pace, mesh, total = course.training, self.mesh, 0.0
+        pace, mesh, total = state.training, self.mesh, 0.0
+        # One rank draws the dropout of a run without ranks, so that both train alike.
         own = () if mesh.world == 1 else (mesh.rank,)
-        with seeded(pace.seed, "dropout", course.step, *own, device=device_of(course.model)):
+        with seeded(pace.seed, "dropout", state.step, *own, device=device_of(state.model)):
             for micro in share(rows, mesh.rank, mesh.world):
-                loss = share_loss(course.model, data, micro)
+                loss = share_loss(state.model, data, micro)
                 self.engine.backward(loss)
                 total += loss.item()
         return total
 
     def walk(
-        self, course: Course, data: Packed, record: Record, *, held_out: Packed | None, after: Callable[[Course], None]
+        self,
+        state: TrainState,
+        data: Packed,
+        record: Record,
+        *,
+        held_out: Packed | None,
+        after: Callable[[TrainState], None],
     ) -> None:
         """Train to the end; rank 0 shows progress."""
         label = "" if self.mesh.rank else "fine-tune"
         how: dict[str, Any] = {"take": self.take_step_, "loss_of": partial(held_out_loss, self.mesh)}
-        advance_(course, data, record, held_out=held_out, label=label, after=after, **how)
+        advance_(state, data, record, held_out=held_out, label=label, after=after, **how)
         note_traffic(self.mesh, record)
 
-    def save(self, folder: Folder, course: Course, record: Record) -> Path:
+    def save(self, folder: Folder, state: TrainState, record: Record) -> Path:
         """Write a checkpoint; returns its directory."""
-        own = {"run": folder.whose(), "step": course.step}
-        tree = own | {"seconds": course.seconds, "seen": course.seen, "rows": record.rows}
-        return save(self.engine, folder, course.step, tree)
+        own = {"run": folder.whose(), "step": state.step}
+        tree = own | {"seconds": state.seconds, "seen": state.seen, "rows": record.rows}
+        return save(self.engine, folder, state.step, tree)
 
-    def restore_(self, course: Course, path: Path) -> Mapping[str, Any]:
+    def restore_(self, state: TrainState, path: Path) -> Mapping[str, Any]:
         """Resume from a checkpoint, on these ranks and under this plan."""
         tree = checkpoint.load_(self.engine, path)
         folder_of(self.settings).check_own(path, tree)
-        course.step, course.seconds, course.seen = step_of(path), tree["seconds"], tree["seen"]
-        if isinstance(course.sampler, Draws) and course.step:
-            course.sampler.adopt_(course.step - 1)
+        state.step, state.seconds, state.seen = step_of(path), tree["seconds"], tree["seen"]
+        if isinstance(state.sampler, Draws) and state.step:
+            state.sampler.adopt_(state.step - 1)
         return tree

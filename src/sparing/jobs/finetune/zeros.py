@@ -15,12 +15,15 @@ from sparing.valley.selection import live_of
 @contextlib.contextmanager
 def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Drop gradients where matrices of a pruned model (more than 1 % zeros, ``live_of``) are zero."""
+    # Masking gradients as they come has three effects: AdamW holds zero moments for these weights and moves them by
+    # exactly nothing, decay shrinks nothing to nothing, and clipping counts live weights alone.
     params = named_parameters(model)
     live = live_of(model, params, masks="zeros") if wanted else {}
-    why, do = "no matrix has more than 1 % zeros", "pass a pruned model, or leave --keep-zeros away"
+    why, do = "no matrix has more than 1 % zeros", "pass a pruned model, or omit --keep-zeros"
     require(bool(live) or not wanted, "keep_zeros", "a dense model", why, do)
     handles = []
     for name, mask in live.items():
+        # torch takes a hook only while the parameter trains, and a frozen block may be unfrozen later.
         trains = params[name].requires_grad
         handles.append(params[name].requires_grad_(True).register_hook(_Without(~mask)))  # type: ignore[no-untyped-call]
         params[name].requires_grad_(trains)
@@ -32,7 +35,7 @@ def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 class _Without:
-    """A gradient with zeros where something is dead."""
+    """Zeroes a gradient where the weight is dead."""
 
     def __init__(self, dead: Tensor) -> None:
         self.dead = dead

@@ -62,7 +62,7 @@ def with_adapters_(model: nn.Module, method: Lora, seed: int) -> nn.Module:
     )
     try:
         with seeded(seed, "adapters", device=device_of(model)), warnings.catch_warnings():
-            # peft asks transformers by a name that transformers is about to drop; nobody here can change that.
+            # peft uses a name that transformers has deprecated.
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
             adapted: nn.Module = get_peft_model(model, config)
     except ValueError as error:

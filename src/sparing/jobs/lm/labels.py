@@ -62,6 +62,7 @@ def _of_text(tokenizer: Any, example: Text) -> Tokens:
 
 def _of_pair(tokenizer: Any, example: Pair) -> Tokens:
     ids = _encode(tokenizer, example.prompt + example.response, special=True)
+    # Prompt and response are tokenized together: apart, a token over their border would be two.
     whole = _ended(tokenizer, _started(tokenizer, ids, example))
     start = _shared(_encode(tokenizer, example.prompt, special=True), whole)
     return _mask(whole, [(start, len(whole))])
@@ -94,7 +95,7 @@ def _refuse(what: str, refusal: Refusal, messages: Sequence[tuple[str, str]]) ->
     raise UserError(what, got=got, why=f"the chat template refuses it ({refusal.why})", do=do)
 
 
-def _asked(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
+def _requests(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
     """What is rendered of a conversation: up to each assistant turn, up to its end, and the whole."""
     messages = example.messages
     spoken = [index for index, (role, _) in enumerate(messages) if role == "assistant"]
@@ -103,19 +104,19 @@ def _asked(example: Chat) -> list[tuple[Sequence[tuple[str, str]], bool]]:
 
 def _texts(tokenizer: Any, chats: Sequence[Chat]) -> list[list[str]]:
     """The texts of all conversations, in one fork where a template writes them."""
-    asked = [(chat, *ask) for chat in chats for ask in _asked(chat)]
+    requests = [(chat, *request) for chat in chats for request in _requests(chat)]
     if not getattr(tokenizer, "chat_template", None):
-        texts = [render(tokenizer, messages, opened=opened) for _, messages, opened in asked]
+        texts = [render(tokenizer, messages, opened=opened) for _, messages, opened in requests]
     else:
-        made = iter(rendered(tokenizer, [(messages, opened) for _, messages, opened in asked if messages]))
+        made = iter(rendered(tokenizer, [(messages, opened) for _, messages, opened in requests if messages]))
         texts = []
-        for chat, messages, _ in asked:
+        for chat, messages, _ in requests:
             text = next(made) if messages else ""  # transformers renders no empty conversation
             if isinstance(text, Refusal):
                 _refuse(f"line {chat.line}", text, chat.messages)
             texts.append(text)
     each = iter(texts)
-    return [[next(each) for _ in _asked(chat)] for chat in chats]
+    return [[next(each) for _ in _requests(chat)] for chat in chats]
 
 
 def _check_whole(text: str, example: Chat) -> None:
@@ -130,6 +131,7 @@ def _check_whole(text: str, example: Chat) -> None:
 def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
     *turns, text = texts
     bounds = zip(turns[::2], turns[1::2], strict=True)
+    # A chat template writes the special tokens itself.
     special = not getattr(tokenizer, "chat_template", None)
     whole = _encode(tokenizer, text, special=special)
     spans = []
@@ -143,11 +145,6 @@ def _of_chat(tokenizer: Any, example: Chat, texts: Sequence[str]) -> Tokens:
         spans.append((start, stop))
     _check_whole(text, example)
     return _mask(whole, spans)
-
-
-def tokens_of(tokenizer: Any, example: Example) -> Tokens:
-    """Tokenise one example, as ``all_tokens`` does."""
-    return all_tokens(tokenizer, [example])[0]
 
 
 def all_tokens(tokenizer: Any, examples: Sequence[Example]) -> list[Tokens]:

@@ -23,10 +23,12 @@ def takes_positions(model: nn.Module) -> bool:
     return "position_ids" in inspect.signature(unwrapped.forward).parameters
 
 
-def keeps_apart(model: nn.Module) -> bool:
+def isolates_documents(model: nn.Module) -> bool:
     """Whether documents that share a row do not see each other, tried on two documents of four tokens."""
     if not takes_positions(model):
         return False
+    # A ``position_ids`` in the signature says little: OPT, Falcon and models with recurrent layers take it, and let the
+    # second document see the first. So another first document must leave the second one's logits as they were.
     device, known = device_of(model), model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     one = torch.arange(8, device=device) % known
     other = torch.cat([(one[:4] + known // 2 + 1) % known, one[4:]])
@@ -37,6 +39,7 @@ def keeps_apart(model: nn.Module) -> bool:
             for ids in (one, other)
         )
     moved = (first - second).abs()
+    # Relative to how far the first document's own logits moved.
     rounding = 8 * torch.finfo(next(model.parameters()).dtype).eps
     return bool(moved[4:].max() <= rounding * moved[:4].max())
 
@@ -79,5 +82,6 @@ def perplexity(loss: float) -> float:
 
 def refuse_spoilt(step: int, loss: float, rows: str) -> None:
     """Raise if the loss (nats) of the weights after ``step`` steps has no finite perplexity."""
+    # A step is applied when loss and gradient before it are finite; what it did shows in the next loss only.
     if step and not math.isfinite(perplexity(loss)):
         raise SpoiltError(f"step {step} spoilt the weights: the loss of the {rows} is {loss:g} after it")

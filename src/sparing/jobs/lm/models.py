@@ -27,8 +27,8 @@ CLASSES: dict[Head, str] = {
     "causal language model": "AutoModelForCausalLM", "image classifier": "AutoModelForImageClassification",
 }  # fmt: skip
 
-# What every loader is told: no network, no code of others, and no question about it at the terminal.
-OURS: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+# For every loader: no network, no foreign code, and no prompt about it at the terminal.
+LOADER_OPTIONS: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def _transformers() -> Any:
@@ -68,7 +68,7 @@ def _refuse_foreign(path: Path, error: Exception) -> None:
 
 
 def _words(error: Exception) -> str:
-    """The first line of somebody's error, cut to what fits in ours."""
+    """The first line of another library's error, cut to what fits in ours."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
 
@@ -80,11 +80,11 @@ def config_of(path: Path) -> Any:
         _refuse(path, "it is not a directory" if path.exists() else "there is no such directory", do)
     if not (path / "config.json").is_file():
         _refuse(path, "it has no config.json", do)
-    library = _transformers()  # what it says of a missing extra is no fault of the file
+    library = _transformers()  # outside the ``try``: a missing extra is no fault of the file
     try:
         plain = json.loads((path / "config.json").read_text(encoding="utf-8"))
         quantised = bool(plain.get("quantization_config"))
-        config = library.AutoConfig.from_pretrained(path, **OURS)
+        config = library.AutoConfig.from_pretrained(path, **LOADER_OPTIONS)
     except Exception as error:  # noqa: BLE001 - as below: a field of a wrong type has errors of its own
         _refuse_foreign(path, error)
         _refuse(path, f"its config.json is broken ({_words(error)})")
@@ -132,9 +132,10 @@ def load_model(
         _refuse(path, why)
     auto = getattr(_transformers(), CLASSES[head])
     try:
+        # Loading may draw random numbers; the caller's generator must not change.
         with _quiet(), torch.random.fork_rng(devices=[]):
             model, report = auto.from_pretrained(
-                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **OURS
+                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOADER_OPTIONS
             )
     except Exception as error:  # noqa: BLE001 - the loader raises errors of a dozen libraries; the user needs one line
         _refuse_foreign(path, error)
@@ -160,7 +161,7 @@ def load_tokenizer(path: Path) -> Any:
         _refuse(path, why, do)
     try:
         with _quiet():
-            return _transformers().AutoTokenizer.from_pretrained(path, **OURS)
+            return _transformers().AutoTokenizer.from_pretrained(path, **LOADER_OPTIONS)
     except Exception as error:  # noqa: BLE001 - as above: one line for whatever the loader met
         _refuse_foreign(path, error)
         _refuse(path, f"{why} ({_words(error)})", do)
@@ -191,13 +192,13 @@ def fingerprint(path: Path) -> str:
     return total.hexdigest()
 
 
-# Hashes that this process has taken, so that a run reads each file once. They are not kept on the disk: what a file of
-# hashes says may be of yesterday's weights, and loading the weights reads every byte anyway.
+# Hashes by file, so that a run reads each once. They are not kept on disk: a stored hash may be of older weights, and
+# loading reads every byte anyway.
 _hashes: dict[tuple[str, int, int, int, int], str] = {}
 
 
 def _hash_of(file: Path) -> str:
-    """SHA-256 of a file, from memory if nobody can have written to it since: no write leaves the time of change."""
+    """SHA-256 of a file, from memory if it cannot have been written to since: every write changes its times."""
     found = file.stat()
     key = str(file.resolve()), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
     if key not in _hashes:

@@ -63,10 +63,6 @@ def _pieces(tokens: Tokens, length: int) -> list[Tokens]:
     return [Tokens(tokens.ids[s : s + length], tokens.labels[s : s + length]) for s in starts]
 
 
-def _learns(piece: Tokens) -> bool:
-    return any(label != IGNORED for label in piece.labels[1:])
-
-
 def _fill(pieces: Sequence[Tokens], length: int) -> list[list[Tokens]]:
     """Lay pieces into rows, first fit among the sixteen rows opened last, so that order hardly changes."""
     rows: list[list[Tokens]] = []
@@ -92,6 +88,7 @@ def _lay(rows: Sequence[Sequence[Tokens]], length: int, pad: int) -> tuple[Tenso
         for piece in row:
             stop = start + len(piece.ids)
             ids[index, start:stop] = torch.tensor(piece.ids)
+            # The first token of a document is predicted by nothing, least of all by the document before it.
             labels[index, start + 1 : stop] = torch.tensor(piece.labels[1:])
             positions[index, start:stop] = torch.arange(stop - start)
             start = stop
@@ -107,7 +104,7 @@ def pack(examples: Sequence[Tokens], *, length: int, pad: int, packing: bool = T
     padded on the right to the longest example, and padding is never learnt.
     """
     pieces = [piece for tokens in examples for piece in _pieces(tokens, length)]
-    kept = [piece for piece in pieces if _learns(piece)]
+    kept = [piece for piece in pieces if any(label != IGNORED for label in piece.labels[1:])]
     if not kept:
         why = "every prompt alone is longer than a row, so no answer is left"
         raise UserError("length", got=f"{length} tokens", why=why, do="pass a larger --length")

@@ -26,5 +26,6 @@ def share_loss(model: nn.Module, data: Packed, rows: Tensor) -> Tensor:
     """Summed loss of some rows in nats; of none it is 0, but takes part in the ranks' collectives."""
     if len(rows):
         return loss_sum(model, data, rows)
+    # Collectives wait for all ranks, so a rank without rows runs one row whose labels are all ignored.
     ids = data.ids[:1].to(device_of(model))
     return loss_of(model, ids, torch.full_like(ids, IGNORED))

@@ -49,6 +49,7 @@ class Stored(Mapping[str, Tensor]):
 
     def beside(self, model: nn.Module, params: Mapping[str, Tensor]) -> list[tuple[Tensor, str]]:
         """Pair weights of a live model with their names in the files, which may lack some."""
+        # Of a tied weight the file may have the other name.
         aliases = {owner: alias for alias, owner in tied(model).items()}
         parts = _as_saved(model, {name: value.detach() for name, value in params.items()})
         return [(part, name if name in self._files else aliases.get(name, name)) for name, part in parts.items()]

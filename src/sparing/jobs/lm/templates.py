@@ -22,7 +22,7 @@ SECONDS = 10.0  # processor time of one conversation (s)
 
 MEMORY = 1 << 30  # memory of the fork beside what it is born with (bytes)
 
-LETTERS, TIMES = 1 << 17, 100  # the longest text is so many letters and so many times the contents
+CHARACTERS, TIMES = 1 << 17, 100  # the longest text is so many letters and so many times the contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class Refusal:
     why: str
 
 
-def rendered(tokenizer: Any, asked: Sequence[tuple[Messages, bool]]) -> list[str | Refusal]:
+def rendered(tokenizer: Any, requests: Sequence[tuple[Messages, bool]]) -> list[str | Refusal]:
     """Render conversations, none empty, with a tokenizer's chat template; where one is refused, it is the last."""
-    hears, says = os.pipe()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this one runs no thread's code
         child = os.fork()
     if not child:
-        os.close(hears)
-        _serve(says, lambda ask: _one(tokenizer, *ask), asked)
-    os.close(says)
-    with os.fdopen(hears, encoding="utf-8") as pipe:
+        os.close(read_end)
+        _serve(write_end, lambda request: _one(tokenizer, *request), requests)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8") as pipe:
         lines = pipe.read().split("\n")
     os.waitpid(child, 0)
-    found = [_answer(line) for line in lines[:-1]]
-    if len(found) < len(asked) and not (found and isinstance(found[-1], Refusal)):
+    found = [_parse_answer(line) for line in lines[:-1]]
+    if len(found) < len(requests) and not (found and isinstance(found[-1], Refusal)):
         found.append(Refusal(f"it takes more than {SECONDS:g} s or {MEMORY >> 30} GiB"))
     return found
 
@@ -54,17 +54,17 @@ def rendered(tokenizer: Any, asked: Sequence[tuple[Messages, bool]]) -> list[str
 def _one(tokenizer: Any, messages: Messages, opened: bool) -> str:
     rows = [{"role": role, "content": content} for role, content in messages]
     text: str = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=opened)
-    if len(text) > LETTERS + TIMES * sum(len(content) for _, content in messages):
+    if len(text) > CHARACTERS + TIMES * sum(len(content) for _, content in messages):
         raise ValueError(f"it makes {len(text)} letters of a short conversation")
     return text
 
 
-def _answer(line: str) -> str | Refusal:
+def _parse_answer(line: str) -> str | Refusal:
     kind, text = json.loads(line)
     return text if kind == "text" else Refusal(text)
 
 
-def _serve(says: int, render: Callable[[Any], str], asked: Sequence[Any]) -> None:
+def _serve(write_end: int, render: Callable[[Any], str], requests: Sequence[Any]) -> None:
     """What the fork does; it does not return."""
     try:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -72,21 +72,23 @@ def _serve(says: int, render: Callable[[Any], str], asked: Sequence[Any]) -> Non
     except (OSError, ValueError):  # a system without this; time is bounded all the same
         pass
     try:
+        # The default action kills the fork, which no ``except`` in a template can stop.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        with os.fdopen(says, "w", encoding="utf-8") as pipe:
-            for ask in asked:
+        with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
+            for request in requests:
                 signal.setitimer(signal.ITIMER_PROF, SECONDS)
-                kind, text = _tried(render, ask)
+                kind, text = _try_render(render, request)
                 pipe.write(json.dumps((kind, text)) + "\n")
                 if kind == "refusal":
                     break
     finally:
+        # Not ``sys.exit``: the exit handlers and buffers belong to the parent.
         os._exit(0)
 
 
-def _tried(render: Callable[[Any], str], ask: Any) -> tuple[str, str]:
+def _try_render(render: Callable[[Any], str], request: Any) -> tuple[str, str]:
     try:
-        return "text", render(ask)
+        return "text", render(request)
     except MemoryError:
         return "refusal", f"it takes more than {MEMORY >> 30} GiB"
     except RecursionError:

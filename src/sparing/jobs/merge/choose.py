@@ -68,6 +68,7 @@ def subset(members: Sequence[int], count: int) -> Candidate:
 
 def candidates(settings: Settings, *, measured: bool) -> list[Candidate]:
     """The candidates to try; one where nothing is open. ``measured``: whether validation rows can choose."""
+    # DARE is not tried: its random drops are noise on top of task arithmetic.
     names: list[How] = ["soup"] if settings.how in {"auto", "greedy"} else [settings.how]
     if settings.how == "auto" and settings.base is not None and measured:
         names += ["task", "ties", "sign-aware"]
@@ -107,6 +108,8 @@ class Decision:
 
 def by_rows(tried: Mapping[str, float], parents: Sequence[float], ways: Sequence[Candidate], low: float) -> Decision:
     """Choose by losses (nats) on the validation rows; ``low``: lower end of the interval of the best one's gap."""
+    # Measurement outranks prediction: a merge that does not lose against the mean of its parents is made whatever was
+    # predicted, and one that loses is not.
     best = min(ways, key=lambda way: tried[way.name])
     loss, mean = tried[best.name], sum(parents) / len(parents)
     said = f"{format_number(loss)} nats on the validation rows, the models' own mean is {format_number(mean)}"

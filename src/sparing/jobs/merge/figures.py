@@ -44,16 +44,18 @@ def score_figure(record: Record, metric: str) -> Figure:
     mean = sum(row[metric] for row in parents) / len(parents)
     bars = [plots.Bar(row["model"], _drawn(metric, row[metric]), "baseline") for row in parents]
     bars.append(plots.Bar("mean of these", _drawn(metric, mean), "reference"))
-    if is_told(gap["predicted"]) and math.isfinite(mean):
+    if is_finite(gap["predicted"]) and math.isfinite(mean):
         value, least, most = (shown(metric, mean + gap[f"predicted{end}"]) for end in ("", "_low", "_high"))
         bars.append(plots.Bar("the merge, predicted", value, "extension", low=max(least, 0.0), high=most))
-    ends = [_drawn(metric, mean + gap[f"gap_{end}"]) if is_told(gap[f"gap_{end}"]) else None for end in ("low", "high")]
+    ends = [
+        _drawn(metric, mean + gap[f"gap_{end}"]) if is_finite(gap[f"gap_{end}"]) else None for end in ("low", "high")
+    ]
     low = None if ends[0] is None else max(ends[0], 0.0)
     bars.append(plots.Bar("the merge, measured", _drawn(metric, merged[metric]), "ours", low=low, high=ends[1]))
     side = "above" if gap["gap"] > 0 else "below"
     size = said(metric, abs(gap["gap"]), difference=True).removeprefix("+")
     title = f"The merge is {size} {side} the mean of its parents"
-    if not is_told(gap["gap"]):
+    if not is_finite(gap["gap"]):
         title = f"The {metric} of the merge, or of a parent, is not finite"
     note = "Predicted: where nine in ten pairs as alike as these lie. Measured: 95 % interval over test rows."
     return plots.bars(bars, title=title, value=plots.Axis(f"{metric} on test rows", UNITS[metric]), caption=note)
@@ -61,17 +63,17 @@ def score_figure(record: Record, metric: str) -> Figure:
 
 def _drawn(metric: str, value: float) -> float | None:
     """The length of a bar; none where the value is not finite."""
-    return shown(metric, value) if is_told(value) else None
+    return shown(metric, value) if is_finite(value) else None
 
 
-def is_told(value: object) -> bool:
+def is_finite(value: object) -> bool:
     """Whether a cell holds a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def sign_figure(record: Record) -> Figure | None:
     """Sign agreement of the first two models, block by block; None where no block has signs to compare."""
-    rows = [row for row in record.table("signs") if is_told(row["agreement"])]
+    rows = [row for row in record.table("signs") if is_finite(row["agreement"])]
     if not rows:
         return None
     least = min(rows, key=lambda row: row["agreement"])

@@ -11,11 +11,11 @@ from sparing.jobs.disk import digest
 from sparing.jobs.folder import tell_page
 from sparing.jobs.lm.models import fingerprint
 from sparing.jobs.merge.choose import Candidate, Decision
-from sparing.jobs.merge.course import ADVICE, Course
-from sparing.jobs.merge.evidence import gather
 from sparing.jobs.merge.forecast import Outlook, look_ahead
+from sparing.jobs.merge.inputs import gather
 from sparing.jobs.merge.output import MODEL, WEIGHTS, place_of, write_merge
 from sparing.jobs.merge.page import columns_of, write_page
+from sparing.jobs.merge.pipeline import ADVICE, Pipeline
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source, differences, open_all, open_source
 from sparing.jobs.run import Run
@@ -47,7 +47,7 @@ def run(settings: Settings) -> Record:
     reads = [path for one in named for path in (one, one / MODEL)]  # a run's folder stands for the model in it
     with Run(settings, writes=(MODEL, WEIGHTS), reads=reads) as run:
         sources, base = open_all(settings.models, settings.labels, settings.base)
-        course = Course(settings, sources, base, gather(settings, sources), run)
+        pipeline = Pipeline(settings, sources, base, gather(settings, sources), run)
         question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
         run.resume(record, hashes=_marks(settings, sources, base))
@@ -56,17 +56,17 @@ def run(settings: Settings) -> Record:
         told = differences(sources, base)
         sys.stderr.writelines(f"note: {sentence}\n" for sentence in told)
         run.claim()
-        with Progress("merge", total=course.units(), resume_at=run.finished) as run.bar:
-            decision = course.choose(outlook)
-            merged = _make(course, decision.candidate) if decision.candidate else None
-            found, between = course.test(merged), course.between()
+        with Progress("merge", total=pipeline.units(), resume_at=run.finished) as run.bar:
+            decision = pipeline.choose(outlook)
+            merged = _make(pipeline, decision.candidate) if decision.candidate else None
+            found, between = pipeline.test(merged), pipeline.between()
         # every number is a result of the run by now: the rows are made anew from them
         for sentence in told:
             record.add("differences", what=sentence)
         for table, rows in outlook.tables().items():
             for row in rows:
                 record.add(table, **row)
-        _note(course, decision, record)
+        _note(pipeline, decision, record)
         for row in found["models"]:
             record.add("models", **row)
         for row in found["gap"]:
@@ -80,33 +80,33 @@ def run(settings: Settings) -> Record:
         return run.finish(write_page)
 
 
-def _make(course: Course, way: Candidate) -> Source:
+def _make(pipeline: Pipeline, way: Candidate) -> Source:
     """Write the merge, unless an interrupted run did so."""
-    place = place_of(course.settings.out, course.sources[0])
+    place = place_of(pipeline.settings.out, pipeline.sources[0])
 
     def work() -> bool:
-        statistics, size = course.statistics(way), sum(entry.size for entry in course.sources[0].entries.values())
+        statistics, size = pipeline.statistics(way), sum(entry.size for entry in pipeline.sources[0].entries.values())
         with Progress("write", total=size, unit="B") as bar:
             write_merge(
-                place, way.method, course.sources, course.base, statistics, lambda name, size: bar.advance(size)
+                place, way.method, pipeline.sources, pipeline.base, statistics, lambda name, size: bar.advance(size)
             )
         return True
 
     if not place.exists():  # a checkpoint may outlive what its user deleted
-        course.run.forget("the merge")
-    course.run.once("the merge", work)
+        pipeline.run.forget("the merge")
+    pipeline.run.once("the merge", work)
     return open_source(place, "the merge")
 
 
-def _note(course: Course, decision: Decision, record: Record) -> None:
-    way, evidence = decision.candidate, course.evidence
-    stale = any(name.endswith("running_var") for name in course.sources[0]) and not (evidence and evidence.refreshes)
+def _note(pipeline: Pipeline, decision: Decision, record: Record) -> None:
+    way, inputs = decision.candidate, pipeline.inputs
+    stale = any(name.endswith("running_var") for name in pipeline.sources[0]) and not (inputs and inputs.refreshes)
     record.add(
         "decision", merged=way is not None, way=way.name if way else "none", reason=decision.reason,
-        advice="" if way else ADVICE, metric=evidence.metric if evidence else "loss",
-        source=evidence.source if evidence else "", stale=stale and way is not None,
+        advice="" if way else ADVICE, metric=inputs.metric if inputs else "loss",
+        source=inputs.source if inputs else "", stale=stale and way is not None,
     )  # fmt: skip
-    for row in course.tried():
+    for row in pipeline.tried():
         record.add("tried", **row)
 
 

@@ -36,12 +36,14 @@ def write_merge(
     paths, ancestor = [source.path for source in sources], None if base is None else base.path
 
     def fill(draft: Path) -> None:
-        merge_files(paths, draft, base=ancestor, method=method, tell=tell, note=lambda told: None)  # ``open_all`` told
+        # What differs between the files was reported when they were opened.
+        merge_files(paths, draft, base=ancestor, method=method, tell=tell, note=lambda told: None)
         _replace(draft, statistics)
 
     if sources[0].is_folder:
         write_folder(place, fill)
         return
+    # A file is written as a folder beside its place, then moved: a rename within one disk is whole or not at all.
     draft = place.with_name(f".{place.name}.draft")
     with refusing_to_write("saving", place):
         try:

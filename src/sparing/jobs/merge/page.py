@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sparing.jobs.merge.figures import Rows, between_figure, is_told, said, score_figure, sign_figure
+from sparing.jobs.merge.figures import Rows, between_figure, is_finite, said, score_figure, sign_figure
 from sparing.report import Page, Record, Section, Table
 
 WORDS: Final = """\
@@ -50,7 +50,7 @@ def answer(record: Record) -> str:
     measured = said(metric, gap["gap"], gap["gap_low"], gap["gap_high"], difference=True)
     verdict = _cost(gap)
     told = "no gap could be predicted"
-    if is_told(gap["predicted"]):
+    if is_finite(gap["predicted"]):
         value, low, high = (gap[f"predicted{end}"] for end in ("", "_low", "_high"))
         told = f"predicted was {said(metric, value, low, high, difference=True)}"
         inside = low <= gap["gap_high"] and gap["gap_low"] <= high
@@ -63,7 +63,7 @@ def _cost(gap: Mapping[str, Any]) -> str:
     """Whether the merge is worse than the mean of its parents, as far as the rows tell."""
     if not math.isfinite(gap["gap"]):
         return "gives numbers that are not finite"
-    low, high = (gap[f"gap_{end}"] if is_told(gap[f"gap_{end}"]) else math.nan for end in ("low", "high"))
+    low, high = (gap[f"gap_{end}"] if is_finite(gap[f"gap_{end}"]) else math.nan for end in ("low", "high"))
     if math.isnan(low):
         return "costs what too few rows cannot bound"
     if low > 0:
@@ -77,7 +77,7 @@ def _beside_best(record: Record, metric: str) -> str:
     (pair,) = [row for row in record.table("best") if row["metric"] == metric]
     values = [next(row for row in rows if row["model"] == name)[metric] for name in ("the merge", pair["best"])]
     low, high = (
-        pair[f"difference_{end}"] if is_told(pair[f"difference_{end}"]) else math.nan for end in ("low", "high")
+        pair[f"difference_{end}"] if is_finite(pair[f"difference_{end}"]) else math.nan for end in ("low", "high")
     )
     beats = "Row by row it is not told apart from"
     if high < 0:

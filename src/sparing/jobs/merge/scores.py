@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparing.jobs.live import measuring
+from sparing.jobs.lm.models import vocabulary
 from sparing.report.pairs import can_bound, mcnemar, paired_bootstrap
 
 LOGITS: Final = 1 << 25  # numbers that the model may give at once (count): 128 MiB in float32
@@ -34,7 +35,8 @@ class Rows:
     def scores(self, model: nn.Module) -> Tensor:
         """Scores per row, float64, (N, 3): summed cross-entropy (nats), wrong answers, answers."""
         texts = self.targets is None
-        per_row = self.inputs.shape[1] * _vocabulary(model) if texts else 4096 * self.inputs[0].numel()
+        # Of texts, logits bound the memory; of images, activations, guessed at 4096 numbers per number of the input.
+        per_row = self.inputs.shape[1] * vocabulary(model) if texts else 4096 * self.inputs[0].numel()
         batch = max(1, min(256, LOGITS // per_row))
         with measuring(model):
             parts = [self._part(model, slice(at, at + batch)) for at in range(0, len(self), batch)]
@@ -89,6 +91,9 @@ def gaps(merged: Tensor, parents: Sequence[Tensor], *, seed: int) -> Mapping[str
 
 
 def _gap(merged: Tensor, parents: Sequence[Tensor], metric: int, seed: int) -> Gap:
+    # Weighted by answers, so that the mean over rows is the mean over answers. The interval resamples rows, the same
+    # for all models: hard rows are hard for all, so the difference varies less than either. It is about these models on
+    # other rows, not about other models.
     first, *others = (each[:, metric] * (len(each) / each[:, 2].sum()) for each in (merged, *parents))
     second = torch.stack(others).mean(0)
     value = float((first - second).mean())
@@ -97,7 +102,3 @@ def _gap(merged: Tensor, parents: Sequence[Tensor], metric: int, seed: int) -> G
     low, high = paired_bootstrap(first, second, seed=seed).interval
     single = METRICS[metric] == "error" and len(parents) == 1 and bool((merged[:, 2] == 1).all())
     return Gap(value, low, high, mcnemar(first == 0, second == 0).p if single else math.nan)
-
-
-def _vocabulary(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])

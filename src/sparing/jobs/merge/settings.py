@@ -110,10 +110,10 @@ class Settings:
         require(measured, "data", "none", "greedy adds models while validation rows like it", "pass --data")
         scaled = self.scale is None or self.how in FROM_BASE
         why = "only task, ties, dare and sign-aware have a scale"
-        require(scaled, "scale", f"{self.scale} with --how {self.how}", why, "leave it away, or name one of them")
+        require(scaled, "scale", f"{self.scale} with --how {self.how}", why, "omit it, or name one of them")
         files = all(path.suffix == ".safetensors" for path in self.models)
         fits = self.net is None or files
-        require(fits, "net", self.net, "a folder says itself what its model is", "leave --net away")
+        require(fits, "net", self.net, "a folder says itself what its model is", "omit --net")
         known = self.data is None or not files or self.net is not None
         do = "pass --net module:function, which builds the model"
         require(known, "data", self.data, "weights alone are no model that could be measured", do)

@@ -21,7 +21,7 @@ from sparing.valley.stream import Checkpoint, Place, checkpoint, floating_kinds,
 
 @dataclass(frozen=True, slots=True)
 class Source(Mapping[str, Tensor]):
-    """A checkpoint as a mapping of names to tensors, each read anew when it is asked for and kept by nobody."""
+    """A checkpoint as a mapping of names to tensors, each read when it is asked for and never cached."""
 
     path: Path  # a folder with config.json, or a .safetensors file
     label: str  # what messages and pages call it
@@ -155,6 +155,7 @@ def differences(sources: Sequence[Source], base: Source | None) -> list[str]:
 
 def _require_alike(one: Source, other: Source) -> None:
     """Name the first tensor in which two checkpoints differ."""
+    # Both directions: a tensor may be in either checkpoint alone.
     for name in [*one, *(name for name in other if name not in one.entries)]:
         mine, theirs = one.entries.get(name), other.entries.get(name)
         fits = mine is not None and theirs is not None and mine.shape == theirs.shape

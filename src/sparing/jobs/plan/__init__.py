@@ -6,7 +6,6 @@ On one device the ways to fine-tune compete; on a cluster each of them with ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sparing.errors import UserError
@@ -15,7 +14,17 @@ from sparing.jobs.plan import cluster_page, page
 from sparing.jobs.plan.candidates import Candidate, candidates
 from sparing.jobs.plan.cluster import plan_cluster
 from sparing.jobs.plan.pick import Verdict, judge, picked
-from sparing.jobs.plan.price import Price, Pricer, by_formula, by_ledger, drops, priced, read_config, shape_of, sizes
+from sparing.jobs.plan.price import (
+    Price,
+    Pricer,
+    by_formula,
+    by_ledger,
+    has_dropout,
+    read_config,
+    shape_of,
+    sizes,
+    try_price,
+)
 from sparing.jobs.plan.settings import Settings
 from sparing.memory import CATEGORIES, parse_bytes
 from sparing.report import Progress, Record, format_number
@@ -27,7 +36,8 @@ UNITS = {**dict.fromkeys((*CATEGORIES, "peak", "memory"), "B"), "speed": "×", "
 
 def run(settings: Settings) -> Record:
     """Price every candidate and pick one: tables "plan", "about", "advice"; on a cluster also "best" and maps."""
-    place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=_reads(settings))
+    reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
+    place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=reads)
     place.check()
     config, cluster = read_config(settings), settings.cluster
     pricer, layers, tied, parameters = _way(config, settings)
@@ -43,10 +53,6 @@ def run(settings: Settings) -> Record:
     return record
 
 
-def _reads(settings: Settings) -> tuple[Path, ...]:
-    return tuple(path for path in (settings.place, settings.topology) if path is not None)
-
-
 def show(record: Record) -> None:
     """Print the table, the pick and where the page is."""
     (cluster_page if record.table("links") else page).show(record)
@@ -56,14 +62,14 @@ def _prices(config: Any, settings: Settings, ways: Sequence[Candidate], pricer: 
     prices: dict[Candidate, Price] = {}
     with Progress("price", total=len(ways), unit="candidate") as bar:
         for way in ways:
-            prices[way] = priced(pricer, config, settings, way)
+            prices[way] = try_price(pricer, config, settings, way)
             bar.advance(method=way.label)
     return prices
 
 
 def _way(config: Any, settings: Settings) -> tuple[Pricer, int, bool, int]:
     """How to price this model, its number of blocks, whether its head is tied, and its number of parameters."""
-    if settings.ledger or drops(config):
+    if settings.ledger or has_dropout(config):
         return by_ledger, *sizes(config, settings.attention)
     try:
         shape = shape_of(config)
@@ -87,7 +93,7 @@ def _record(settings: Settings, verdicts: list[Verdict], parameters: int) -> Rec
         device=f"{settings.memory} ({format_number(parse_bytes(settings.memory), 'B')})",
         batch=settings.batch,
         length=settings.length,
-        pick="nothing fits" if best is None else _named(best.candidate),
+        pick="nothing fits" if best is None else best.candidate.name,
         why="" if best is None else best.why,
         page=str(settings.out / "report.html"),
     )
@@ -101,14 +107,10 @@ def _record(settings: Settings, verdicts: list[Verdict], parameters: int) -> Rec
     return record
 
 
-def _named(candidate: Candidate) -> str:
-    return candidate.label + (", checkpointing" if candidate.checkpointing else "")
-
-
 def _row(verdict: Verdict) -> dict[str, Any]:
     price = verdict.price
     return {
-        "way": _named(verdict.candidate),
+        "way": verdict.candidate.name,
         "method": verdict.candidate.label,
         "checkpointing": verdict.candidate.checkpointing,
         "trainable": price.trainable,

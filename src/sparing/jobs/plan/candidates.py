@@ -20,6 +20,11 @@ class Candidate:
     checkpointing: bool  # whether blocks recompute their activations
     share: float = 1.0  # share of every block that trains, of what the method trains; on a cluster only
 
+    @property
+    def name(self) -> str:
+        """Label, and checkpointing if there is."""
+        return self.label + (", checkpointing" if self.checkpointing else "")
+
 
 def candidates(settings: Settings, *, layers: int, tied: bool) -> Iterator[Candidate]:
     """Every way to compare, full fine-tuning first, each without and with activation checkpointing.

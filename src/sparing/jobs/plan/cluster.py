@@ -8,7 +8,7 @@ from typing import Any, Final
 from sparing.errors import UserError
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.crossover import crossovers
-from sparing.jobs.plan.price import Price, Pricer, priced
+from sparing.jobs.plan.price import Price, Pricer, try_price
 from sparing.jobs.plan.settings import Settings
 from sparing.jobs.plan.shards import Option, judge, named, options
 from sparing.jobs.plan.workloads import workload
@@ -38,9 +38,9 @@ def plan_cluster(
     prices: dict[Candidate, Price] = {}
     with Progress("price and simulate", total=len(ways), unit="way") as bar:
         for way in ways:
-            prices[way] = priced(pricer, config, settings, way)
+            prices[way] = try_price(pricer, config, settings, way)
         known = [way for way in ways if prices[way].bytes is not None]
-        failed = [f"{_way(way)}: {prices[way].why}" for way in ways if prices[way].bytes is None]
+        failed = [f"{way.name}: {prices[way].why}" for way in ways if prices[way].bytes is None]
         if not known:
             why, do = failed[0] if failed else "there is no candidate", "pass other --ranks or --active, or --no-ledger"
             raise UserError("plan", got=f"{len(ways)} ways to fine-tune, none of them priced", why=why, do=do)
@@ -67,10 +67,6 @@ def plan_cluster(
     for note in failed:
         record.add("advice", note=note)
     return record
-
-
-def _way(way: Candidate) -> str:
-    return way.label + (", checkpointing" if way.checkpointing else "")
 
 
 def row_of(option: Option, cluster: Topology) -> dict[str, Any]:

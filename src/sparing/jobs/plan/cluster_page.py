@@ -1,4 +1,4 @@
-"""A plan for a cluster, for people: best of each method on the terminal; bytes, seconds and maps on the page."""
+"""Display of a plan for a cluster: best of each method on the terminal; bytes, seconds and maps on the page."""
 
 from __future__ import annotations
 

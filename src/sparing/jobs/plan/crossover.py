@@ -47,6 +47,7 @@ def crossovers(work: Workload, cluster: Topology, memory: str) -> list[dict[str,
             limit = parse_bytes(memory) * changes.pop("memory", 1.0)
             other = _other(work, changes)
             plans = [plan for plan in effective(cluster.tiers) if predict(other, cluster, plan).memory <= limit]
+            # Bytes are those of the whole model; only the simulation of time runs on fewer blocks.
             few = replace(other, blocks=min(other.blocks, BLOCKS))
             for ratio in RATIOS:
                 best = _best(few, _uneven(cluster, ratio), plans)
@@ -140,4 +141,5 @@ def nearest(cluster: Topology, value: float, kind: str) -> tuple[float, str]:
 
 
 def _near(choices: dict[Any, float], value: float) -> Any:
+    # As a ratio: rates and shares are on a logarithmic scale.
     return min(choices, key=lambda name: max(choices[name] / value, value / choices[name]))

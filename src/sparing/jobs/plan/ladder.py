@@ -31,6 +31,7 @@ def shape_like(params: float) -> Shape:
               head_dim=128, vocab=VOCABULARY)
         for layers, width, ffn in LADDER
     ]  # fmt: skip
+    # Depth and width of a real model; what is missing goes into the feed-forward part, three matrices a block.
     near = min(rungs, key=lambda rung: abs(math.log(rung.total / params)))
     missing = (params - near.total) / (3 * near.layers * near.width)
     return dataclasses.replace(near, ffn=max(round(near.ffn + missing), 1))

@@ -1,4 +1,4 @@
-"""A plan for people: the table in the terminal, the page with its picture."""
+"""Display of a plan: the table in the terminal, the page with its picture."""
 
 from __future__ import annotations
 

@@ -17,14 +17,12 @@ from sparing.jobs.interrupts import stop_if_pressed
 from sparing.jobs.lm.adapters import Lora, with_adapters_
 from sparing.jobs.lm.losses import loss_of
 from sparing.jobs.lm.models import config_of
-from sparing.jobs.lm.optimizer import FORM, adamw
+from sparing.jobs.lm.optimizer import FORM, adamw_with_masters
 from sparing.jobs.lm.unpriced import reason
 from sparing.jobs.plan.candidates import Candidate
 from sparing.jobs.plan.ladder import shape_like
 from sparing.jobs.plan.settings import Settings
-from sparing.layersample import LayerSampling
 from sparing.layersample.activations import LoRA
-from sparing.layersample.masters import Masters
 from sparing.layersample.parts import parts_of
 from sparing.layersample.predict import Full, predict
 from sparing.layersample.shape import Shape
@@ -62,7 +60,7 @@ def read_config(settings: Settings) -> Any:
     return config.get_text_config()
 
 
-def drops(config: Any) -> bool:
+def has_dropout(config: Any) -> bool:
     """Whether a model uses dropout in training (classifier apart): no formula here counts its masks."""
     rates = (
         {name: value for name, value in vars(config).items() if "drop" in name} if hasattr(config, "__dict__") else {}
@@ -78,11 +76,11 @@ def shape_of(config: Any) -> Shape:
     return config if isinstance(config, Shape) else Shape.from_config(config)
 
 
-def priced(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate) -> Price:
+def try_price(pricer: Pricer, config: Any, settings: Settings, candidate: Candidate) -> Price:
     """Price a candidate; one that cannot be priced says why, and never stops the others."""
     try:
         return pricer(config, settings, candidate)
-    except Exception as error:  # noqa: BLE001 - models and operations are anybody's
+    except Exception as error:  # noqa: BLE001 - any model may raise anything
         stop_if_pressed(error)
         return Price(why=reason(error))
 
@@ -92,6 +90,7 @@ def by_formula(config: Any, settings: Settings, candidate: Candidate) -> Price:
     shape = shape_of(config)
     if refused := _too_wide(candidate, shape.linears):
         return Price(why=refused)
+    # A sliding window shorter than the row needs a mask, as rows of several documents do.
     windowed = settings.length > (getattr(config, "sliding_window", None) or math.inf)
     asked = partial(
         predict, shape, batch=settings.batch, length=settings.length, dtype=getattr(torch, settings.dtype),
@@ -114,7 +113,7 @@ def by_ledger(config: Any, settings: Settings, candidate: Candidate) -> Price:
     entries = ("ids", "labels", "positions") if settings.packing else ("ids", "labels")
     batch = dict.fromkeys(entries, ((settings.batch, settings.length), torch.int64))
     profile = predict_bytes(
-        model, batch, partial(_adamw, masters=getattr(candidate.method, "masters", False)), trainable=names,
+        model, batch, partial(adamw_with_masters, masters=getattr(candidate.method, "masters", False)), trainable=names,
         loss=lambda model, batch: loss_of(model, **batch), checkpointing=candidate.checkpointing,
         accumulate=min(settings.accumulate, 2), device=settings.device,  # a third adds nothing
     )  # fmt: skip
@@ -187,16 +186,10 @@ def _trained(model: nn.Module, candidate: Candidate) -> set[str]:
     if isinstance(method, LoRA):
         return {name for name, p in named_parameters(model).items() if p.requires_grad}
     blocks, frozen = parts_of(model)
-    on = {name for block in blocks if _is_on(block.role, block.index, method) for name in block.params}
+    on = {
+        name
+        for block in blocks
+        if (block.index < method.active if block.role == "body" else getattr(method, block.role))
+        for name in block.params
+    }
     return on - frozen
-
-
-def _is_on(role: str, index: int, method: LayerSampling) -> bool:
-    return index < method.active if role == "body" else bool(getattr(method, role))
-
-
-def _adamw(parameters: list[nn.Parameter], *, masters: bool) -> torch.optim.Optimizer:
-    made = adamw(parameters)
-    if masters:
-        Masters(made, {p: str(index) for index, p in enumerate(parameters)})
-    return made

@@ -54,6 +54,7 @@ def options(candidate: Candidate, work: Workload, cluster: Topology, memory: str
     try:
         ranking = choose(work, cluster, memory, survives=survives).ranking
     except UserError:
+        # Nothing fits: say by how much each plan is too large, unless the request itself cannot be met.
         if survives >= max(cluster.axes[-1].size, 1):
             raise
         ranking = tuple(_unfit(split, limit) for split in choose(work, cluster, None).ranking)
@@ -99,6 +100,7 @@ def _leader(firsts: Iterable[Option]) -> Option:
     fitting = [option for option in rows if option.fits]
     if not fitting:
         return min(rows, key=lambda option: option.memory)
+    # Times within ``TIE`` count as equal; then the option without checkpointing wins.
     quickest = min(option.seconds for option in fitting)
     near = [option for option in fitting if option.seconds <= quickest * (1 + TIE)]
     return min(near, key=lambda option: (option.candidate.checkpointing, option.seconds))

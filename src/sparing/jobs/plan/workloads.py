@@ -48,12 +48,14 @@ def workload(config: Any, settings: Settings, candidate: Candidate, prices: Mapp
 
 def _activations(candidate: Candidate, prices: Mapping[Candidate, Price]) -> tuple[int, int]:
     """At the end of the forward pass: with checkpointing, and without."""
+    # The two prices of a method, with and without checkpointing; the smaller is with it.
     both = (price.bytes for way, price in prices.items() if way.label == candidate.label)
     found = sorted(held.phases["forward"].activations for held in both if held is not None)
     return found[0], found[-1]
 
 
 def _specs(parts: list[Part], share: float) -> Iterator[BucketSpec]:
+    # The planner numbers blocks from 0; -1 is before the first, a number above all is after the last.
     body = -1
     for part in parts:
         body += part.role == "body"
@@ -114,7 +116,7 @@ def _from_model(config: Any, settings: Settings, candidate: Candidate) -> list[P
 
 
 def _seconds(config: Any, settings: Settings, candidate: Candidate) -> dict[str, float]:
-    """Times of the passes; none where nobody said how fast a device is, or no formula counts the operations."""
+    """Seconds of the passes; none without the speed of a device."""
     if settings.tflops is None:
         return {}
     spent = _operations(shape_of(config), settings, candidate)

@@ -64,7 +64,7 @@ def rule_of(settings: Pretrain) -> Rule:
             "output_scale": settings.output_scale != 1,
         }
         for name in (name for name, there in given.items() if there):
-            why, do = "the standard parameterization touches nothing", "leave it away or pass another --rule"
+            why, do = "the standard parameterization touches nothing", "omit it, or pass another --rule"
             raise UserError(name, got=getattr(settings, name), why=why, do=do)
         return SP()
     kinds: dict[str, Any] = {"mup": MuP, "supar": SuPar, "init-only": InitOnly, "rate-only": RateOnly}

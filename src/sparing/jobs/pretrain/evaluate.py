@@ -11,19 +11,19 @@ from torch import nn
 
 from sparing.jobs.live import device_of, measuring, seeded
 from sparing.jobs.lm.losses import Measure, held_out_loss, perplexity
-from sparing.jobs.pretrain.material import Part
+from sparing.jobs.pretrain.inputs import Part
 
 TEMPERATURE, TOP = 0.8, 40  # how samples are drawn: logits over this, among so many likeliest tokens
 
 
-def measured(model: nn.Module, part: Part, *, batch: int, loss_of: Measure = held_out_loss) -> dict[str, Any]:
+def evaluate(model: nn.Module, part: Part, *, batch: int, loss_of: Measure = held_out_loss) -> dict[str, Any]:
     """Held-out ``loss`` (nat/token), ``bits_per_byte`` (comparable between tokenizers), ``perplexity``, ``tokens``."""
     loss, tokens = loss_of(model, part.rows, batch=batch)
     bits = loss / math.log(2) / part.bytes_per_token
     return {"loss": loss, "bits_per_byte": bits, "perplexity": perplexity(loss), "tokens": tokens}
 
 
-def written(model: Any, tokenizer: Any, openings: Sequence[str], *, length: int, seed: int) -> list[str]:
+def sample_texts(model: Any, tokenizer: Any, openings: Sequence[str], *, length: int, seed: int) -> list[str]:
     """Sample continuations of ``openings`` from a named random stream, up to ``length`` tokens with the opening."""
     from transformers import GenerationConfig
 

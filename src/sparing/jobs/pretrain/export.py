@@ -10,16 +10,16 @@ from torch import nn
 
 from sparing.jobs.disk import write_folder
 from sparing.jobs.lm.models import save_pretrained
-from sparing.jobs.pretrain.course import Course
+from sparing.jobs.pretrain.state import TrainState
 from sparing.scaling.apply import masks_of
 from sparing.scaling.backends import convert_
 from sparing.scaling.fold import fold_
 
 
-def ordinary(course: Course) -> nn.Module:
+def plain_copy(state: TrainState) -> nn.Module:
     """A copy of the model that needs nothing of this package: evaluation mode, masked weights zero."""
-    model = copy.deepcopy(course.model)
-    model.zero_grad(set_to_none=True)
+    model = copy.deepcopy(state.model)
+    model.zero_grad(set_to_none=True)  # gradients were copied along
     masks = masks_of(model)
     convert_(model, masks, backend="dense")
     fold_(model, masks)

@@ -16,17 +16,17 @@ from sparing.jobs.folder import RECORD, Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.live import device_for
 from sparing.jobs.pretrain import tables
-from sparing.jobs.pretrain.course import Course, begin, check_, choose_backends_, planned, restore_, state_of
-from sparing.jobs.pretrain.evaluate import measured, written
-from sparing.jobs.pretrain.export import ordinary, save_model
+from sparing.jobs.pretrain.evaluate import evaluate, sample_texts
+from sparing.jobs.pretrain.export import plain_copy, save_model
+from sparing.jobs.pretrain.inputs import Inputs, gather
 from sparing.jobs.pretrain.loop import UNITS, advance_
-from sparing.jobs.pretrain.material import Material, gather
-from sparing.jobs.pretrain.models import config_for, context_of, fresh, shape_of
+from sparing.jobs.pretrain.models import config_for, context_of, fresh_model, shape_of
 from sparing.jobs.pretrain.outputs import FILES, MODEL, folder_of, identity
 from sparing.jobs.pretrain.page import NAMES, write_page
-from sparing.jobs.pretrain.prices import fill_measured, note_predicted, shown
+from sparing.jobs.pretrain.prices import displayed, fill_measured, note_predicted
 from sparing.jobs.pretrain.settings import Pretrain
-from sparing.jobs.pretrain.sharded import Crew
+from sparing.jobs.pretrain.sharded import ShardedRun
+from sparing.jobs.pretrain.state import TrainState, check_, choose_backends_, make_plan, restore_, start, state_of
 from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import heard, newest, part_, ranks, refuse_cut
 from sparing.jobs.step import DivergedError, SpoiltError
@@ -36,125 +36,125 @@ from sparing.sharding.jointly import jointly, on_first
 from sparing.sharding.mesh import Mesh
 
 
-def _save(course: Course, record: Record) -> Path:
+def _save(state: TrainState, record: Record) -> Path:
     """Write a checkpoint, and the record beside it for whoever watches."""
-    check_(course)
-    folder = folder_of(course.settings)
-    path = folder.save(course.step, {**state_of(course), "rows": record.rows})
-    _write(course, record)
+    check_(state)
+    folder = folder_of(state.settings)
+    path = folder.save(state.step, {**state_of(state), "rows": record.rows})
+    _write(state, record)
     return path
 
 
-def _write(course: Course, record: Record) -> None:
+def _write(state: TrainState, record: Record) -> None:
     """Write the record alone."""
-    folder = folder_of(course.settings)
+    folder = folder_of(state.settings)
     with refusing_to_write("saving", folder.path):
         record.write(folder.at(RECORD))
 
 
-def _set_up(settings: Pretrain, material: Material, model: nn.Module, tree: Any, record: Record) -> Course:
+def _set_up(settings: Pretrain, inputs: Inputs, model: nn.Module, tree: Any, record: Record) -> TrainState:
     """Scale the model, or put it where a checkpoint found it; what is known before the first step is noted."""
-    plan = planned(settings, model)
-    course = begin(settings, model, material.train, plan)
+    plan = make_plan(settings, model)
+    state = start(settings, model, inputs.train, plan)
     if tree is not None:
-        restore_(course, tree)
+        restore_(state, tree)
         record.rows[:] = tree["rows"]
-        return course
-    choose_backends_(course)
-    check_(course)
-    folder_of(settings).claim_(identity(settings, material))
-    tables.note_plan(course, record)
+        return state
+    choose_backends_(state)
+    check_(state)
+    folder_of(settings).claim_(identity(settings, inputs))
+    tables.note_plan(state, record)
     _show_plan(settings, record)
-    note_predicted(course, record)
-    return course
+    note_predicted(state, record)
+    return state
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a run goes: in one process, or over several ranks."""
 
-    save: Callable[[Course, Record], Path] = _save
-    tell: Callable[[Course, Record], None] = _write
+    save: Callable[[TrainState, Record], Path] = _save
+    tell: Callable[[TrainState, Record], None] = _write
     hear: Callable[[list[int]], list[int]] = list  # signals on account of which to stop, from those noted
     walk: Callable[..., None] = advance_
     always: bool = False  # whether a second signal is noted too
 
 
-def _train(course: Course, material: Material, record: Record, way: Way) -> None:
+def _train(state: TrainState, inputs: Inputs, record: Record, way: Way) -> None:
     """Train to the end and leave a checkpoint of it."""
-    settings = course.settings
+    settings = state.settings
     with patient(always=way.always) as signals:
 
-        def after(course: Course) -> None:
+        def after(state: TrainState) -> None:
             stop = way.hear(signals)
-            if course.step < settings.steps:  # the end is saved below
-                save, done = partial(way.save, course, record), f"step {course.step} of {settings.steps}"
-                save_when_due(save, stop, step=course.step, every=settings.checkpoint_every, done=done)
+            if state.step < settings.steps:  # the end is saved below
+                save, done = partial(way.save, state, record), f"step {state.step} of {settings.steps}"
+                save_when_due(save, stop, step=state.step, every=settings.checkpoint_every, done=done)
 
         try:
-            way.walk(course, record, material.validation, after=after)
+            way.walk(state, record, inputs.validation, after=after)
         except SpoiltError as error:
-            way.tell(course, record)
+            way.tell(state, record)
             raise SpoiltError(f"{error}; no model is saved; start anew with --lr {settings.lr / 4:g}") from None
         except DivergedError as error:
-            path = way.save(course, record)
+            path = way.save(state, record)
             why = f"the step was not applied and the state before it is in {path}"
             raise DivergedError(f"{error}; {why}; start anew with --lr {settings.lr / 4:g}") from None
-        way.save(course, record)
+        way.save(state, record)
 
 
-def _train_shared(settings: Pretrain, material: Material, model: nn.Module, mesh: Mesh, record: Record) -> Course:
+def _train_shared(settings: Pretrain, inputs: Inputs, model: nn.Module, mesh: Mesh, record: Record) -> TrainState:
     """Set up and train over several ranks; the model is whole afterwards."""
-    crew, folder, now = Crew(mesh, settings, record), folder_of(settings), identity(settings, material)
+    sharded_run, folder, now = ShardedRun(mesh, settings, record), folder_of(settings), identity(settings, inputs)
     agree(mesh, now, "run")
-    course, path = crew.begin(model, material.train, planned(settings, model)), newest(folder)
+    state, path = sharded_run.start(model, inputs.train, make_plan(settings, model)), newest(folder)
     if path is not None:
-        record.rows[:0] = crew.restore_(course, path)["rows"]
+        record.rows[:0] = sharded_run.restore_(state, path)["rows"]
     else:
         on_first(mesh, lambda: folder.claim_(now))
-        tables.note_plan(course, record)
+        tables.note_plan(state, record)
         if mesh.rank == 0:
             _show_plan(settings, record)
 
-    def save(course: Course, record: Record) -> Path:
-        course.plan.check_optimizer(course.optimizer)
-        return crew.save(folder, course, record)
+    def save(state: TrainState, record: Record) -> Path:
+        state.plan.check_optimizer(state.optimizer)
+        return sharded_run.save(folder, state, record)
 
-    def tell(course: Course, record: Record) -> None:
-        on_first(mesh, lambda: _write(course, record))
+    def tell(state: TrainState, record: Record) -> None:
+        on_first(mesh, lambda: _write(state, record))
 
-    _train(course, material, record, Way(save, tell, partial(heard, mesh), crew.walk, always=mesh.world > 1))
-    part_(crew.engine)
-    return course
+    _train(state, inputs, record, Way(save, tell, partial(heard, mesh), sharded_run.walk, always=mesh.world > 1))
+    part_(sharded_run.engine)
+    return state
 
 
 def _show_plan(settings: Pretrain, record: Record) -> None:
     print_table(record.table("rates"), title=f"Plan: {NAMES[settings.rule]}", units=record.units, file=sys.stderr)
 
 
-def _finish(course: Course, material: Material, record: Record) -> None:
+def _finish(state: TrainState, inputs: Inputs, record: Record) -> None:
     """Export the model, and measure and sample what was exported."""
-    settings, model = course.settings, ordinary(course)
+    settings, model = state.settings, plain_copy(state)
     if not record.table("test"):
-        row = measured(model, material.test, batch=settings.batch)
+        row = evaluate(model, inputs.test, batch=settings.batch)
         record.add("test", **row)
         how = {"length": min(settings.sample_tokens, settings.context), "seed": settings.seed}
-        texts = written(model, material.tokenizer, material.openings, **how)
-        for opening, text in zip(material.openings, texts, strict=True):
+        texts = sample_texts(model, inputs.tokenizer, inputs.openings, **how)
+        for opening, text in zip(inputs.openings, texts, strict=True):
             record.add("samples", prompt=opening, after=text)
-        tables.note_layers(course, record)
-        fill_measured(course, record)
-    save_model(model, material.tokenizer, settings.out / MODEL)
+        tables.note_layers(state, record)
+        fill_measured(state, record)
+    save_model(model, inputs.tokenizer, settings.out / MODEL)
 
 
-def _caveats(settings: Pretrain, material: Material) -> list[str]:
+def _caveats(settings: Pretrain, inputs: Inputs) -> list[str]:
     """What a reader should know before leaning on the numbers."""
-    seen = settings.steps * settings.batch * settings.context / len(material.train)
+    seen = settings.steps * settings.batch * settings.context / len(inputs.train)
     notes = ["One run with one seed: no spread is known."]
     if seen > 1.5:
         notes.append(f"Every token was seen about {seen:.0f} times: held-out loss can rise while training loss falls.")
-    if material.unknown:
-        notes.append(f"{material.unknown} held-out characters are not in the training part; all count as one token.")
+    if inputs.unknown:
+        notes.append(f"{inputs.unknown} held-out characters are not in the training part; all count as one token.")
     if settings.rule != "sp" and settings.base_width is not None:
         notes.append(f"The rate is right if {settings.lr:g} is right for a dense model of width {settings.base_width}.")
     if settings.dynamic in {"rigl", "gmp"}:
@@ -166,37 +166,37 @@ def run(settings: Pretrain) -> Record:
     """Run `sparing pretrain`; nothing is written before every setting is checked."""
     with ranks(settings) as mesh:
         folder = folder_of(settings)
-        material = _read(settings, folder, mesh)
-        config = config_for(settings, len(material.tokenizer), material.tokenizer.eos_token_id)
-        model = fresh(config, seed=settings.seed, device=device_for(settings.device))
+        inputs = _read(settings, folder, mesh)
+        config = config_for(settings, len(inputs.tokenizer), inputs.tokenizer.eos_token_id)
+        model = fresh_model(config, seed=settings.seed, device=device_for(settings.device))
         texts = ", ".join(Path(name).name for name in settings.data)
         question = f"How well does a {shape_of(model)} write after {settings.steps:,} steps on {texts}?"
         record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
         if mesh is None:
             refuse_cut(folder)
-            tree = folder.latest(identity(settings, material), files=FILES)
-            course = _set_up(settings, material, model, tree, record)
-            _train(course, material, record, Way())
+            tree = folder.latest(identity(settings, inputs), files=FILES)
+            state = _set_up(settings, inputs, model, tree, record)
+            _train(state, inputs, record, Way())
         else:
-            course = _train_shared(settings, material, model, mesh, record)
+            state = _train_shared(settings, inputs, model, mesh, record)
     if mesh is not None and mesh.rank:
         return record
-    _finish(course, material, record)
-    caveats = _caveats(settings, material)
+    _finish(state, inputs, record)
+    caveats = _caveats(settings, inputs)
     folder.finish_(record, lambda record, path: write_page(record, path, caveats))
     return record
 
 
-def _read(settings: Pretrain, folder: Folder, mesh: Mesh | None) -> Material:
+def _read(settings: Pretrain, folder: Folder, mesh: Mesh | None) -> Inputs:
     """Check the directory and read everything, on all ranks; a mistake is the same on each."""
 
-    def work() -> Material:
+    def work() -> Inputs:
         folder.check()
         device_for(settings.device)
-        material = gather(settings, context_of(settings))
+        inputs = gather(settings, context_of(settings))
         if mesh is not None and settings.resume:
-            folder.check_same(identity(settings, material), files=FILES)
-        return material
+            folder.check_same(identity(settings, inputs), files=FILES)
+        return inputs
 
     return work() if mesh is None else jointly(mesh, work)
 
@@ -208,5 +208,5 @@ def show(record: Record) -> None:
         if rows := record.table(name):
             print_table(rows, title=title, units=record.units)
     if rows := record.table("cost"):
-        print_table(shown(rows), title="A step: predicted beside measured")
+        print_table(displayed(rows), title="A step: predicted beside measured")
     tell_page(record)

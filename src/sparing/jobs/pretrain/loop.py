@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sparing.jobs.lm.losses import Measure, held_out_loss, refuse_spoilt
-from sparing.jobs.pretrain.course import Course
-from sparing.jobs.pretrain.evaluate import measured
-from sparing.jobs.pretrain.material import Part
+from sparing.jobs.pretrain.evaluate import evaluate
+from sparing.jobs.pretrain.inputs import Part
+from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.step import take_step_
 from sparing.jobs.step import DivergedError
 from sparing.report import Progress, Record
@@ -25,78 +25,79 @@ UNITS = {
 }
 
 
-def measure_(course: Course, record: Record, part: Part, loss_of: Measure = held_out_loss) -> None:
+def measure_(state: TrainState, record: Record, part: Part, loss_of: Measure = held_out_loss) -> None:
     """Add a row to the table "held_out"."""
-    row = measured(course.model, part, batch=course.settings.batch, loss_of=loss_of)
-    record.add("held_out", step=course.step, **row, seconds=course.seconds)
-    refuse_spoilt(course.step, row["loss"], "validation text")
+    row = evaluate(state.model, part, batch=state.settings.batch, loss_of=loss_of)
+    record.add("held_out", step=state.step, **row, seconds=state.seconds)
+    refuse_spoilt(state.step, row["loss"], "validation text")
 
 
-def note_masks_(course: Course, record: Record) -> None:
+def note_masks_(state: TrainState, record: Record) -> None:
     """Add the density to the table "density" whenever masks changed."""
-    if course.evolution is None:
+    if state.evolution is None:
         return
-    rows, digest = record.table("density"), course.masks.digest()
+    rows, digest = record.table("density"), state.masks.digest()
     if not rows or rows[-1]["masks"] != digest:
-        dead = sum(outputs for outputs, _ in course.masks.dead.values())
-        record.add("density", step=course.step, density=course.density, dead_neurons=dead, masks=digest)
+        dead = sum(outputs for outputs, _ in state.masks.dead.values())
+        record.add("density", step=state.step, density=state.density, dead_neurons=dead, masks=digest)
 
 
-def due(course: Course, every: int) -> bool:
+def due(state: TrainState, every: int) -> bool:
     """Whether something that happens every so many steps (0: never), and at the end, is due now."""
-    return course.step == course.settings.steps or bool(every and course.step % every == 0)
+    return state.step == state.settings.steps or bool(every and state.step % every == 0)
 
 
 def advance_(
-    course: Course,
+    state: TrainState,
     record: Record,
     validation: Part,
     *,
-    after: Callable[[Course], None],
+    after: Callable[[TrainState], None],
     label: str = "pretrain",
-    take: Callable[[Course], dict[str, Any]] = take_step_,
+    take: Callable[[TrainState], dict[str, Any]] = take_step_,
     loss_of: Measure = held_out_loss,
 ) -> None:
     """Train to the end from the first step or a restored one.
 
     ``after`` is called after every step: it may save, or raise to stop.
     """
-    settings = course.settings
-    if course.step == 0:
-        measure_(course, record, validation, loss_of)
-        note_masks_(course, record)
-    with _bar(course, label) as bar:
-        while course.step < settings.steps:
+    settings = state.settings
+    if state.step == 0:
+        measure_(state, record, validation, loss_of)
+        note_masks_(state, record)
+    with _bar(state, label) as bar:
+        while state.step < settings.steps:
             try:
-                row = take(course)
+                row = take(state)
             except DivergedError:
+                # If the step before spoilt the weights, that is the error to raise.
                 refuse_spoilt(
-                    course.step, loss_of(course.model, validation.rows, batch=settings.batch)[0], "validation text"
+                    state.step, loss_of(state.model, validation.rows, batch=settings.batch)[0], "validation text"
                 )
                 raise
             record.add("train", **row)
-            if course.step % settings.every == 0 or course.step == settings.steps:
-                note_masks_(course, record)
-            if due(course, settings.eval_every):
-                measure_(course, record, validation, loss_of)
+            if state.step % settings.every == 0 or state.step == settings.steps:
+                note_masks_(state, record)
+            if due(state, settings.eval_every):
+                measure_(state, record, validation, loss_of)
             if bar:
-                bar.advance(loss=row["loss"], lr=f"{row['lr']:.1e}", **_pace(course))
-            after(course)
-    _note_speed(course, record)
+                bar.advance(loss=row["loss"], lr=f"{row['lr']:.1e}", **_pace(state))
+            after(state)
+    _note_speed(state, record)
 
 
-def _bar(course: Course, label: str) -> Any:
-    steps = course.settings.steps
-    return Progress(label, total=steps, resume_at=course.step) if label else contextlib.nullcontext()
+def _bar(state: TrainState, label: str) -> Any:
+    steps = state.settings.steps
+    return Progress(label, total=steps, resume_at=state.step) if label else contextlib.nullcontext()
 
 
-def _pace(course: Course) -> dict[str, Any]:
-    rate = f"{course.step * course.tokens / course.seconds:,.0f}"
-    return {"tokens_per_s": rate} | ({} if course.evolution is None else {"density": f"{course.density:.3g}"})
+def _pace(state: TrainState) -> dict[str, Any]:
+    rate = f"{state.step * state.tokens / state.seconds:,.0f}"
+    return {"tokens_per_s": rate} | ({} if state.evolution is None else {"density": f"{state.density:.3g}"})
 
 
-def _note_speed(course: Course, record: Record) -> None:
+def _note_speed(state: TrainState, record: Record) -> None:
     if not record.table("speed"):
-        seconds = course.seconds / course.step
-        rate = {"tokens_per_second": course.tokens / seconds, "step_seconds": seconds}
-        record.add("speed", backend=course.settings.backend, **rate, seconds=course.seconds)
+        seconds = state.seconds / state.step
+        rate = {"tokens_per_second": state.tokens / seconds, "step_seconds": seconds}
+        record.add("speed", backend=state.settings.backend, **rate, seconds=state.seconds)

@@ -74,7 +74,7 @@ def context_of(settings: Pretrain) -> int:
     return settings.context
 
 
-def fresh(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
+def fresh_model(config: Any, *, seed: int, device: torch.device | str = "cpu") -> nn.Module:
     """A float32 model with transformers' initial weights, from a named stream; the global generators stay as they were.
 
     Weights are drawn on the CPU, so that they are the same on every device.

@@ -36,6 +36,7 @@ class Both(torch.optim.Optimizer):
 
     def _share(self) -> None:
         """Have both parts work on the groups and the state of the whole."""
+        # ``load_state_dict`` of torch replaces both objects, so they are shared again after it.
         cut = len(self.parts[0].param_groups)
         self.parts[0].param_groups, self.parts[1].param_groups = self.param_groups[:cut], self.param_groups[cut:]
         for part in self.parts:
@@ -77,6 +78,7 @@ def optimizer_for(
     same: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     moments: dict[str, Any] = {"betas": tuple(settings.betas), "eps": EPS}
     momentum: dict[str, Any] = {"momentum": settings.betas[0]}
+    # Muon is defined for hidden matrices; embeddings, head and vectors go to AdamW.
     hidden = {name for name, entry in plan.entries.items() if entry.role == "hidden"}
     muon = torch.optim.Muon(plan.groups(model, names=hidden, **same, **momentum), lr=settings.lr)
     rest = plan.groups(model, names=plan.entries.keys() - hidden, **same, **moments)

@@ -9,7 +9,7 @@ from typing import Any
 from sparing.jobs import folder
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import Folder
-from sparing.jobs.pretrain.material import Material
+from sparing.jobs.pretrain.inputs import Inputs
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.jobs.sharded import SPREAD
 
@@ -28,10 +28,10 @@ def folder_of(settings: Pretrain) -> Folder:
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=(MODEL,), reads=reads)
 
 
-def identity(settings: Pretrain, material: Material) -> dict[str, Any]:
+def identity(settings: Pretrain, inputs: Inputs) -> dict[str, Any]:
     """What makes two runs the same: settings as JSON, text by its tokens, a configuration by its content."""
     known = folder.identity(settings, harmless=HARMLESS | set(SPREAD))
-    parts = (material.train, material.validation.rows.ids, material.test.rows.ids)
+    parts = (inputs.train, inputs.validation.rows.ids, inputs.test.rows.ids)
     known["text"] = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
     if settings.config is not None:
         path = settings.config / "config.json" if settings.config.is_dir() else settings.config

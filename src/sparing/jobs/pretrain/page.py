@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparing.jobs.pretrain.prices import shown
+from sparing.jobs.pretrain.prices import displayed
 from sparing.jobs.ranks_page import ranks_section
 from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
 from sparing.report.series import binned
@@ -14,7 +14,6 @@ from sparing.scaling.entries import kind_of
 
 NAMES = {"sp": "the standard parameterization", "mup": "μP", "supar": "SμPar", "init-only": "SμPar's initial weights"}
 NAMES |= {"rate-only": "SμPar's rates"}
-"""Rules in words."""
 
 
 def _table(record: Record, name: str) -> list[Any]:
@@ -66,7 +65,7 @@ def loss_section(record: Record) -> Section:
     return Section("Loss", text, [figure], tables)
 
 
-def brief(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def shorten_rates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the table "rates" with short names, equal vectors as one.
 
     Example:
@@ -128,7 +127,7 @@ def rates_section(record: Record) -> Section:
     note = "m in and m out: times the base's width; lr, decay, eps: factors on the base's values."
     columns = ["weights", "role", "initial_std", "peak_rate", "decay_per_step"]
     tables = [
-        Table(brief(rows), "Scale and rate by kind of layer", record.units, columns=columns),
+        Table(shorten_rates(rows), "Scale and rate by kind of layer", record.units, columns=columns),
         Table(plan, "The plan, parameter by parameter", record.units, folded=True, note=note),
     ]
     return Section("Learning rates", text, tables=tables)
@@ -136,18 +135,18 @@ def rates_section(record: Record) -> Section:
 
 def masks_section(record: Record) -> Section:
     """Density of every masked weight, and how it changed."""
-    layers, course = _table(record, "layers"), _table(record, "density")
+    layers, densities = _table(record, "layers"), _table(record, "density")
     dead = sum(row["dead_neurons"] for row in layers)
     text = f"The model uses {sparsity(record)}; embeddings, head, norms and biases are dense. "
     text += f"{dead:,} neurons have no live input." if dead else "Every neuron has a live input."
     figures = []
-    steps, shares = [row["step"] for row in course], [row["density"] for row in course]
+    steps, shares = [row["step"] for row in densities], [row["density"] for row in densities]
     if len(set(shares)) > 1:
         title = f"Density falls from {format_number(shares[0])} to {format_number(shares[-1])}"
         curve = plots.Series("hidden weights", steps, shares, role="ours")
         figures.append(plots.lines([curve], title=title, x="optimizer step", y=plots.Axis("live share")))
-    elif len(course) > 1:
-        text += f" Masks were exchanged {len(course) - 1} times, the number of live weights stayed."
+    elif len(densities) > 1:
+        text += f" Masks were exchanged {len(densities) - 1} times, the number of live weights stayed."
     columns = ["weights", "density", "live", "dead_neurons", "unread_inputs"]
     columns += ["backend"] if len({row["backend"] for row in layers}) > 1 else []
     tables = [
@@ -167,7 +166,7 @@ def cost_section(record: Record) -> Section:
     return Section(
         "Cost of a step",
         text,
-        tables=[Table(shown(_table(record, "cost")), f"A step, backend {record.settings['backend']}")],
+        tables=[Table(displayed(_table(record, "cost")), f"A step, backend {record.settings['backend']}")],
     )
 
 

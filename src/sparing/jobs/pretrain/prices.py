@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from sparing.jobs.live import device_of
-from sparing.jobs.pretrain.course import Course
+from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.step import batch_of, mean_loss
 from sparing.report import Record, format_number
 from sparing.scaling.backends import sparse_layers
@@ -40,27 +40,27 @@ _FUSED: dict[Any, Any] = {
 }
 
 
-def predicted(course: Course) -> Price:
+def predict_step(state: TrainState) -> Price:
     """Predict the cost of a step, with the seconds of layers timed on this machine."""
     rates = None
-    if device_of(course.model).type == "cpu":
-        timed = functools.cache(functools.partial(time_layer, tokens=course.tokens))
+    if device_of(state.model).type == "cpu":
+        timed = functools.cache(functools.partial(time_layer, tokens=state.tokens))
         rates = lambda fan_in, fan_out, density: tuple(timed(fan_in, fan_out, density))  # noqa: E731
-    length = course.settings.context
-    return predict(course.model, course.masks.plan, tokens=course.tokens, length=length, rates=rates)  # type: ignore[arg-type]
+    length = state.settings.context
+    return predict(state.model, state.masks.plan, tokens=state.tokens, length=length, rates=rates)  # type: ignore[arg-type]
 
 
-def note_predicted(course: Course, record: Record) -> None:
+def note_predicted(state: TrainState, record: Record) -> None:
     """Add the table "cost": predictions, and what a forward and backward pass without a step shows."""
-    price, (flops, grads) = predicted(course), _trial(course)
+    price, (flops, grads) = predict_step(state), _trial(state)
     dense, sparse = price.bytes_dense, price.bytes_sparse
-    params = list(course.model.parameters())
-    live = sum(p.numel() for p in params) - sum(_masked(mask, p) for mask, p in _pairs(course))
+    params = list(state.model.parameters())
+    live = sum(p.numel() for p in params) - sum(_masked(mask, p) for mask, p in _pairs(state))
     rows: list[tuple[str, str, Any, Any, Any]] = [
         (PARAMETERS, "", price.params, price.live, sum(p.numel() for p in params)),
         (LIVE, "", price.live, price.live, live),
         (PRODUCTS, "", price.flops, price.flops_live, flops),
-        (WEIGHTS, "B", dense.params, sparse.params, held(course)),
+        (WEIGHTS, "B", dense.params, sparse.params, held_bytes(state)),
         (GRADIENTS, "B", dense.grads, sparse.grads, grads),
         (STATE, "B", dense.optimizer, sparse.optimizer, None),
         (LAYERS, "s", price.seconds_dense, price.seconds_sparse, None),
@@ -70,10 +70,10 @@ def note_predicted(course: Course, record: Record) -> None:
         record.add("cost", quantity=quantity, unit=unit, dense=one, sparse=other, measured=found)
 
 
-def _pairs(course: Course) -> list[tuple[Tensor, Tensor]]:
+def _pairs(state: TrainState) -> list[tuple[Tensor, Tensor]]:
     """Mask and weight of every layer that runs dense; sparse layers hold no masked weight."""
-    sparse = sparse_layers(course.model)
-    return [(mask, course.masks.parameter(name)) for name, mask in course.masks.items() if name not in sparse]
+    sparse = sparse_layers(state.model)
+    return [(mask, state.masks.parameter(name)) for name, mask in state.masks.items() if name not in sparse]
 
 
 def _masked(mask: Tensor, parameter: Tensor) -> int:
@@ -81,27 +81,28 @@ def _masked(mask: Tensor, parameter: Tensor) -> int:
     return mask.numel() - int(mask.sum())
 
 
-def _trial(course: Course) -> tuple[int | None, int]:
+def _trial(state: TrainState) -> tuple[int | None, int]:
     """Operations of a forward and backward pass, None where sparse products hide them, and bytes of gradients."""
+    # torch counts dense products only: a sparse layer's own kernel is invisible to it.
     counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
     with counter:
-        mean_loss(course.model, *batch_of(course, 0)).backward()  # type: ignore[no-untyped-call]
-    grads = sum(p.grad.nbytes for p in course.model.parameters() if p.grad is not None)
-    course.optimizer.zero_grad(set_to_none=True)
-    return None if sparse_layers(course.model) else counter.get_total_flops(), grads
+        mean_loss(state.model, *batch_of(state, 0)).backward()  # type: ignore[no-untyped-call]
+    grads = sum(p.grad.nbytes for p in state.model.parameters() if p.grad is not None)
+    state.optimizer.zero_grad(set_to_none=True)
+    return None if sparse_layers(state.model) else counter.get_total_flops(), grads
 
 
-def held(course: Course) -> int:
+def held_bytes(state: TrainState) -> int:
     """Bytes of weights, masks and indices as the model holds them; shared storage counts once."""
-    model = course.model
+    model = state.model
     tensors = [*model.parameters(), *(b for name, b in model.named_buffers() if name.endswith("_mask"))]
     return sum(t.nbytes for t in tensors) + sum(layer.pattern.nbytes for layer in sparse_layers(model).values())
 
 
-def fill_measured(course: Course, record: Record) -> None:
+def fill_measured(state: TrainState, record: Record) -> None:
     """Complete the table "cost" with what only a whole run shows."""
-    state = (value for kept in course.optimizer.state.values() for value in kept.values())
-    found = {STATE: sum(value.nbytes for value in state if isinstance(value, Tensor)), STEP: median_step(record)}
+    held = (value for kept in state.optimizer.state.values() for value in kept.values())
+    found = {STATE: sum(value.nbytes for value in held if isinstance(value, Tensor)), STEP: median_step(record)}
     for row in record.rows:
         if row["table"] == "cost" and row["quantity"] in found:
             row["measured"] = found[str(row["quantity"])]
@@ -113,11 +114,11 @@ def median_step(record: Record) -> float | None:
     return statistics.median(b - a for a, b in itertools.pairwise(ends)) if len(ends) > 1 else None
 
 
-def shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def displayed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The table "cost" for display: every number with its unit.
 
     Example:
-        >>> shown([{"quantity": "gradients", "unit": "B", "dense": 2048, "sparse": None, "measured": 2048}])
+        >>> displayed([{"quantity": "gradients", "unit": "B", "dense": 2048, "sparse": None, "measured": 2048}])
         [{'quantity': 'gradients', 'predicted_dense': '2.00 KiB', 'predicted_sparse': '–', 'measured': '2.00 KiB'}]
     """
     columns = {"predicted_dense": "dense", "predicted_sparse": "sparse", "measured": "measured"}

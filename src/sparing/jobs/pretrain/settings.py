@@ -228,9 +228,9 @@ class Pretrain:
         dynamic_of(self)
 
     def _check_plan(self) -> None:
-        still, do = self.dynamic == "none", "pass --dynamic none, or leave --plan away"
+        still, do = self.dynamic == "none", "pass --dynamic none, or omit --plan"
         require(still, "dynamic", self.dynamic, "moving masks need whole weights, and a rank has slices", do)
-        dense, do = self.backend == "dense", "pass --backend dense, or leave --plan away"
+        dense, do = self.backend == "dense", "pass --backend dense, or omit --plan"
         require(dense, "backend", self.backend, "slices of compressed rows are not known", do)
-        apart, do = self.optimizer != "muon", "pass --optimizer adamw, or leave --plan away"
+        apart, do = self.optimizer != "muon", "pass --optimizer adamw, or omit --plan"
         require(apart, "optimizer", self.optimizer, "it steps whole matrices, and a rank has slices", do)

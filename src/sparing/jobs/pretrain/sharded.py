@@ -23,12 +23,12 @@ from sparing.jobs.live import device_of, seeded
 from sparing.jobs.lm.labels import IGNORED
 from sparing.jobs.lm.ranks import held_out_loss
 from sparing.jobs.pretrain.choices import law_of
-from sparing.jobs.pretrain.course import Course, live_share
+from sparing.jobs.pretrain.inputs import Part, crops
 from sparing.jobs.pretrain.loop import advance_
-from sparing.jobs.pretrain.material import Part, crops
 from sparing.jobs.pretrain.optimizers import factory_for, groups_for
 from sparing.jobs.pretrain.outputs import folder_of
 from sparing.jobs.pretrain.settings import Pretrain
+from sparing.jobs.pretrain.state import TrainState, live_share
 from sparing.jobs.pretrain.step import batch_of, set_rates_
 from sparing.jobs.sharded import chosen, note_traffic, save, shape_of, share, step_of, summed, workload_of
 from sparing.jobs.step import DivergedError
@@ -44,19 +44,19 @@ from sparing.sharding.pace import Micro
 
 
 @dataclass(slots=True)
-class Crew:
+class ShardedRun:
     """What a rank needs to take part in a run."""
 
     mesh: Mesh
     settings: Pretrain
     record: Record  # receives the tables "sharding" and "traffic"
-    engine: Engine = field(init=False)  # made with the model, by ``begin``
+    engine: Engine = field(init=False)  # made with the model, by ``start``
 
-    def begin(self, model: nn.Module, train: Tensor, plan: Plan) -> Course:
+    def start(self, model: nn.Module, train: Tensor, plan: Plan) -> TrainState:
         """Scale a fresh model (the same on every rank), draw its masks and shard it."""
         settings = self.settings
         masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
-        masks.verify()  # the first forward pass would look for weights where there are slices
+        masks.verify()  # now: once sharded, the first forward pass would find slices in the place of weights
         work = partial(workload_of, model, accumulate=1, moments=1 if settings.optimizer == "sgd" else 2)
         cut, why = chosen(settings, self.mesh, work, partial(self._micro, model, train))
         self.engine = shard_(
@@ -70,7 +70,9 @@ class Crew:
         )
         self.record.add("sharding", plan=cut.name, known_as=cut.known_as, why=why, **shape_of(self.mesh))
         model.train()
-        return Course(model, settings, train, masks.plan, masks, self.engine.optimizer, None, density=live_share(masks))
+        return TrainState(
+            model, settings, train, masks.plan, masks, self.engine.optimizer, None, density=live_share(masks)
+        )
 
     def _micro(self, model: nn.Module, train: Tensor) -> Micro:
         """The largest share of a batch, to be timed."""
@@ -79,45 +81,47 @@ class Crew:
         inputs, targets = (part.to(device_of(model)) for part in rows)
         return Micro(model=model, loss=lambda: summed_loss(model, inputs, targets))
 
-    def take_step_(self, course: Course) -> dict[str, Any]:
+    def take_step_(self, state: TrainState) -> dict[str, Any]:
         """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""
-        begin = time.perf_counter()
-        lr, value = set_rates_(course), summed(self.mesh, self._gradients_(course))[0] / course.tokens
-        norm = self.engine.step(divisor=course.tokens if math.isfinite(value) else math.nan)
+        start = time.perf_counter()
+        lr, value = set_rates_(state), summed(self.mesh, self._gradients_(state))[0] / state.tokens
+        # A divisor that is not finite makes the engine skip the step on every rank.
+        norm = self.engine.step(divisor=state.tokens if math.isfinite(value) else math.nan)
         if not (math.isfinite(value) and math.isfinite(norm)):
-            raise DivergedError(f"step {course.step + 1}: loss {value}, gradient norm {norm}, learning rate {lr:g}")
-        course.step += 1
-        course.seconds += time.perf_counter() - begin
-        return {"step": course.step, "loss": value, "lr": lr, "grad_norm": norm, "seconds": course.seconds}
+            raise DivergedError(f"step {state.step + 1}: loss {value}, gradient norm {norm}, learning rate {lr:g}")
+        state.step += 1
+        state.seconds += time.perf_counter() - start
+        return {"step": state.step, "loss": value, "lr": lr, "grad_norm": norm, "seconds": state.seconds}
 
-    def _gradients_(self, course: Course) -> float:
+    def _gradients_(self, state: TrainState) -> float:
         """Run my share of a batch; returns the sum of its losses."""
-        inputs, targets = batch_of(course, course.step)
+        inputs, targets = batch_of(state, state.step)
         (mine,) = share(torch.arange(len(inputs))[None], self.mesh.rank, self.mesh.world)
         if not len(mine):  # of no rows the loss is 0, but it takes part in what the ranks send each other
             mine, targets = torch.zeros(1, dtype=torch.int64), torch.full_like(targets, IGNORED)
+        # One rank draws the dropout of a run without ranks, so that both train alike.
         own = () if self.mesh.world == 1 else (self.mesh.rank,)
-        with seeded(self.settings.seed, "step", course.step, *own, device=device_of(course.model)):
-            loss = summed_loss(course.model, inputs[mine], targets[mine])
+        with seeded(self.settings.seed, "step", state.step, *own, device=device_of(state.model)):
+            loss = summed_loss(state.model, inputs[mine], targets[mine])
             self.engine.backward(loss)
         return loss.item()
 
-    def walk(self, course: Course, record: Record, validation: Part, *, after: Callable[[Course], None]) -> None:
+    def walk(self, state: TrainState, record: Record, validation: Part, *, after: Callable[[TrainState], None]) -> None:
         """Train to the end; rank 0 shows progress."""
         label, how = "" if self.mesh.rank else "pretrain", partial(held_out_loss, self.mesh)
-        advance_(course, record, validation, after=after, label=label, take=self.take_step_, loss_of=how)
+        advance_(state, record, validation, after=after, label=label, take=self.take_step_, loss_of=how)
         note_traffic(self.mesh, record)
 
-    def save(self, folder: Folder, course: Course, record: Record) -> Path:
+    def save(self, folder: Folder, state: TrainState, record: Record) -> Path:
         """Write a checkpoint; returns its directory."""
-        own = {"run": folder.whose(), "step": course.step}
-        return save(self.engine, folder, course.step, own | {"seconds": course.seconds, "rows": record.rows})
+        own = {"run": folder.whose(), "step": state.step}
+        return save(self.engine, folder, state.step, own | {"seconds": state.seconds, "rows": record.rows})
 
-    def restore_(self, course: Course, path: Path) -> Mapping[str, Any]:
+    def restore_(self, state: TrainState, path: Path) -> Mapping[str, Any]:
         """Resume from a checkpoint, on these ranks and under this plan."""
         tree = checkpoint.load_(self.engine, path)
         folder_of(self.settings).check_own(path, tree)
-        course.step, course.seconds, course.density = step_of(path), tree["seconds"], live_share(course.masks)
+        state.step, state.seconds, state.density = step_of(path), tree["seconds"], live_share(state.masks)
         return tree
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparing.jobs.pretrain.course import Course
+from sparing.jobs.pretrain.state import TrainState
 from sparing.report import Record
 from sparing.scaling.entries import kind_of
 from sparing.scaling.masks import dead
@@ -45,20 +45,20 @@ def rate_rows(plan: Plan, groups: Iterable[Mapping[str, Any]], lr: float) -> lis
     return list(rows.values())
 
 
-def note_plan(course: Course, record: Record) -> None:
+def note_plan(state: TrainState, record: Record) -> None:
     """Add the tables "plan", parameter by parameter, and "rates", by kind of layer."""
-    for row in course.masks.plan.table():
+    for row in state.masks.plan.table():
         known = {column: row[column] for column in SHOWN if column in row}
         record.add("plan", **{column: None if value == "" else value for column, value in known.items()})
-    for row in rate_rows(course.masks.plan, course.groups, course.settings.lr):
+    for row in rate_rows(state.masks.plan, state.groups, state.settings.lr):
         record.add("rates", **row)
 
 
-def note_layers(course: Course, record: Record) -> None:
+def note_layers(state: TrainState, record: Record) -> None:
     """Add the table "layers": what the mask of each weight leaves, and how the layer ran."""
-    for name, mask in course.masks.items():
-        outputs, inputs = dead(mask, transposed=course.masks.plan.entries[name].transposed)
-        choice = course.choices.get(name)
+    for name, mask in state.masks.items():
+        outputs, inputs = dead(mask, transposed=state.masks.plan.entries[name].transposed)
+        choice = state.choices.get(name)
         record.add(
             "layers",
             weight=name,

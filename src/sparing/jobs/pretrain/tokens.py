@@ -68,6 +68,7 @@ def _pieces(text: str) -> list[str]:
     while start < len(text):
         stop = start + PIECE
         if stop < len(text):
+            # A line end is where a token across the border is least likely.
             stop = text.rfind("\n", start, stop) + 1 or stop
         parts.append(text[start:stop])
         start = stop

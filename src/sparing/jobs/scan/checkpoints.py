@@ -22,12 +22,12 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Inputs:
     """What is scanned."""
 
     name: str
     model: nn.Module  # in evaluation mode
-    evaluate: Evaluate  # model -> metrics by name; which way they get better their names tell, or ``evaluate.better``
+    evaluate: Evaluate  # model -> metrics by name; their direction follows from the name, or ``evaluate.better``
     calibrate: Iterable[Any] | None = None  # batches of inputs that batch-norm statistics are taken from
     metric: str = ""  # the one that the page draws; "" for error, else loss, else the first
     source: str = ""  # what it is measured on, in words
@@ -47,7 +47,8 @@ def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Load weights into a model; the first name or shape that differs is named."""
     do = "pass weights of the model that --entry builds"
     state, twice = model.state_dict(), {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    needed = [name for name in state if name not in twice or name in named_parameters(model)]  # a tied one once
+    # Of tied weights the file may hold one name only.
+    needed = [name for name in state if name not in twice or name in named_parameters(model)]
     if lacks := next((name for name in needed if name not in weights), None):
         raise UserError("weights", got=path, why=f"the file lacks {lacks!r}", do=do)
     if extra := next((name for name in weights if name not in state), None):
@@ -59,7 +60,7 @@ def fill_(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     model.load_state_dict(weights, strict=False)
 
 
-def open_entry(spec: str) -> Subject:
+def open_entry(spec: str) -> Inputs:
     """Call an entry point, which returns (model, evaluate) or (model, evaluate, calibrate)."""
     found = call_entry(spec, "entry")
     parts = tuple(found) if isinstance(found, tuple | list) else ()
@@ -67,7 +68,7 @@ def open_entry(spec: str) -> Subject:
     got = f"{spec} returning {' and '.join(type(part).__name__ for part in parts) or type(found).__name__}"
     do = "return a torch.nn.Module, a function of it that gives metrics by name, and batches if it has batch norm"
     require(right, "entry", got, "it returns (model, evaluate) or (model, evaluate, calibrate)", do)
-    return Subject(spec, parts[0].eval(), parts[1], parts[2] if len(parts) == 3 else None)
+    return Inputs(spec, parts[0].eval(), parts[1], parts[2] if len(parts) == 3 else None)
 
 
 def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparing.jobs.scan.asks import GROUPS, SPECIALS, TITLES
+from sparing.jobs.scan.curves import GROUPS, SPECIALS, TITLES
 from sparing.jobs.scan.panels import Mark, Panel, forest, grid, histogram
 from sparing.jobs.scan.reading import (
     Row,
@@ -99,6 +99,7 @@ def ratio_figures(record: Record) -> list[Figure]:
         return []
     across = plots.Axis("sign-change ratio r", low=0, high=1)
     drawn = [_dose(rows, metric, across)] if any(math.isfinite(index_of(row, metric)) for row in rows) else []
+    # A branch with one infinite value has no mean to draw.
     finite = all(np.isfinite(values_of(rows_of(record, row["curve"]), metric)[1]).all() for row in rows)
     return [*drawn, _branches(record, rows, metric, across)] if finite else drawn
 

@@ -10,9 +10,9 @@ from sparing.jobs import folder
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
-from sparing.jobs.scan.asks import TITLES, Ask, asks, present
-from sparing.jobs.scan.checkpoints import Subject, fingerprint, open_initial
-from sparing.jobs.scan.material import gather
+from sparing.jobs.scan.checkpoints import Inputs, fingerprint, open_initial
+from sparing.jobs.scan.curves import TITLES, CurveSpec, curve_specs, present
+from sparing.jobs.scan.inputs import gather
 from sparing.jobs.scan.measure import describe_, histogram_, measure_, try_
 from sparing.jobs.scan.page import curve_rows, write_page
 from sparing.jobs.scan.settings import Settings
@@ -35,27 +35,27 @@ def folder_of(settings: Settings) -> Folder:
     return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, reads=reads)
 
 
-def identity(settings: Settings, subject: Subject, initial: Vector | None) -> dict[str, Any]:
+def identity(settings: Settings, inputs: Inputs, initial: Vector | None) -> dict[str, Any]:
     """What makes two scans the same; the model counts by the hash of its weights."""
     mark = folder.identity(settings, harmless=("workers", "checkpoint", "initial"))
-    mark["weights"] = fingerprint(subject.model.state_dict())
+    mark["weights"] = fingerprint(inputs.model.state_dict())
     mark["data_file"] = digest(Path(settings.data)) if settings.data and Path(settings.data).is_file() else None
     mark["initial_weights"] = None if initial is None else fingerprint(initial)
     return mark
 
 
-def _walk_(record: Record, settings: Settings, subject: Subject, initial: Vector | None, wanted: list[Ask]) -> None:
+def _walk_(record: Record, settings: Settings, inputs: Inputs, initial: Vector | None, wanted: list[CurveSpec]) -> None:
     """Every curve that the record does not hold yet; saved after each."""
     done = {(row["kind"], row["ratio"], row["group"]) for row in record.table("curves")}
-    left = [ask for ask in wanted if (ask.kind, ask.ratio, ask.group) not in done]
+    left = [spec for spec in wanted if (spec.kind, spec.ratio, spec.group) not in done]
     total = len(wanted)
     with (
         Progress("scan", total=total, unit="curve", resume_at=total - len(left)) as bar,
         patient() as signals,
     ):
-        for at, ask in enumerate(left, start=total - len(left) + 1):
-            measure_(record, ask, subject, settings, initial)
-            bar.advance(along=f"{TITLES[ask.kind]}, {ask.sign}, {ask.group}")
+        for at, spec in enumerate(left, start=total - len(left) + 1):
+            measure_(record, spec, inputs, settings, initial)
+            bar.advance(along=f"{TITLES[spec.kind]}, {spec.sign}, {spec.group}")
             save = partial(folder_of(settings).save, at, {"rows": record.rows})
             save_when_due(save, signals, step=at, every=1, done=f"curve {at} of {total}")
 
@@ -64,23 +64,23 @@ def run(settings: Settings) -> Record:
     """Run `sparing scan`; nothing is written before everything is known to open."""
     place = folder_of(settings)
     place.check()
-    subject = gather(settings)
-    initial = None if settings.initial is None else open_initial(settings.initial, subject.model)
-    mark = identity(settings, subject, initial)
+    inputs = gather(settings)
+    initial = None if settings.initial is None else open_initial(settings.initial, inputs.model)
+    mark = identity(settings, inputs, initial)
     tree = place.latest(mark, files=FILES)
     record = Record(question=QUESTION, settings=settings, seed=settings.seed, units=dict(UNITS))
-    there = present(subject.model, settings.groups)
+    there = present(inputs.model, settings.groups)
     if tree is None:
-        try_(subject, settings)
-        describe_(record, subject, settings.statistics)
+        try_(inputs, settings)
+        describe_(record, inputs, settings.statistics)
         if "norms" in settings.parts:
-            histogram_(record, subject.model)
+            histogram_(record, inputs.model)
         for group in (group for group in settings.groups if group not in there):
             record.add("left_out", group=group)
     else:
         record.rows = tree["rows"]
     place.claim_(mark)
-    _walk_(record, settings, subject, initial, asks(settings, groups=there, started=initial is not None))
+    _walk_(record, settings, inputs, initial, curve_specs(settings, groups=there, started=initial is not None))
     place.finish_(record, write_page)
     return record
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from sparing.blocks import named_parameters
-from sparing.jobs.scan.asks import Ask
-from sparing.jobs.scan.checkpoints import Subject
+from sparing.jobs.scan.checkpoints import Inputs
+from sparing.jobs.scan.curves import CurveSpec
 from sparing.jobs.scan.settings import Settings, Statistics
 from sparing.report import Record
 from sparing.valley.apply import walking
@@ -29,25 +29,26 @@ BINS: Final = 24  # bars of the histogram (count)
 NORMS: Final = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def try_(subject: Subject, settings: Settings) -> None:
+def try_(inputs: Inputs, settings: Settings) -> None:
     """Walk two steps, so that a measure that cannot be trusted is rejected before anything is written."""
-    told = {"calibrate": subject.calibrate, "statistics": settings.statistics, "seed": settings.seed}
-    found = scan(subject.model, subject.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
-    found.asymmetry[_leading(subject, found.values)]
+    told = {"calibrate": inputs.calibrate, "statistics": settings.statistics, "seed": settings.seed}
+    found = scan(inputs.model, inputs.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
+    # Asking for the index raises if the direction of the metric is unknown.
+    found.asymmetry[_leading(inputs, found.values)]
 
 
-def measure_(record: Record, ask: Ask, subject: Subject, settings: Settings, initial: Vector | None) -> None:
+def measure_(record: Record, spec: CurveSpec, inputs: Inputs, settings: Settings, initial: Vector | None) -> None:
     """Walk along one direction: a row of "curves" per width, a row of "values" per draw and λ."""
     began = time.perf_counter()
     found = scan(
-        subject.model, subject.evaluate, ask.direction(settings, initial), calibrate=subject.calibrate,
+        inputs.model, inputs.evaluate, spec.direction(settings, initial), calibrate=inputs.calibrate,
         statistics=settings.statistics, points=settings.points, widths=settings.widths,
-        draws=1 if ask.special else settings.draws, seed=settings.seed, workers=settings.workers,
+        draws=1 if spec.special else settings.draws, seed=settings.seed, workers=settings.workers,
     )  # fmt: skip
     seconds = (time.perf_counter() - began) / len(found.curves)
     for curve in found.curves:
         number = len(record.table("curves"))
-        told = {"curve": number, "kind": ask.kind, "sign": ask.sign, "ratio": ask.ratio, "group": ask.group}
+        told = {"curve": number, "kind": spec.kind, "sign": spec.sign, "ratio": spec.ratio, "group": spec.group}
         record.add("curves", **told, **numbers(curve), seconds=seconds)
         for draw in range(len(curve.consistency)):
             for at, step in enumerate(curve.lambdas):
@@ -69,33 +70,33 @@ def numbers(curve: Any) -> dict[str, float | int | None]:
     return row
 
 
-def ways_of(subject: Subject, metrics: Iterable[str]) -> Judged[Better]:
+def ways_of(inputs: Inputs, metrics: Iterable[str]) -> Judged[Better]:
     """Which way each metric gets better, as far as it is known."""
-    return senses(metrics, said_of(subject.evaluate, None))
+    return senses(metrics, said_of(inputs.evaluate, None))
 
 
-def _leading(subject: Subject, metrics: Iterable[str]) -> str:
+def _leading(inputs: Inputs, metrics: Iterable[str]) -> str:
     """The metric that the page draws first: the subject's own, error, loss, or the first of a known direction."""
     names = list(metrics)
-    known = list(ways_of(subject, names))
-    return next((name for name in (subject.metric, "error", "loss", *known) if name in names), names[0])
+    known = list(ways_of(inputs, names))
+    return next((name for name in (inputs.metric, "error", "loss", *known) if name in names), names[0])
 
 
-def describe_(record: Record, subject: Subject, statistics: Statistics = "exact") -> None:
+def describe_(record: Record, inputs: Inputs, statistics: Statistics = "exact") -> None:
     """Add the row of "model", with every metric at λ = 0 under the same batch-norm statistics as on every curve."""
-    with walking(subject.model):
-        subject.model.eval()
-        with Refresher(subject.model, subject.calibrate, statistics).at_point():
-            at_zero = numbers_at(subject.evaluate, subject.model)
-    names, ways = list(at_zero), ways_of(subject, at_zero)
+    with walking(inputs.model):
+        inputs.model.eval()
+        with Refresher(inputs.model, inputs.calibrate, statistics).at_point():
+            at_zero = numbers_at(inputs.evaluate, inputs.model)
+    names, ways = list(at_zero), ways_of(inputs, at_zero)
     here = {f"at_{name}": value for name, value in at_zero.items()}
     here_better = {f"better_{name}": ways.get(name, "unknown") for name in names}
-    count = sum(parameter.numel() for parameter in named_parameters(subject.model).values())
+    count = sum(parameter.numel() for parameter in named_parameters(inputs.model).values())
     record.add(
-        "model", name=subject.name, parameters=count, source=subject.source, metrics=" ".join(names),
-        metric=_leading(subject, names), rows=getattr(subject.evaluate, "rows", None),
-        relu=any(isinstance(module, nn.ReLU) for module in subject.model.modules()),
-        refreshed=subject.calibrate is not None, **here, **here_better,
+        "model", name=inputs.name, parameters=count, source=inputs.source, metrics=" ".join(names),
+        metric=_leading(inputs, names), rows=getattr(inputs.evaluate, "rows", None),
+        relu=any(isinstance(module, nn.ReLU) for module in inputs.model.modules()),
+        refreshed=inputs.calibrate is not None, **here, **here_better,
     )  # fmt: skip
 
 
@@ -119,6 +120,7 @@ def histogram_(record: Record, model: nn.Module) -> None:
     every = torch.cat([weight.float() for _, _, weight in found]).double().numpy()
     low, high = float(every.min()), float(every.max())
     edges = np.linspace(low, high if high > low else low + 1e-6, BINS + 1)
+    # An edge at zero, so that no bar mixes signs.
     edges = np.sort(np.append(edges, 0.0)) if low < 0 < high else edges
     counts, _ = np.histogram(every, edges)
     for left, right, count in zip(edges, edges[1:], counts, strict=False):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparing.jobs.scan import figures
-from sparing.jobs.scan.asks import GROUPS, SPECIALS, TITLES
+from sparing.jobs.scan.curves import GROUPS, SPECIALS, TITLES
 from sparing.jobs.scan.reading import (
     Rows,
     curves_of,
@@ -86,6 +86,7 @@ def verdict(raw: Rows, consistent: Rows, metric: str) -> str:
     pairs = [(_end(one, metric, "_high"), _end(two, metric, "_low")) for one, two in zip(raw, consistent, strict=True)]
     clear = sum(high < low for high, low in pairs)
     flat = sum(low > 0 for _, low in pairs)
+    # Flat: the interval of the consistent noise is above zero. Clear: it is above that of the raw noise as well.
     if clear == flat == len(pairs):
         return "The valley is flatter on the side where weights grow in their own direction."
     if all(_end(row, metric, "_high") < 0 for row in consistent):

@@ -54,7 +54,8 @@ def grid(
         places = canvas.drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for axes, panel in zip(places.flat, panels, strict=False):
             _panel(canvas, axes, panel, log=log)
-        if not log:  # only now: the axes are shared, and a limit ends their scaling
+        # Only now: the axes are shared, and setting a limit ends their automatic scaling.
+        if not log:
             places.flat[0].set_ylim(bottom=0)
         for axes in list(places.flat)[len(panels) :]:
             axes.remove()

@@ -84,6 +84,7 @@ def side_of(row: Row, metric: str) -> int:
     value, low, high = (index_of(row, metric, end) for end in ("", "_low", "_high"))
     if not is_minimum(row, metric):
         return 0
+    # Of a single draw there is no interval; then the index itself has to be clear.
     if row["n"] == 1:
         low = high = value if abs(value) >= CLEAR else 0.0
     return int(low > 0) - int(high < 0)

@@ -130,4 +130,4 @@ class Settings:
         why = "it builds the model of a .safetensors file"
         require(fits, "entry", self.entry, why, "pass the entry point alone, as CHECKPOINT")
         own = self.data is None or not (weights or ":" in self.checkpoint)
-        require(own, "data", self.data, "an entry point brings its own rows", "leave --data away")
+        require(own, "data", self.data, "an entry point brings its own rows", "omit --data")

@@ -20,7 +20,7 @@ def call_entry(spec: str, setting: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module), name)()
-    except Exception as error:  # the user's code raises what it likes; one line says what and where
+    except Exception as error:  # the user's code may raise anything; one line says what and where
         why = f"it raised {type(error).__name__} ({(str(error).splitlines() or [''])[0][:120]})"
         do = f'try: python -c "import {module}; {module}.{name}()"'
         raise UserError(setting, got=spec, why=why, do=do) from error

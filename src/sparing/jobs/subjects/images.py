@@ -20,7 +20,7 @@ Pair = tuple[Tensor, Tensor]  # images uint8 (N, rows, columns[, 3]) and labels 
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ImageFormat:
     """How a model wants its images."""
 
     side: int | None  # height and width (pixels); None for any
@@ -30,18 +30,18 @@ class Look:
     known: bool = False  # whether the folder says mean and deviation
 
 
-def look_of(folder: Path, config: Any) -> Look:
+def image_format_of(folder: Path, config: Any) -> ImageFormat:
     """Read side, channels, mean and deviation from a folder; pixels in [0, 1] without preprocessor_config.json."""
     side = getattr(config, "image_size", None)
     side = side[0] if isinstance(side, list | tuple) else side
     channels, path = int(getattr(config, "num_channels", 3)), folder / "preprocessor_config.json"
     if not path.is_file():
-        return Look(side, channels)
+        return ImageFormat(side, channels)
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if not plain.get("do_normalize", True):
-            return Look(side, channels, known=True)
-        return Look(side, channels, tuple(plain["image_mean"]), tuple(plain["image_std"]), known=True)
+            return ImageFormat(side, channels, known=True)
+        return ImageFormat(side, channels, tuple(plain["image_mean"]), tuple(plain["image_std"]), known=True)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why, do = f"it has no usable image_mean and image_std ({error})", "save the image processor again"
         raise UserError("checkpoint", got=path, why=why, do=do) from None
@@ -70,15 +70,15 @@ def image_rows(name: str, *, rows: int, calibration: int) -> tuple[Pair, Pair]:
     return (train[0][:calibration], train[1][:calibration]), (test[0][:rows], test[1][:rows])
 
 
-def prepared(images: Tensor, look: Look) -> Tensor:
+def prepared(images: Tensor, image_format: ImageFormat) -> Tensor:
     """Images as a model expects them, float32, (N, channels, side, side): resized bilinearly, normalized."""
     pixels = images.float() / 255
     pixels = pixels[:, None] if images.ndim == 3 else pixels.permute(0, 3, 1, 2)
-    if pixels.shape[1] != look.channels:
-        pixels = pixels.mean(1, keepdim=True).expand(-1, look.channels, -1, -1)
-    if look.side is not None and pixels.shape[-1] != look.side:
-        pixels = functional.interpolate(pixels, (look.side, look.side), mode="bilinear", antialias=True)
-    mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (look.mean, look.deviation))
+    if pixels.shape[1] != image_format.channels:
+        pixels = pixels.mean(1, keepdim=True).expand(-1, image_format.channels, -1, -1)
+    if image_format.side is not None and pixels.shape[-1] != image_format.side:
+        pixels = functional.interpolate(pixels, (image_format.side, image_format.side), mode="bilinear", antialias=True)
+    mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (image_format.mean, image_format.deviation))
     return ((pixels - mean) / deviation).contiguous()
 
 

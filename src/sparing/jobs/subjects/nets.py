@@ -113,17 +113,19 @@ class Training:
             raise ValueError(f"Training needs epochs >= 1, batch >= 1 and rate > 0, got {self}")
 
 
-def begin(build: Callable[[], _Model], *, seed: int, scale: Scale = "ones") -> _Model:
+def initialize(build: Callable[[], _Model], *, seed: int, scale: Scale = "ones") -> _Model:
     """Return a net with the initial weights of a seed, float32, in training mode.
 
     Matrices are normal with variance 2 / fan-in (He et al. 2015), the classifier's 1 / fan-in; biases are zero.
     ``scale``: weights of the norms: ones, uniform in (0, 1), or normal with deviation 0.1 (paper, §1.9 and Fig. 7).
     """
+    # Built without storage, so that the constructor's own draws cost nothing and touch no generator.
     with torch.device("meta"):
         model = build()
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, module in model.named_modules():
+            # A stream for each name: another width or depth leaves the other layers' weights as they were.
             _fill_(module, stream(seed, "initial", name), scale)
     return model
 

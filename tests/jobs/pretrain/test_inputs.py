@@ -11,7 +11,7 @@ import torch
 from sparing.data import bundled_text
 from sparing.errors import UserError
 from sparing.jobs.pretrain import Pretrain
-from sparing.jobs.pretrain.material import crops, cut, gather, openings, read_text
+from sparing.jobs.pretrain.inputs import crops, cut, gather, openings, read_text
 from sparing.seeds import stream
 
 

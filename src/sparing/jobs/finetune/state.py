@@ -1,4 +1,4 @@
-"""A run under way: the live model, its optimizer and its sampler; begun from a method, saved and restored by name."""
+"""The state of a run: live model, optimizer and sampler; started from a method, saved and restored by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparing import groups as gr
 from sparing.blocks import named_parameters
@@ -23,7 +23,7 @@ from sparing.layersample import LayerSampling, Sampler
 
 
 @dataclass(slots=True)
-class Course:
+class TrainState:
     """Everything that a step changes."""
 
     model: nn.Module  # the live model; with LoRA, the peft model around it
@@ -51,7 +51,7 @@ def optimizer_for(model: nn.Module, training: Training) -> torch.optim.Optimizer
     return adamw(groups_for(model, training), lr=training.peak)
 
 
-def equipped(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:
+def optimizer_and_sampler(model: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, Sampler | None]:
     """Optimizer and, for layer sampling, the sampler of a model in one process."""
     optimizer, method = optimizer_for(model, training), training.method
     if not isinstance(method, LayerSampling):
@@ -59,8 +59,8 @@ def equipped(model: nn.Module, training: Training) -> tuple[torch.optim.Optimize
     return optimizer, Sampler(model, optimizer, method, seed=training.seed)
 
 
-# Gives a live model what trains it.
-Equip = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | Draws | None]]
+# Optimizer and sampler of a live model.
+MakeOptimizer = Callable[[nn.Module, Training], tuple[torch.optim.Optimizer, Sampler | Draws | None]]
 
 
 @contextlib.contextmanager
@@ -72,8 +72,10 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     try:
         model.activation_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
-        why, do = str(error).splitlines()[0][:160], "leave --checkpointing away"
+        why, do = str(error).splitlines()[0][:160], "omit --checkpointing"
         raise UserError("checkpointing", got=type(model).__name__, why=why, do=do) from None
+    # Enabling may add a hook that makes the output of the embeddings require gradients, for reentrant checkpointing.
+    # Ours is not reentrant, and backward would then run through frozen embeddings.
     model.disable_input_require_grads()
     try:
         yield
@@ -82,7 +84,9 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equipped) -> Iterator[Course]:
+def start(
+    model: nn.Module, training: Training, *, rows: int, make_optimizer: MakeOptimizer = optimizer_and_sampler
+) -> Iterator[TrainState]:
     """Set a live model up for a method; modes and ``requires_grad`` are restored at the end.
 
     LoRA leaves its adapters in the model: ``state.model.merge_and_unload()`` is the caller's to call.
@@ -92,6 +96,7 @@ def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equ
     method, mode = training.method, model.training
     if isinstance(method, Lora):
         model = with_adapters_(model, method, training.seed)
+    # After the adapters are in: they freeze the rest, and that is what the caller gets back.
     flags = {p: p.requires_grad for p in model.parameters()}
     model.train()
     sampler = None
@@ -99,8 +104,8 @@ def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equ
         with recomputing(model, training.checkpointing), keeping_zeros(model, training.keep_zeros):
             if isinstance(method, Full):
                 model.requires_grad_(True)
-            optimizer, sampler = equip(model, training)
-            yield Course(model, training, steps, optimizer, sampler)
+            optimizer, sampler = make_optimizer(model, training)
+            yield TrainState(model, training, steps, optimizer, sampler)
     finally:
         if sampler is not None:
             sampler.close()
@@ -110,41 +115,39 @@ def begun(model: nn.Module, training: Training, *, rows: int, equip: Equip = equ
         model.train(mode)
 
 
-def touch_(course: Course) -> dict[str, nn.Parameter]:
+def touch_(state: TrainState) -> dict[str, nn.Parameter]:
     """Parameters that train in the next step, by canonical name; remembered as touched."""
-    training = {name: p for name, p in named_parameters(course.model).items() if p.requires_grad}
-    course.touched.update(training)
+    training = {name: p for name, p in named_parameters(state.model).items() if p.requires_grad}
+    state.touched.update(training)
     return training
 
 
-def state_of(course: Course) -> dict[str, Any]:
+def state_of(state: TrainState) -> dict[str, Any]:
     """Everything needed to resume to the same bits; weights that never trained stay in the model directory."""
-    parameters, sampler, state = named_parameters(course.model), course.sampler, course.optimizer.state
-    moments = {name: dict(state[p]) for name, p in parameters.items() if state.get(p)} if sampler is None else {}
+    # With a sampler, the moments are in its own state.
+    parameters, sampler, held = named_parameters(state.model), state.sampler, state.optimizer.state
+    moments = {name: dict(held[p]) for name, p in parameters.items() if held.get(p)} if sampler is None else {}
     return {
-        "step": course.step,
-        "seconds": course.seconds,
-        "seen": course.seen,
-        "weights": {name: parameters[name].detach() for name in sorted(course.touched)},
+        "step": state.step,
+        "seconds": state.seconds,
+        "seen": state.seen,
+        "weights": {name: parameters[name].detach() for name in sorted(state.touched)},
         "optimizer": moments,
         "sampler": sampler.state_dict(optimizer=True) if isinstance(sampler, Sampler) else None,
     }
 
 
-def _beside(parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State on the device of its parameter, the step count too, as the fused AdamW wants it."""
-    return {key: value.to(parameter.device) for key, value in state.items()}
-
-
-def restore_(course: Course, tree: Mapping[str, Any]) -> None:
+def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     """Restore a fresh run to what ``state_of`` returned; the optimizer takes over the tensors of the tree."""
-    parameters = named_parameters(course.model)
+    parameters = named_parameters(state.model)
     with torch.no_grad():
         for name, value in tree["weights"].items():
             parameters[name].copy_(value)
-    for name, state in tree["optimizer"].items():
-        course.optimizer.state[parameters[name]] = _beside(parameters[name], state)
-    if isinstance(course.sampler, Sampler):
-        course.sampler.load_state_dict(tree["sampler"])
-    course.step, course.seconds, course.seen = tree["step"], tree["seconds"], tree["seen"]
-    course.touched = set(tree["weights"])
+    for name, held in tree["optimizer"].items():
+        # The step count too has to be on the device of its parameter: the fused AdamW wants it there.
+        there = parameters[name].device
+        state.optimizer.state[parameters[name]] = {key: value.to(there) for key, value in held.items()}
+    if isinstance(state.sampler, Sampler):
+        state.sampler.load_state_dict(tree["sampler"])
+    state.step, state.seconds, state.seen = tree["step"], tree["seconds"], tree["seen"]
+    state.touched = set(tree["weights"])

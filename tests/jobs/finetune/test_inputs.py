@@ -13,7 +13,7 @@ import torch
 import zoo
 from sparing.errors import UserError
 from sparing.jobs.finetune import Finetune
-from sparing.jobs.finetune.material import gather, opening, prompts_for
+from sparing.jobs.finetune.inputs import gather, opening, prompts_for
 from sparing.jobs.lm.records import Chat, Pair, Text
 
 TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}

@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Material:
+class Inputs:
     """A tokenizer, tokens to learn and rows to measure on."""
 
     tokenizer: Any
@@ -74,6 +74,7 @@ def cut(text: str, held_out: float) -> tuple[str, str, str]:
         >>> cut("aaaa bb cc", 0.4)
         ('aaaa b', 'b ', 'cc')
     """
+    # Validation before test, and both at the end: a text's order is kept, so nothing held out precedes what is learnt.
     marks = [round(len(text) * (1 - held_out)), round(len(text) * (1 - held_out / 2))]
     slack = max(1, round(len(text) * held_out / 20))
     first, second = (_line_end(text, mark, slack) for mark in marks)
@@ -106,7 +107,7 @@ def openings(text: str, count: int) -> tuple[str, ...]:
     return tuple(" ".join(words[:OPENING]) for words in chosen)
 
 
-def gather(settings: Pretrain, context: int) -> Material:
+def gather(settings: Pretrain, context: int) -> Inputs:
     """Read, cut and encode everything; nothing is written."""
     parts = [cut(read_text(name, settings.first), settings.held_out) for name in settings.data]
     learnt, validation, test = (list(column) for column in zip(*parts, strict=True))
@@ -119,11 +120,12 @@ def gather(settings: Pretrain, context: int) -> Material:
     missing = tokenizer.unk_token_id
     unknown = 0 if missing is None else sum(int((part.rows.ids == missing).sum()) for part in held)
     starts = openings("\n\n".join(validation), settings.samples)
-    return Material(tokenizer, train, held[0], held[1], starts, unknown)
+    return Inputs(tokenizer, train, held[0], held[1], starts, unknown)
 
 
 def crops(ids: Tensor, *, batch: int, context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Inputs and next tokens of random rows of a long text, int64, (batch, context), from the generator alone."""
+    # One token past the row is needed as the last target, so the last start is excluded.
     starts = torch.randint(0, len(ids) - context, (batch, 1), generator=generator)
     rows = ids[starts + torch.arange(context + 1)]
     return rows[:, :-1], rows[:, 1:]

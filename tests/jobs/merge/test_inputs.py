@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sparing.errors import UserError
-from sparing.jobs.merge.evidence import gather
+from sparing.jobs.merge.inputs import gather
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import open_all, open_source
-from sparing.jobs.subjects.nets import Vgg, begin
+from sparing.jobs.subjects.nets import Vgg, initialize
 from sparing.valley.linear import Linear
 from sparing.valley.merge import merge
 from sparing.valley.statistics import refresh_
@@ -30,49 +30,49 @@ def nets(tmp_path):
     paths = []
     for seed in (0, 1):
         paths.append(tmp_path / f"net{seed}.safetensors")
-        save_file(begin(small_net, seed=seed).state_dict(), paths[-1])
+        save_file(initialize(small_net, seed=seed).state_dict(), paths[-1])
     return tuple(paths)
 
 
 def test_text_is_cut_into_rows_to_choose_by_and_rows_to_report_on(family, text):
     settings = Settings(models=(family["a"], family["b"]), data=str(text), length=16, rows=5)
-    evidence, _ = opened(settings)
-    assert (len(evidence.validation), len(evidence.test)) == (5, 5)
-    both = torch.cat([evidence.validation.inputs, evidence.test.inputs])
+    inputs, _ = opened(settings)
+    assert (len(inputs.validation), len(inputs.test)) == (5, 5)
+    both = torch.cat([inputs.validation.inputs, inputs.test.inputs])
     assert len(both.unique(dim=0)) == len(both)
-    assert evidence.metric == "loss"
-    assert not evidence.refreshes
+    assert inputs.metric == "loss"
+    assert not inputs.refreshes
 
 
 def test_the_live_model_takes_the_weights_of_each_checkpoint(family, text):
     from transformers import AutoModelForCausalLM
 
-    evidence, sources = opened(Settings(models=(family["a"], family["b"]), data=str(text), length=16))
+    inputs, sources = opened(Settings(models=(family["a"], family["b"]), data=str(text), length=16))
     theirs = AutoModelForCausalLM.from_pretrained(family["b"]).state_dict()
-    evidence.put_on_(sources[1].items())
-    assert all(torch.equal(value, theirs[name]) for name, value in evidence.body.state_dict().items())
+    inputs.load_(sources[1].items())
+    assert all(torch.equal(value, theirs[name]) for name, value in inputs.body.state_dict().items())
     states = [load_file(family[name] / "model.safetensors") for name in "ab"]
     expected = merge(states, method=Linear((1.0, 3.0)))
-    found = evidence.merged_(Linear((1.0, 3.0)), sources, None).state_dict()
+    found = inputs.load_merged_(Linear((1.0, 3.0)), sources, None).state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_weights_without_the_prefix_of_the_inner_model_are_known(family, text, tmp_path):
-    evidence, sources = opened(Settings(models=(family["a"], family["b"]), data=str(text), length=16))
+    inputs, sources = opened(Settings(models=(family["a"], family["b"]), data=str(text), length=16))
     bare = {name.removeprefix("transformer."): value for name, value in sources[1].items()}
     save_file(bare, tmp_path / "bare.safetensors")
-    before = {name: value.clone() for name, value in evidence.put_on_(sources[1].items()).state_dict().items()}
-    evidence.put_on_(sources[0].items())
-    after = evidence.put_on_(open_source(tmp_path / "bare.safetensors", "bare").items()).state_dict()
+    before = {name: value.clone() for name, value in inputs.load_(sources[1].items()).state_dict().items()}
+    inputs.load_(sources[0].items())
+    after = inputs.load_(open_source(tmp_path / "bare.safetensors", "bare").items()).state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 def test_foreign_and_missing_weights_are_named(family, text):
-    evidence, sources = opened(Settings(models=(family["a"], family["b"]), data=str(text), length=16))
+    inputs, sources = opened(Settings(models=(family["a"], family["b"]), data=str(text), length=16))
     with pytest.raises(UserError, match="'other' of shape"):
-        evidence.put_on_([("other", torch.ones(1))])
+        inputs.load_([("other", torch.ones(1))])
     with pytest.raises(UserError, match="too few tensors"):
-        evidence.put_on_(list(sources[0].items())[:-1])
+        inputs.load_(list(sources[0].items())[:-1])
 
 
 def test_merged_images_nets_have_statistics_of_their_own(nets):
@@ -81,15 +81,15 @@ def test_merged_images_nets_have_statistics_of_their_own(nets):
 
     sys.modules[__name__] = sys.modules.get(__name__) or type(sys)(__name__)
     sys.modules[__name__].small_net = small_net
-    evidence, sources = opened(settings)
-    assert evidence.refreshes
-    assert evidence.metric == "error"
-    found = evidence.merged_(Linear(), sources, None).state_dict()
-    expected = begin(small_net, seed=0)
+    inputs, sources = opened(settings)
+    assert inputs.refreshes
+    assert inputs.metric == "error"
+    found = inputs.load_merged_(Linear(), sources, None).state_dict()
+    expected = initialize(small_net, seed=0)
     expected.load_state_dict(merge([load_file(path) for path in nets]))
-    refresh_(expected, evidence.calibrate)
+    refresh_(expected, inputs.calibrate)
     assert all(torch.equal(found[name], value) for name, value in expected.state_dict().items())
-    assert float(evidence.calibrate[0].mean()) == pytest.approx(0, abs=0.05)  # of the first 30 of 1198 digits
+    assert float(inputs.calibrate[0].mean()) == pytest.approx(0, abs=0.05)  # of the first 30 of 1198 digits
 
 
 def test_data_that_does_not_fit_is_refused(family, nets, text, tmp_path):
@@ -122,11 +122,11 @@ def test_image_classifiers_of_transformers_are_measured_as_their_folder_says(tmp
         processor = {"image_mean": [0.5], "image_std": [0.25]}
         (tmp_path / name / "preprocessor_config.json").write_text(json.dumps(processor))
     settings = Settings(models=(tmp_path / "a", tmp_path / "b"), data="digits", rows=20, calibration=30)
-    evidence, sources = opened(settings)
-    assert evidence.refreshes
-    assert (float(evidence.test.inputs.min()), float(evidence.test.inputs.max())) == (-2, 2)  # (0 or 1 − 0.5) / 0.25
-    found = evidence.test.scores(evidence.put_on_(sources[1].items()))
+    inputs, sources = opened(settings)
+    assert inputs.refreshes
+    assert (float(inputs.test.inputs.min()), float(inputs.test.inputs.max())) == (-2, 2)  # (0 or 1 − 0.5) / 0.25
+    found = inputs.test.scores(inputs.load_(sources[1].items()))
     with torch.no_grad():
-        logits = models[1](evidence.test.inputs).logits
-    assert float(found[:, 1].sum()) == float((logits.argmax(1) != evidence.test.targets).sum())
-    assert evidence.merged_(Linear(), sources, None) is evidence.body
+        logits = models[1](inputs.test.inputs).logits
+    assert float(found[:, 1].sum()) == float((logits.argmax(1) != inputs.test.targets).sum())
+    assert inputs.load_merged_(Linear(), sources, None) is inputs.body

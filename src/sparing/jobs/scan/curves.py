@@ -34,7 +34,7 @@ GROUPS: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CurveSpec:
     """One curve: what to walk along."""
 
     kind: NoiseName | SpecialKind  # noise or special direction
@@ -43,7 +43,7 @@ class Ask:
 
     @property
     def special(self) -> bool:
-        """Whether nothing is drawn for it."""
+        """Whether it is deterministic."""
         return self.kind in SPECIALS
 
     @property
@@ -70,16 +70,17 @@ def present(model: nn.Module, groups: Iterable[GroupName]) -> list[GroupName]:
     return found
 
 
-def asks(settings: Settings, *, groups: Collection[str], started: bool) -> list[Ask]:
+def curve_specs(settings: Settings, *, groups: Collection[str], started: bool) -> list[CurveSpec]:
     """Every curve that the settings want, each once though several parts share it."""
-    wanted: list[Ask] = []
+    wanted: list[CurveSpec] = []
     if "noises" in settings.parts:
-        wanted += [Ask(kind, ratio) for kind in settings.noises for ratio in (0.0, 1.0)]
+        wanted += [CurveSpec(kind, ratio) for kind in settings.noises for ratio in (0.0, 1.0)]
     if "ratio" in settings.parts:
-        wanted += [Ask("gaussian", float(ratio)) for ratio in settings.ratios]
+        wanted += [CurveSpec("gaussian", float(ratio)) for ratio in settings.ratios]
     if "groups" in settings.parts:
         kept = [group for group in settings.groups if group in groups]
-        wanted += [Ask("gaussian", ratio, group) for group in kept for ratio in (0.0, 1.0)]
+        wanted += [CurveSpec("gaussian", ratio, group) for group in kept for ratio in (0.0, 1.0)]
     if "special" in settings.parts:
-        wanted += [Ask(kind) for kind in SPECIALS if started or kind != "initial"]
+        wanted += [CurveSpec(kind) for kind in SPECIALS if started or kind != "initial"]
+    # Parts overlap: a noise, a ratio and a group can name the same curve.
     return list(dict.fromkeys(wanted))

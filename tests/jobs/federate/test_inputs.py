@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from sparing.errors import UserError
-from sparing.jobs.federate.material import fewer, material
+from sparing.jobs.federate.inputs import load_data, subsample
 from sparing.jobs.federate.mnist_1d import SIGNALS, make
 from sparing.jobs.federate.settings import Settings
 
@@ -50,9 +50,9 @@ def test_rows_differ_by_seed_and_are_the_same_for_one():
 
 
 def test_no_row_is_in_two_parts_and_the_test_rows_do_not_depend_on_the_seed():
-    one, other = (material("mnist-1d", seed=seed, validation=0.25) for seed in (1, 2))
+    one, other = (load_data("mnist-1d", seed=seed, validation=0.25) for seed in (1, 2))
     assert (len(one.targets), len(one.validation_targets), len(one.test_targets)) == (3000, 1000, 1000)
-    whole = material("mnist-1d", seed=0, validation=0.0)
+    whole = load_data("mnist-1d", seed=0, validation=0.0)
     parts = torch.cat([one.inputs, one.validation_inputs]).flatten(1)
     assert torch.equal(parts.sort(0).values, whole.inputs.flatten(1).sort(0).values)
     assert torch.equal(one.test_inputs, other.test_inputs)
@@ -60,7 +60,7 @@ def test_no_row_is_in_two_parts_and_the_test_rows_do_not_depend_on_the_seed():
 
 
 def test_fewer_rows_are_some_of_all():
-    rows = fewer(material("digits", seed=0, validation=0.1), Settings(rows=30, test_rows=20))
+    rows = subsample(load_data("digits", seed=0, validation=0.1), Settings(rows=30, test_rows=20))
     assert (len(rows.inputs), len(rows.targets), len(rows.test_inputs), rows.shape) == (30, 30, 20, (1, 8, 8))
 
 
@@ -82,4 +82,4 @@ def test_a_file_that_is_no_data_is_refused(case, tmp_path):
     if case != "missing":
         save_file(change if case == "lacks" else {**good, **change}, tmp_path / "rows.safetensors")
     with pytest.raises(UserError, match=told):
-        material(str(tmp_path / "rows.safetensors"), seed=0, validation=0.0)
+        load_data(str(tmp_path / "rows.safetensors"), seed=0, validation=0.0)

@@ -20,7 +20,7 @@ KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}  # optimizers as the rul
 
 
 @dataclass(slots=True)
-class Course:
+class TrainState:
     """Everything that a step changes."""
 
     model: nn.Module
@@ -46,7 +46,7 @@ class Course:
         return self.settings.batch * self.settings.context
 
 
-def planned(settings: Pretrain, model: nn.Module) -> Plan:
+def make_plan(settings: Pretrain, model: nn.Module) -> Plan:
     """What every parameter of a fresh model gets."""
     return plan(
         model,
@@ -57,7 +57,7 @@ def planned(settings: Pretrain, model: nn.Module) -> Plan:
     )
 
 
-def begin(settings: Pretrain, model: nn.Module, train: Tensor, plan: Plan) -> Course:
+def start(settings: Pretrain, model: nn.Module, train: Tensor, plan: Plan) -> TrainState:
     """Scale a fresh model, draw its masks and build its optimizer; every layer still runs as a dense matrix."""
     masks = apply_(model, plan, seed=settings.seed, masks=law_of(settings.masks))
     optimizer = optimizer_for(settings, model, masks.plan, masks)
@@ -66,66 +66,68 @@ def begin(settings: Pretrain, model: nn.Module, train: Tensor, plan: Plan) -> Co
         known: dict[str, Any] = {"steps": settings.steps, "seed": settings.seed, "scale": settings.follow}
         evolution = Evolution(model, masks, optimizer, method, **known)
     model.train()
-    return Course(model, settings, train, masks.plan, masks, optimizer, evolution, density=live_share(masks))
+    return TrainState(model, settings, train, masks.plan, masks, optimizer, evolution, density=live_share(masks))
 
 
-def choose_backends_(course: Course, before: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+def choose_backends_(state: TrainState, before: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Choose a backend for each masked layer; a resumed run keeps the first one's choices (``before``)."""
-    backend = course.settings.backend
+    backend = state.settings.backend
     if before is None:
-        course.choices = convert_(
-            course.model, course.masks, backend=backend, optimizer=course.optimizer, tokens=course.tokens
+        state.choices = convert_(
+            state.model, state.masks, backend=backend, optimizer=state.optimizer, tokens=state.tokens
         )
         return
-    course.choices = {name: Choice(**choice) for name, choice in before.items()}
-    _as_chosen_(course)
+    state.choices = {name: Choice(**choice) for name, choice in before.items()}
+    _as_chosen_(state)
 
 
-def _as_chosen_(course: Course) -> None:
-    sparse = {name: course.masks[name] for name, choice in course.choices.items() if choice.backend == "csr"}
-    convert_(course.model, sparse, backend="csr", optimizer=course.optimizer)
+def _as_chosen_(state: TrainState) -> None:
+    sparse = {name: state.masks[name] for name, choice in state.choices.items() if choice.backend == "csr"}
+    convert_(state.model, sparse, backend="csr", optimizer=state.optimizer)
 
 
-def evolve_(course: Course) -> None:
+def evolve_(state: TrainState) -> None:
     """Change the masks if due at this step; sparse layers are dense meanwhile. Needs the gradients of the step."""
-    evolution = course.evolution
+    evolution = state.evolution
     if evolution is None:
         return
-    changes = evolution.method.due(course.step, course.settings.steps)
+    # The method rewrites masks and weights of dense matrices; sparse layers are converted only when it is due.
+    changes = evolution.method.due(state.step, state.settings.steps)
     if changes:
-        convert_(course.model, course.masks, backend="dense", optimizer=course.optimizer)
-    evolution.step(course.step)
+        convert_(state.model, state.masks, backend="dense", optimizer=state.optimizer)
+    evolution.step(state.step)
     if changes:
-        course.density = live_share(course.masks)
-        _as_chosen_(course)
+        state.density = live_share(state.masks)
+        _as_chosen_(state)
 
 
-def check_(course: Course) -> None:
+def check_(state: TrainState) -> None:
     """Stop if rates have lost their ratios, or if state lives where no weight does."""
-    course.plan.check_optimizer(course.optimizer)
-    course.masks.check(course.optimizer)
+    state.plan.check_optimizer(state.optimizer)
+    state.masks.check(state.optimizer)
 
 
-def state_of(course: Course) -> dict[str, Any]:
+def state_of(state: TrainState) -> dict[str, Any]:
     """Everything needed to resume to the same bits; sparse layers are laid out as dense ones."""
     return {
-        "step": course.step,
-        "seconds": course.seconds,
-        "model": dict(course.model.state_dict()),
-        "optimizer": dense_state(course.model, course.optimizer),
-        "evolution": None if course.evolution is None else course.evolution.state_dict(),
-        "choices": {name: asdict(choice) for name, choice in course.choices.items()},
+        "step": state.step,
+        "seconds": state.seconds,
+        "model": dict(state.model.state_dict()),
+        "optimizer": dense_state(state.model, state.optimizer),
+        "evolution": None if state.evolution is None else state.evolution.state_dict(),
+        "choices": {name: asdict(choice) for name, choice in state.choices.items()},
     }
 
 
-def restore_(course: Course, tree: Mapping[str, Any]) -> None:
+def restore_(state: TrainState, tree: Mapping[str, Any]) -> None:
     """Restore a fresh run to what ``state_of`` returned."""
-    course.model.load_state_dict(tree["model"])
-    load_dense_state_(course.model, course.optimizer, _tupled(tree["optimizer"]))
-    if course.evolution is not None:
-        course.evolution.load_state_dict(tree["evolution"])
-    choose_backends_(course, tree["choices"])
-    course.step, course.seconds, course.density = tree["step"], tree["seconds"], live_share(course.masks)
+    state.model.load_state_dict(tree["model"])
+    load_dense_state_(state.model, state.optimizer, _tupled(tree["optimizer"]))
+    if state.evolution is not None:
+        state.evolution.load_state_dict(tree["evolution"])
+    # After masks and weights: a sparse layer holds live weights only.
+    choose_backends_(state, tree["choices"])
+    state.step, state.seconds, state.density = tree["step"], tree["seconds"], live_share(state.masks)
 
 
 def _tupled(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ NORM: Final = "norm of "  # before the name of a tensor, in the rows of the refe
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Setup:
     """What all methods of a run share."""
 
     settings: Settings
@@ -46,7 +46,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a method's run leaves."""
+    """Result of a method's run."""
 
     rounds: list[dict[str, Any]]  # a row a round
     params: Vector  # the last global model
@@ -55,48 +55,51 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Measures models on test rows, and says once how long a round takes."""
+class _TimedEvaluation:
+    """Measures models on test rows, and prints once how long a round takes."""
 
     test: Accuracy
     rounds: int
     every: int
     began: float = field(default_factory=time.perf_counter)
-    told: bool = False
+    reported: bool = False
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        if not self.told:
-            self.told, each = True, (time.perf_counter() - self.began) / self.every
+        # The first call comes after ``every`` rounds of training, so nothing but them is in this time.
+        if not self.reported:
+            self.reported, each = True, (time.perf_counter() - self.began) / self.every
             whole = duration(round(each * self.rounds))
             sys.stderr.write(f"  training: {duration(each)} a round, so about {whole} in all, evaluation apart\n")
         return self.test(model)
 
 
-def course(label: str, method: Method, ground: Ground, checkpoint: Path) -> Outcome:
+def run_embedded(label: str, method: Method, setup: Setup, checkpoint: Path) -> Outcome:
     """Run a method on the embedded engine; an interrupted run resumes from its checkpoint, to the same bits."""
-    settings = ground.settings
+    settings = setup.settings
     run = simulate(
-        ground.make_model, ground.clients, method, ground.schedule,
-        evaluate=_Watch(ground.test, settings.rounds, settings.every, told=checkpoint.exists()),
+        setup.make_model, setup.clients, method, setup.schedule,
+        # A resumed run knows nothing of the rounds before, so it predicts no time.
+        evaluate=_TimedEvaluation(setup.test, settings.rounds, settings.every, reported=checkpoint.exists()),
         seed=settings.seed, workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every,
-        resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=ground.proxy,
+        resume=settings.resume, label=label, every=settings.every, members=settings.members, proxy=setup.proxy,
         tamper=sabotage_of(settings),
     )  # fmt: skip
     return Outcome(run.record, run.params, run.buffers, run.engine)
 
 
-def norms_of(method: Method, ground: Ground, checkpoint: Path) -> list[dict[str, float]]:
+def norms_of(method: Method, setup: Setup, checkpoint: Path) -> list[dict[str, float]]:
     """Norms of all tensors after each round of a reference method, by name, to hold another method to them."""
-    settings = ground.settings
+    settings = setup.settings
     run = simulate(
-        ground.make_model, ground.clients, method, ground.schedule, evaluate=_named_norms, seed=settings.seed,
+        setup.make_model, setup.clients, method, setup.schedule, evaluate=_named_norms, seed=settings.seed,
         workers=settings.workers, checkpoint=checkpoint, checkpoint_every=settings.save_every, resume=settings.resume,
-        label="norms of FedAvg", members=False, proxy=ground.proxy, tamper=sabotage_of(settings),
+        label="norms of FedAvg", members=False, proxy=setup.proxy, tamper=sabotage_of(settings),
     )  # fmt: skip
     return [{name.removeprefix(NORM): row[name] for name in row if name.startswith(NORM)} for row in run.record]
 
 
 def _named_norms(model: nn.Module) -> Mapping[str, float]:
+    # As metrics of an evaluation: the one way to add numbers to the record of each round.
     from sparing.blocks import named_parameters
 
     return {f"{NORM}{name}": value for name, value in tensor_norms(named_parameters(model)).items()}
@@ -124,36 +127,37 @@ def faults_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def on_flower(label: str, method: Method, ground: Ground) -> Outcome:
+def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
     """Run a method on Flower's messages, ClientApp and strategy in this process: the bits of the plain loop."""
     from sparing.federated import flower
     from sparing.report import Progress
 
-    settings, run_in_process, mod = ground.settings, flower.run_in_process, flower.sign_telemetry
+    settings, run_in_process, mod = setup.settings, flower.run_in_process, flower.sign_telemetry
     stamps = [time.perf_counter()]
     with Progress(label, total=settings.rounds, unit="round") as bar:
 
         def evaluate(model: nn.Module) -> dict[str, float]:
             done, due = len(stamps), len(stamps) % settings.every == 0 or len(stamps) == settings.rounds
-            found: dict[str, float] = ground.test(model) if due else {}
+            found: dict[str, float] = setup.test(model) if due else {}
+            # Norm and seconds are columns of the embedded engine that Flower does not report.
             length = float(norm({name: value.detach() for name, value in model.named_parameters()}))
             bar.advance(1, **found)
             stamps.append(time.perf_counter())
             return {**found, "norm": length, "seconds": stamps[done] - stamps[done - 1]}
 
         run = run_in_process(
-            ground.make_model, ground.clients, method, ground.schedule,
-            evaluate=evaluate, seed=settings.seed, proxy=ground.proxy, mods=[mod],
+            setup.make_model, setup.clients, method, setup.schedule,
+            evaluate=evaluate, seed=settings.seed, proxy=setup.proxy, mods=[mod],
         )  # fmt: skip
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for row in rows:
-        tell(row, told, label)
+        tell(row, reported, label)
     return Outcome(rows, run.params, run.buffers, "Flower, in process")
 
 
 def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """A round as Flower tells it, in the columns of the embedded engine."""
+    """A round as Flower reports it, in the columns of the embedded engine."""
     count = len(one.received)
     measured = ("accuracy", "loss", "norm", "seconds")
     return {
@@ -165,6 +169,6 @@ def _flower_row(one: FlowerRound, metrics: Mapping[str, Any], settings: Settings
         **{name: metrics[name] for name in measured if name in metrics},
         "bytes_up": one.bytes_up,
         "bytes_down": one.bytes_down,
-        # Flower averages what clients say; where all count alike the mean gives back the sum.
+        # Flower averages what clients report; with equal weights the mean gives back the sum.
         "steps": round(metrics["steps"] * count) if settings.weights == "uniform" else None,
     }

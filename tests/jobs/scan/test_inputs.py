@@ -10,8 +10,8 @@ import torch
 from sparing.errors import UserError
 from sparing.jobs.demo.tiny import _tokenizer
 from sparing.jobs.scan import job, run
-from sparing.jobs.scan.asks import asks, present
-from sparing.jobs.scan.material import gather
+from sparing.jobs.scan.curves import curve_specs, present
+from sparing.jobs.scan.inputs import gather
 from sparing.jobs.scan.settings import Settings
 from sparing.jobs.subjects.images import digits
 
@@ -68,13 +68,13 @@ def test_a_language_model_is_scanned_by_its_loss(language, tmp_path, monkeypatch
 
 def test_images_are_prepared_as_the_folder_says(pictures):
     settings = Settings(checkpoint=str(pictures), data="digits", rows=12, calibration=30)
-    subject = gather(settings)
+    inputs = gather(settings)
     _, test = digits()
     expected = (test[0][:12].float()[:, None].expand(-1, 3, -1, -1) / 255 - 0.5) / 0.25
-    torch.testing.assert_close(subject.evaluate.inputs, expected)
-    assert sum(map(len, subject.calibrate)) == 30
-    assert "classifier" in present(subject.model, settings.groups)
-    kinds = [ask.kind for ask in asks(settings, groups=["all"], started=False)]
+    torch.testing.assert_close(inputs.evaluate.inputs, expected)
+    assert sum(map(len, inputs.calibrate)) == 30
+    assert "classifier" in present(inputs.model, settings.groups)
+    kinds = [spec.kind for spec in curve_specs(settings, groups=["all"], started=False)]
     assert "initial" not in kinds
 
 

@@ -27,7 +27,7 @@ _NEEDED: Final = ("inputs", "targets", "test_inputs", "test_targets")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Inputs:
     """A data set in three parts; no row is in two of them."""
 
     name: str
@@ -46,7 +46,7 @@ class Rows:
         return tuple(self.inputs.shape[1:])
 
 
-def material(name: str, *, seed: int, validation: float) -> Rows:
+def load_data(name: str, *, seed: int, validation: float) -> Inputs:
     """Load a data set by name, or from a ``.safetensors`` file; ``seed`` draws only the validation rows."""
     require(0 <= validation < 1, "validation", validation, "it is a share of the rows", "pass 0 <= share < 1")
     if name == "mnist-1d":
@@ -63,7 +63,7 @@ def material(name: str, *, seed: int, validation: float) -> Rows:
     return _parted(name, parts, None, seed, validation)
 
 
-def fewer(rows: Rows, settings: Settings) -> Rows:
+def subsample(rows: Inputs, settings: Settings) -> Inputs:
     """Draw as many rows as the settings ask for, in their order; test rows are the same for every seed."""
     some = _drawn(len(rows.targets), settings.rows, settings.seed, "rows")
     tested = _drawn(len(rows.test_targets), settings.test_rows, 0, "test rows")
@@ -85,13 +85,13 @@ def _drawn(count: int, wanted: int | None, seed: int, label: str) -> Tensor:
 
 def _parted(
     name: str, parts: tuple[Tensor, Tensor, Tensor, Tensor], groups: Tensor | None, seed: int, validation: float
-) -> Rows:
+) -> Inputs:
     inputs, targets, test_inputs, test_targets = parts
     order = torch.randperm(len(targets), generator=stream(seed, "federate", "validation"))
     held = int(validation * len(targets))
-    # Rising, so that without validation rows the training part is as the data set has it.
+    # Sorted, so that without validation rows the training part is in the data set's own order.
     out, kept = order[:held].sort().values, order[held:].sort().values
-    return Rows(
+    return Inputs(
         name=name,
         inputs=inputs[kept],
         targets=targets[kept],
@@ -104,8 +104,8 @@ def _parted(
     )
 
 
-def _from_file(path: Path, seed: int, validation: float) -> Rows:
-    """Read a person's own rows; nothing in such a file can run."""
+def _from_file(path: Path, seed: int, validation: float) -> Inputs:
+    """Read the user's own rows; safetensors, so that no code in the file can run."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

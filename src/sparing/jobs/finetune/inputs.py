@@ -15,7 +15,7 @@ from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.live import device_for
 from sparing.jobs.lm import models
 from sparing.jobs.lm.labels import all_tokens, render
-from sparing.jobs.lm.losses import keeps_apart
+from sparing.jobs.lm.losses import isolates_documents
 from sparing.jobs.lm.packing import Packed, pack
 from sparing.jobs.lm.records import Chat, Example, Pair, Text, read_examples, split
 
@@ -23,7 +23,7 @@ WORDS = 12  # words of a text that serve as a prompt
 
 
 @dataclass(slots=True)
-class Material:
+class Inputs:
     """A model, its tokenizer, and the rows to train and measure on."""
 
     model: nn.Module  # on its device, in its number format, as it lies on the disk
@@ -73,10 +73,10 @@ def _check_fit(model: nn.Module, settings: Finetune, parts: Sequence[Packed]) ->
     require(highest < known, "model", settings.model, why, "use the tokenizer that belongs to the model")
     if any(part.positions is not None for part in parts):
         why = "records that share a row would see each other: this model cannot be told where one begins"
-        require(keeps_apart(model), "packing", type(model).__name__, why, "pass --no-packing")
+        require(isolates_documents(model), "packing", type(model).__name__, why, "pass --no-packing")
 
 
-def gather(settings: Finetune) -> Material:
+def gather(settings: Finetune) -> Inputs:
     """Read and check everything; nothing is written."""
     device = device_for(settings.device)
     examples = read_examples(settings.data)
@@ -84,6 +84,7 @@ def gather(settings: Finetune) -> Material:
     measured = settings.held_out_data or settings.data
     if settings.held_out_data is not None:
         held = read_examples(settings.held_out_data)
+    # Before the tokenizer, whose error would hide what is wrong with the directory.
     models.config_of(settings.model)
     tokenizer = models.load_tokenizer(settings.model)
     data = _rows(tokenizer, train, settings, settings.data)
@@ -91,4 +92,4 @@ def gather(settings: Finetune) -> Material:
     model = models.load_model(settings.model, dtype=getattr(torch, settings.dtype), device=device)
     _check_fit(model, settings, [data] if held_out is None else [data, held_out])
     prompts = prompts_for(tokenizer, settings, held or train)
-    return Material(model, tokenizer, data, held_out, prompts, chat=isinstance(examples[0], Chat))
+    return Inputs(model, tokenizer, data, held_out, prompts, chat=isinstance(examples[0], Chat))

@@ -10,8 +10,8 @@ import torch
 import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.jobs.finetune.course import begun, optimizer_for, restore_, state_of
 from sparing.jobs.finetune.settings import Full, Training
+from sparing.jobs.finetune.state import optimizer_for, restore_, start, state_of
 from sparing.jobs.finetune.step import take_step_
 from sparing.jobs.lm.adapters import Lora
 from sparing.jobs.lm.packing import Packed
@@ -41,9 +41,9 @@ def test_flags_and_modes_come_back(method, fails: bool) -> None:
     model.model.norm.weight.requires_grad_(False)
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     try:
-        with begun(model, Training(method=method, steps=3), rows=6) as course:
+        with start(model, Training(method=method, steps=3), rows=6) as state:
             assert model.training
-            take_step_(course, rows())
+            take_step_(state, rows())
             if fails:
                 raise ZeroDivisionError
     except ZeroDivisionError:
@@ -56,10 +56,10 @@ def test_flags_and_modes_come_back(method, fails: bool) -> None:
 @pytest.mark.parametrize("method", [Full(), LayerSampling(active=1), Lora(rank=2)], ids=["full", "lisa", "lora"])
 def test_recomputation_ends_with_the_run_and_leaves_no_hook(method) -> None:
     model = zoo.llama(layers=2)
-    with begun(model, Training(method=method, steps=3, checkpointing=True), rows=6) as course:
+    with start(model, Training(method=method, steps=3, checkpointing=True), rows=6) as state:
         assert model.is_activation_checkpointing
         assert not model.model.embed_tokens._forward_hooks
-        take_step_(course, rows())
+        take_step_(state, rows())
     assert not model.is_activation_checkpointing
 
 
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_recompute() -> None:
     model.__class__ = type("Plain", (type(model),), {"supports_gradient_checkpointing": False})
     with (
         pytest.raises(UserError, match="checkpointing: got Plain"),
-        begun(model, Training(method=Full(), checkpointing=True), rows=6),
+        start(model, Training(method=Full(), checkpointing=True), rows=6),
     ):
         pass
 
@@ -81,7 +81,7 @@ def test_a_model_that_cannot_recompute() -> None:
 )
 def test_a_method_that_does_not_fit_the_model(method, what: str) -> None:
     model = zoo.llama(layers=3, tied=True)
-    with pytest.raises(UserError, match=what), begun(model, Training(method=method), rows=6):
+    with pytest.raises(UserError, match=what), start(model, Training(method=method), rows=6):
         pass
     assert all(p.requires_grad for p in model.parameters())
 
@@ -89,25 +89,25 @@ def test_a_method_that_does_not_fit_the_model(method, what: str) -> None:
 def test_a_warm_up_longer_than_the_run() -> None:
     with (
         pytest.raises(UserError, match="the run has 2 steps"),
-        begun(zoo.llama(layers=2), Training(method=Full(), warmup=2, accumulate=1), rows=2),
+        start(zoo.llama(layers=2), Training(method=Full(), warmup=2, accumulate=1), rows=2),
     ):
         pass
 
 
 def test_epochs_give_the_steps() -> None:
-    with begun(zoo.llama(layers=2), Training(method=Full(), epochs=2.0, batch=2, accumulate=2), rows=6) as course:
-        assert course.steps == 3
+    with start(zoo.llama(layers=2), Training(method=Full(), epochs=2.0, batch=2, accumulate=2), rows=6) as state:
+        assert state.steps == 3
 
 
 def test_only_what_trained_is_saved() -> None:
     """The rest is in the model directory; a checkpoint of LISA is as small as what it touched."""
     model, method = zoo.llama(layers=6), LayerSampling(active=1, period=1, embed=False)
-    with begun(model, Training(method=method, steps=9), rows=6) as course:
-        assert state_of(course)["weights"] == {}
+    with start(model, Training(method=method, steps=9), rows=6) as state:
+        assert state_of(state)["weights"] == {}
         for _ in range(2):
-            take_step_(course, rows())
-        drawn = {block for _, _, blocks in course.sampler.history for block in blocks}
-        saved = set(state_of(course)["weights"])
+            take_step_(state, rows())
+        drawn = {block for _, _, blocks in state.sampler.history for block in blocks}
+        saved = set(state_of(state)["weights"])
     bodies = {name.split(".")[2] for name in saved if name.startswith("model.layers.")}
     assert bodies == set(map(str, drawn))
     assert {n for n in saved if not n.startswith("model.layers.")} == {"model.norm.weight", "lm_head.weight"}
@@ -116,13 +116,13 @@ def test_only_what_trained_is_saved() -> None:
 def test_restoring_takes_state_by_name_not_by_order() -> None:
     """The optimizer's state lands on the parameters it belongs to."""
     training = Training(method=Full(), steps=9, lr=1e-2)
-    with begun(zoo.llama(layers=2), training, rows=6) as course:
-        take_step_(course, rows())
-        tree = copy.deepcopy(state_of(course))
+    with start(zoo.llama(layers=2), training, rows=6) as state:
+        take_step_(state, rows())
+        tree = copy.deepcopy(state_of(state))
         tree["optimizer"] = dict(reversed(tree["optimizer"].items()))
-        with begun(zoo.llama(layers=2), training, rows=6) as other:
+        with start(zoo.llama(layers=2), training, rows=6) as other:
             restore_(other, tree)
             take_step_(other, rows())
-            take_step_(course, rows())
-            for a, b in zip(course.model.parameters(), other.model.parameters(), strict=True):
+            take_step_(state, rows())
+            for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True):
                 assert torch.equal(a, b)

@@ -17,7 +17,7 @@ from sparing.jobs.merge.scores import Rows
 from sparing.jobs.merge.settings import Settings
 from sparing.jobs.merge.sources import Source
 from sparing.jobs.subjects.folders import kind_of, open_folder
-from sparing.jobs.subjects.images import IMAGES, Look, image_rows, look_of, prepared
+from sparing.jobs.subjects.images import IMAGES, ImageFormat, image_format_of, image_rows, prepared
 from sparing.jobs.subjects.text import token_rows
 from sparing.valley.merge import merged_tensor
 from sparing.valley.method import Method
@@ -29,7 +29,7 @@ LENGTH = 128  # tokens in a row, where the model has as many positions (count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class Inputs:
     """Rows, and the one live model that everything is measured with."""
 
     body: nn.Module  # the architecture, in float32 and evaluation mode; its weights are those measured last
@@ -45,16 +45,17 @@ class Evidence:
         return bool(batch_norms(self.body))
 
     @torch.no_grad()
-    def put_on_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
+    def load_(self, tensors: Iterable[tuple[str, Tensor]], *, refresh: bool = False) -> nn.Module:
         """Load other weights into the live model; ``refresh`` takes batch-norm statistics anew."""
         state = self.body.state_dict()
+        # By address, for tied weights are in the file once and in the model twice.
         missing = {value.data_ptr() for value in state.values() if value.numel()}
         for name, tensor in tensors:
             target = state.get(_known(name, state, self.body))
             if target is None or target.shape != tensor.shape:
                 why = "the model has no such weight: another net, or one that renames its weights on loading"
                 got = f"{name!r} of shape {tuple(tensor.shape)}"
-                raise UserError("data", got=got, why=why, do="leave --data away to merge without measuring")
+                raise UserError("data", got=got, why=why, do="omit --data to merge without measuring")
             target.copy_(tensor)
             missing.discard(target.data_ptr())
         require(not missing, "checkpoint", "too few tensors", "the model has more weights", "save it again")
@@ -62,9 +63,9 @@ class Evidence:
             refresh_(self.body, self.calibrate)
         return self.body
 
-    def merged_(self, method: Method, sources: Sequence[Source], base: Source | None) -> nn.Module:
+    def load_merged_(self, method: Method, sources: Sequence[Source], base: Source | None) -> nn.Module:
         """Load merged weights into the live model, in the number format that the merge will have on disk."""
-        return self.put_on_(
+        return self.load_(
             ((n, merged_tensor(method, n, [s[n] for s in sources], base[n] if base else None)) for n in sources[0]),
             refresh=True,
         )
@@ -78,13 +79,13 @@ def _known(name: str, state: dict[str, Tensor], body: nn.Module) -> str:
 
 def _half(count: int, what: str, settings: Settings) -> int:
     """How many rows are for choosing; as many at least are for reporting."""
-    enough = count >= 4
+    enough = count >= 4  # the first half chooses, the second reports: a choice on its own test rows looks too good
     do = "pass more of it, or a smaller --length"
     require(enough, "data", f"{count} {what}", "half are to choose by and half to report on", do)
     return min(settings.rows, count // 2)
 
 
-def _of_text(settings: Settings, folder: Path, data: str) -> Evidence:
+def _of_text(settings: Settings, folder: Path, data: str) -> Inputs:
     body, _ = open_folder(folder)
     limit = most_positions(body)
     length = settings.length or min(LENGTH, limit or LENGTH)
@@ -96,29 +97,32 @@ def _of_text(settings: Settings, folder: Path, data: str) -> Evidence:
     require(highest < known, "models", folder, why, "use the tokenizer that belongs to the model")
     half = _half(len(tokens), f"rows of {length} tokens", settings)
     source = f"{len(tokens) - half} rows of {length} tokens of {Path(data).name}"
-    return Evidence(body.eval(), Rows(tokens[:half]), Rows(tokens[half:]), "loss", source)
+    return Inputs(body.eval(), Rows(tokens[:half]), Rows(tokens[half:]), "loss", source)
 
 
-def _of_images(settings: Settings, body: nn.Module, look: Look | None, data: str) -> Evidence:
+def _of_images(settings: Settings, body: nn.Module, image_format: ImageFormat | None, data: str) -> Inputs:
     train, test = image_rows(data, rows=2 * settings.rows, calibration=settings.calibration)
-    if look is None:
+    if image_format is None:
         colour = train[0].ndim == 4
         pixels = train[0].float() / 255
         dims = (0, 1, 2) if colour else None
         mean, deviation = (value.flatten().tolist() for value in (pixels.mean(dims), pixels.std(dims)))
-        look = Look(None, 3 if colour else 1, tuple(mean), tuple(deviation))
+        image_format = ImageFormat(None, 3 if colour else 1, tuple(mean), tuple(deviation))
     half, labels = _half(len(test[1]), "test images", settings), test[1]
-    images, calibrate = prepared(test[0], look), torch.split(prepared(train[0], look), CALIBRATION_BATCH)
+    images, calibrate = (
+        prepared(test[0], image_format),
+        torch.split(prepared(train[0], image_format), CALIBRATION_BATCH),
+    )
     classes, most = classes_of(body, images[:1]), int(labels.max()) + 1
     why = f"the model tells {classes} classes apart"
     require(most <= classes, "data", f"{data} with {most} classes", why, "pass the data it was trained for")
-    return Evidence(
+    return Inputs(
         body.eval(), Rows(images[:half], labels[:half]), Rows(images[half:], labels[half:]), "error",
         f"{len(labels) - half} test images of {data}", calibrate if batch_norms(body) else (),
     )  # fmt: skip
 
 
-def gather(settings: Settings, sources: Sequence[Source]) -> Evidence | None:
+def gather(settings: Settings, sources: Sequence[Source]) -> Inputs | None:
     """Open the live model and its rows; None where no data is given."""
     first = sources[0].path
     if settings.data is None:
@@ -132,4 +136,4 @@ def gather(settings: Settings, sources: Sequence[Source]) -> Evidence | None:
     if kind == "language":
         return _of_text(settings, first, settings.data)
     body, _ = open_folder(first)
-    return _of_images(settings, body, look_of(first, body.config), settings.data)
+    return _of_images(settings, body, image_format_of(first, body.config), settings.data)

@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from sparing.jobs.merge.choose import Candidate, Decision, by_rows, candidates, greedy
-from sparing.jobs.merge.evidence import Evidence
 from sparing.jobs.merge.forecast import Outlook
+from sparing.jobs.merge.inputs import Inputs
 from sparing.jobs.merge.scores import Gap, decisive, gaps, means
 from sparing.jobs.merge.settings import Settings, letter
 from sparing.jobs.merge.sources import Source
@@ -32,28 +32,30 @@ ADVICE = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
-    """Everything that the steps share."""
+class Pipeline:
+    """The stages of a merge, and what they share."""
 
     settings: Settings
     sources: Sequence[Source]
     base: Source | None
-    evidence: Evidence | None
+    inputs: Inputs | None
     run: Run
 
     def units(self) -> int:
         """Pieces of work of the whole run, greedy's own left out (count)."""
         measured = len(self.sources) * 2 + 1 + self.settings.points + len(self._ways())
-        return 2 + (measured if self.evidence else 0)
+        return 2 + (measured if self.inputs else 0)
 
     def _ways(self) -> list[Candidate]:
-        return candidates(self.settings, measured=self.evidence is not None)
+        return candidates(self.settings, measured=self.inputs is not None)
 
     def choose(self, outlook: Outlook) -> Decision:
         """Decide how to merge, and whether to."""
+        # A method the user names is used whatever is predicted. ``auto`` was asked to decide, so "do not merge" is an
+        # answer, not a failure (exit status 0). There is no --force: naming a method does that.
         auto, ways = self.settings.how == "auto", self._ways()
-        if self.evidence is not None and (auto or len(ways) > 1 or self.settings.how == "greedy"):
-            return self._measured(self.evidence, ways)
+        if self.inputs is not None and (auto or len(ways) > 1 or self.settings.how == "greedy"):
+            return self._measured(self.inputs, ways)
         if not auto:
             return Decision(ways[0], f"--how {self.settings.how} asks for it")
         if outlook.fails:
@@ -62,12 +64,12 @@ class Course:
             ways[0], f"without rows to choose by, the plainest merge is taken. {outlook.sentence.rstrip('.')}"
         )
 
-    def _measured(self, evidence: Evidence, ways: list[Candidate]) -> Decision:
+    def _measured(self, inputs: Inputs, ways: list[Candidate]) -> Decision:
         """Choose on the validation rows; only auto may come to no merge, and greedy to a single model."""
         validation = [self._parent(at, "validation") for at in range(len(self.sources))]
 
         def score(way: Candidate) -> Tensor:
-            return self._tried(evidence, way)
+            return self._tried(inputs, way)
 
         how = self.settings.how
         if how == "greedy":
@@ -83,21 +85,21 @@ class Course:
             return Decision(min(ways, key=lambda way: tried[way.name]), f"--how {how} asks for it; {decision.reason}")
         return decision
 
-    def _tried(self, evidence: Evidence, way: Candidate) -> Tensor:
+    def _tried(self, inputs: Inputs, way: Candidate) -> Tensor:
         def work() -> Tensor:
-            return evidence.validation.scores(evidence.merged_(way.method, self.sources, self.base))
+            return inputs.validation.scores(inputs.load_merged_(way.method, self.sources, self.base))
 
         found: Tensor = self.run.once(f"validation: {way.name}", work)
         return found
 
     def _parent(self, at: int, part: str) -> Tensor:
         """Scores of a model as it lies on the disk, its own batch-norm statistics included."""
-        evidence = self.evidence
-        assert evidence is not None
+        inputs = self.inputs
+        assert inputs is not None
 
         def work() -> Tensor:
-            rows = evidence.validation if part == "validation" else evidence.test
-            return rows.scores(evidence.put_on_(self.sources[at].items()))
+            rows = inputs.validation if part == "validation" else inputs.test
+            return rows.scores(inputs.load_(self.sources[at].items()))
 
         found: Tensor = self.run.once(f"{part}: {letter(at)}", work)
         return found
@@ -108,9 +110,9 @@ class Course:
 
     def statistics(self, way: Candidate) -> dict[str, Tensor]:
         """Batch-norm statistics of the merged weights; none without batch norm, or data to take them from."""
-        if self.evidence is None or not self.evidence.refreshes:
+        if self.inputs is None or not self.inputs.refreshes:
             return {}
-        body = self.evidence.merged_(way.method, self.sources, self.base)
+        body = self.inputs.load_merged_(way.method, self.sources, self.base)
         layers = {id(layer) for layer in batch_norms(body)}
         names = [name for name, module in body.named_modules() if id(module) in layers]
         state = body.state_dict()
@@ -119,8 +121,8 @@ class Course:
 
     def test(self, merged: Source | None) -> dict[str, Any]:
         """Measure every model and the merge, read again from disk, on the test rows; gaps are paired by rows."""
-        evidence = self.evidence
-        if evidence is None:
+        inputs = self.inputs
+        if inputs is None:
             return {"models": [], "gap": [], "best": []}
         parents = [self._parent(at, "test") for at in range(len(self.sources))]
         rows = [
@@ -129,30 +131,31 @@ class Course:
         ]
         if merged is None:
             return {"models": rows, "gap": [], "best": []}
-        scores = self.run.once("test: the merge", lambda: evidence.test.scores(evidence.put_on_(merged.items())))
+        scores = self.run.once("test: the merge", lambda: inputs.test.scores(inputs.load_(merged.items())))
         rows.append({"model": "the merge", "kind": "merge", **means(scores), "rows": len(scores)})
         found = gaps(scores, parents, seed=self.settings.seed)
         each = [{"metric": name, **_ends("gap", gap), "n": len(scores)} for name, gap in found.items()]
         best = []
+        # The best parent is another one for loss and for error, so it is chosen for each metric.
         for name in found:
             worth = [means(each)[name] for each in parents]
             at = min(range(len(parents)), key=[math.inf if math.isnan(value) else value for value in worth].__getitem__)
             gap = gaps(scores, [parents[at]], seed=self.settings.seed)[name]
-            told = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
-            best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **told})
+            pair = {"mcnemar_p": None if math.isnan(gap.p) else gap.p, "n": len(scores)}
+            best.append({"metric": name, "best": self.sources[at].label, **_ends("difference", gap), **pair})
         return {"models": rows, "gap": each, "best": best}
 
     def between(self) -> list[dict[str, float]]:
         """Test loss and error along the straight line from the first model (t = 0) to the second (t = 1)."""
-        evidence = self.evidence
-        if evidence is None:
+        inputs = self.inputs
+        if inputs is None:
             return []
         rows = []
         for t in np.linspace(0, 1, self.settings.points).tolist():
-
+            # Batch-norm statistics are taken anew at both ends too, or they would not lie on the curve.
             def work(t: float = t) -> Tensor:
-                body = evidence.merged_(Linear((1 - t, t)), self.sources[:2], None)
-                return evidence.test.scores(body)
+                body = inputs.load_merged_(Linear((1 - t, t)), self.sources[:2], None)
+                return inputs.test.scores(body)
 
             rows.append({"t": t, **means(self.run.once(f"between: {t:.4f}", work))})
         return rows
