@@ -20,11 +20,11 @@ from sparing.errors import require
 from sparing.valley.compatible import Model, vectors_of
 from sparing.vectors import Vector, axpy
 
+# groups of parameters: each its own, by the block in their name, or what a mapping or function makes of the name
 By = Literal["tensor", "block"] | Mapping[str, str] | Callable[[str], str]
-"""Groups of parameters: each its own, by the block in their name, or what a mapping or function makes of the name."""
 
+# what the sign of an exact zero is: none, so that the pair does not count, or −1 as in the paper (its §1)
 Zero = Literal["abstain", "minus"]
-"""What the sign of an exact zero is: none, so that the pair does not count, or −1 as in the paper (its §1)."""
 
 _BLOCK = re.compile(r"^((?:[^.]+\.)*?\d+)\.")
 
@@ -33,30 +33,16 @@ _BLOCK = re.compile(r"^((?:[^.]+\.)*?\d+)\.")
 class Agreement:
     """Shares of equal signs, from 0 to 1; NaN where no pair of elements votes."""
 
-    element: float
-    """Share of elements that agree, among those where both vote; SSR. The largest layers decide it."""
-
-    tensor: float
-    """Mean over tensors of their shares: each layer counts alike."""
-
+    element: float  # share of elements that agree, among those where both vote; SSR. The largest layers decide it.
+    tensor: float  # mean over tensors of their shares: each layer counts alike
+    # share weighted by |a| + |b|: 1 − Σ|a − b| / Σ(|a| + |b|) over flips, so that flips of tiny weights count little
     weighted: float
-    """Share weighted by |a| + |b|: 1 − Σ|a − b| / Σ(|a| + |b|) over flips, so that flips of tiny weights count
-    little."""
-
-    chance: float
-    """Expected ``element`` if the elements of every tensor were permuted at random."""
-
-    corrected: float
-    """(element − chance) / (1 − chance): 0 for strangers, 1 for equal signs; NaN where chance is 1."""
-
-    zeros: float
-    """Share of elements left out because either is exactly zero."""
-
-    votes: int
-    """Elements compared (count)."""
-
+    chance: float  # expected ``element`` if the elements of every tensor were permuted at random
+    corrected: float  # (element − chance) / (1 − chance): 0 for strangers, 1 for equal signs; NaN where chance is 1
+    zeros: float  # share of elements left out because either is exactly zero
+    votes: int  # elements compared (count)
+    # the same for each group, where groups were asked for
     groups: Mapping[str, Agreement] = field(default_factory=dict)
-    """The same for each group, where groups were asked for."""
 
     @property
     def error(self) -> float:
@@ -75,8 +61,7 @@ class _Count:
 
     agree: float
     votes: float
-    expected: float
-    """votes · chance"""
+    expected: float  # votes · chance
     agree_weight: float
     vote_weight: float
     elements: int
@@ -116,21 +101,11 @@ def sign_agreement(
     first, second, *ancestor = vectors_of(a, b, *([] if base is None else [base]))
     if ancestor:
         first, second = axpy(-1.0, ancestor[0], first), axpy(-1.0, ancestor[0], second)
-    return compare(first, second, by=by, zero=zero)
+    return compare_signs(first, second, by=by, zero=zero)
 
 
-def compare(a: Vector, b: Vector, *, by: By | None = None, zero: Zero = "abstain") -> Agreement:
-    """Compare the signs of two vectors of equal names and shapes, which are not checked; as ``sign_agreement``.
-
-    Args:
-        a: Floating tensors by name.
-        b: The same names and shapes.
-        by: Groups to tell apart.
-        zero: What the sign of an exact zero is.
-
-    Returns:
-        The shares.
-    """
+def compare_signs(a: Vector, b: Vector, *, by: By | None = None, zero: Zero = "abstain") -> Agreement:
+    """Compare the signs of two vectors of equal names and shapes, which are not checked; as ``sign_agreement``."""
     counts = {name: _count(value, b[name], zero) for name, value in a.items()}
     groups: dict[str, list[_Count]] = {}
     if by is not None:
@@ -141,13 +116,6 @@ def compare(a: Vector, b: Vector, *, by: By | None = None, zero: Zero = "abstain
 
 def group_of(name: str, by: By) -> str:
     """Return the group of a parameter.
-
-    Args:
-        name: Canonical name.
-        by: How to group.
-
-    Returns:
-        For blocks the name up to its first number, or of the module that holds the parameter.
 
     Example:
         >>> group_of("model.layers.3.mlp.up.weight", "block"), group_of("lm_head.weight", "block")
@@ -170,13 +138,6 @@ def chance_level(a: tuple[int, int], b: tuple[int, int]) -> float:
     Let p be the share of positive elements among those that are not zero. Whatever the number of pairs in which both
     vote, each such pair is a random voter of a beside a random voter of b, so the expectation is
     p_a p_b + (1 − p_a)(1 − p_b): exact, given that one pair votes.
-
-    Args:
-        a: How many elements of a are positive and negative (counts).
-        b: The same of b.
-
-    Returns:
-        Between 0 and 1; NaN if either has no sign at all.
 
     Example:
         >>> chance_level((3, 1), (1, 1))

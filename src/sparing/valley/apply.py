@@ -20,17 +20,13 @@ from sparing.errors import UserError
 from sparing.vectors import Vector
 
 
-class Walker:
-    """Moves a model's parameters; ``walking`` makes one."""
+class Perturber:
+    """Moves a model's parameters; ``perturbing`` makes one."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Note the parameters; nothing moves yet.
-
-        Args:
-            model: Any module, wrapped or not.
-        """
+        """Note the parameters; nothing moves yet."""
         self._params = named_parameters(model)
-        self._parts: list[_Part] = []
+        self._parts: list[_FlatGroup] = []
 
     @torch.no_grad()
     def to(self, vector: Vector, step: float, *more: tuple[Vector, float]) -> None:
@@ -38,14 +34,6 @@ class Walker:
 
         The steps before leave no trace: the same arguments give the same bits in any order of visits. At step 0 the
         parameters are θ, to the bit. The sum is taken in the parameter's precision.
-
-        Args:
-            vector: Canonical parameter name -> tensor of its shape; parameters it does not name are at θ.
-            step: λ, dimensionless.
-            more: Further pairs of vector and step, added in turn: a plane needs one.
-
-        Raises:
-            UserError: If the model has no parameter of a name, or its shape differs, or it is not floating.
         """
         pairs = [(vector, step), *more]
         for one, _ in pairs:
@@ -74,7 +62,7 @@ class Walker:
             parameter = self._params[name]
             _require_shape(name, value, parameter)
             fresh.setdefault((parameter.device, parameter.dtype), {})[name] = parameter
-        self._parts += [_Part(params) for params in fresh.values()]
+        self._parts += [_FlatGroup(params) for params in fresh.values()]
 
     def _end_(self) -> None:
         """Give every parameter its own storage back."""
@@ -83,7 +71,7 @@ class Walker:
         self._parts.clear()
 
 
-class _Part:
+class _FlatGroup:
     """Parameters of one device and dtype, which read from one flat tensor."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
@@ -152,47 +140,34 @@ def _require_shape(name: str, value: Tensor, parameter: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def walking(model: nn.Module) -> Iterator[Walker]:
+def perturbing(model: nn.Module) -> Iterator[Perturber]:
     """Move a model's parameters within a block; afterwards all is as it was, to the bit, also after an exception.
 
     Restored are the parameters that moved, buffers (their contents and, where one was exchanged, the tensor itself),
     the training flags of all modules, and torch's global random state. Not restored are ``grad`` and what else the
     block changes.
 
-    Args:
-        model: Any module. Modules wrapped in FSDP, whose parameters are shards, cannot walk.
-
-    Yields:
-        A walker; its ``to(vector, step)`` puts the model at θ + step · vector.
-
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
         >>> before = layer.weight.item()
-        >>> with walking(layer) as walker:
-        ...     walker.to({"weight": torch.ones(1, 1)}, 0.5)
+        >>> with walking(layer) as perturber:
+        ...     perturber.to({"weight": torch.ones(1, 1)}, 0.5)
         ...     moved = layer.weight.item() - before
         >>> round(moved, 6), layer.weight.item() == before
         (0.5, True)
     """
-    walker = Walker(model)
+    perturber = Perturber(model)
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), kept(model):
+    with torch.random.fork_rng(devices=devices), preserve_buffers(model):
         try:
-            yield walker
+            yield perturber
         finally:
-            walker._end_()
+            perturber._end_()
 
 
 @contextlib.contextmanager
-def kept(model: nn.Module) -> Iterator[None]:
-    """Restore buffers and training flags after a block, to the bit, also after an exception.
-
-    Args:
-        model: Any module; its buffers are copied.
-
-    Yields:
-        Nothing.
-    """
+def preserve_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore buffers and training flags after a block, to the bit, also after an exception."""
     places = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -211,22 +186,15 @@ def kept(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Return what identifies the state of a model to the bit: to be compared before and after something.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Name -> digest (SHA-256) of every parameter and buffer, and the training flag of every module.
-    """
-    state: dict[str, Any] = {f"parameter {name}": _digest(value) for name, value in named_parameters(model).items()}
-    state |= {f"buffer {name}": _digest(value) for name, value in model.named_buffers()}
+def state_digests(model: nn.Module) -> dict[str, Any]:
+    """Return what identifies the state of a model to the bit: to be compared before and after something."""
+    state: dict[str, Any] = {f"parameter {name}": _sha256(value) for name, value in named_parameters(model).items()}
+    state |= {f"buffer {name}": _sha256(value) for name, value in model.named_buffers()}
     state |= {f"training flag of {name or 'the model'}": module.training for name, module in model.named_modules()}
     return state
 
 
-def _digest(tensor: Tensor) -> tuple[object, ...]:
+def _sha256(tensor: Tensor) -> tuple[object, ...]:
     flat = tensor.detach().contiguous().reshape(-1)
     raw = flat.view(torch.uint8).cpu().numpy().data if flat.numel() else b""
     return tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw).hexdigest()

@@ -18,8 +18,7 @@ from sparing.errors import UserError, require
 Better = Literal["lower", "higher"]
 """Where the good values of a metric are."""
 
-SHARES: Final = frozenset({"error", "accuracy"})
-"""Metrics that are shares of rows by their name, in [0, 1]."""
+SHARES: Final = frozenset({"error", "accuracy"})  # metrics that are shares of rows by their name, in [0, 1]
 
 _KNOWN: Final[Mapping[Better, frozenset[str]]] = {
     "lower": frozenset({
@@ -38,12 +37,12 @@ _KNOWN: Final[Mapping[Better, frozenset[str]]] = {
 T = TypeVar("T")
 S = TypeVar("S")
 N = TypeVar("N", float, NDArray[np.float64])
-_PART = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/]")
-_OF_TOP = re.compile(r"(?:top|acc|accuracy|precision|recall|ndcg|map)_?\d+(?:_acc|_accuracy)?")
-"""Metrics of the first k answers, which all rise: top-1, acc@5, top5_acc, recall@10."""
+_SPLIT_PREFIX = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/]")
+# metrics of the first k answers, which all rise: top-1, acc@5, top5_acc, recall@10
+_TOP_K = re.compile(r"(?:top|acc|accuracy|precision|recall|ndcg|map)_?\d+(?:_acc|_accuracy)?")
 
 
-class Judged(dict[str, T]):
+class ByMetric(dict[str, T]):
     """Numbers by metric that need to know which way it gets better; those of which nobody knows are refused."""
 
     def __missing__(self, name: str) -> T:
@@ -54,24 +53,13 @@ class Judged(dict[str, T]):
             do=f'pass better={{{name!r}: "higher"}} or "lower", or set it on the function: evaluate.better = {{...}}',
         )  # fmt: skip
 
-    def each(self, make: Callable[[str], S]) -> Judged[S]:
+    def each(self, make: Callable[[str], S]) -> ByMetric[S]:
         """Make something for every metric that is known; the others stay refused."""
-        return Judged({name: make(name) for name in self})
+        return ByMetric({name: make(name) for name in self})
 
 
-def senses(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> Judged[Better]:
+def better_by_metric(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> ByMetric[Better]:
     """Say for each metric whether lower or higher is better.
-
-    Args:
-        metrics: Names of what was measured.
-        said: What the caller says of some; it outranks the name. Others must be known by their name: in small letters,
-            ``-``, ``@`` and spaces as ``_``, without ``val_``, ``test_`` and the like before it.
-
-    Returns:
-        Metric -> "lower" or "higher"; what is neither said nor known is missing, and refused when it is asked for.
-
-    Raises:
-        UserError: If something else is said, or of a metric that is not there.
 
     Example:
         >>> senses(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
@@ -83,18 +71,18 @@ def senses(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> 
         require(name in names, "better", repr(name), why, do)
         do = 'pass "lower" or "higher"'
         require(way in get_args(Better), f"better[{name!r}]", repr(way), "a metric gets better one way", do)
-    found = {name: told.get(name) or _by_name(name) for name in names}
-    return Judged({name: way for name, way in found.items() if way is not None})
+    found = {name: told.get(name) or _better_by_name(name) for name in names}
+    return ByMetric({name: way for name, way in found.items() if way is not None})
 
 
-def _by_name(name: str) -> Better | None:
-    plain = _PART.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # a sign before it turns a metric round
-    if _OF_TOP.fullmatch(plain):
+def _better_by_name(name: str) -> Better | None:
+    plain = _SPLIT_PREFIX.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # a sign before it turns a metric round
+    if _TOP_K.fullmatch(plain):
         return "higher"
     return next((way for way, known in _KNOWN.items() if plain in known), None)
 
 
-def said_of(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[str, Better] | None:
+def declared_better(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[str, Better] | None:
     """Return what is said of a measure's metrics: the argument, or else the measure's own attribute ``better``."""
     found: Any = getattr(evaluate, "better", None) if better is None else better
     holds = found is None or isinstance(found, Mapping)
@@ -102,6 +90,6 @@ def said_of(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[st
     return found  # type: ignore[no-any-return]
 
 
-def cost(value: N, way: Better) -> N:
+def as_cost(value: N, way: Better) -> N:
     """Turn a value, or an array of values, so that lower is better: −value where higher was."""
     return -value if way == "higher" else value

@@ -30,15 +30,13 @@ from numpy.typing import NDArray
 
 from sparing.errors import UserError, require
 
-METRICS = ("loss", "error")
-"""Of what a gap is predicted: cross-entropy (nat) and share of wrong answers."""
+METRICS = ("loss", "error")  # of what a gap is predicted: cross-entropy (nat) and share of wrong answers
 
+# features of the score. Those of task vectors rank pairs of another network worse, so they are told and not weighed
+# (``docs/results/valley.md``).
 SCORE = ("disagreement", "layers", "distance")
-"""Features of the score. Those of task vectors rank pairs of another network worse, so they are told and not weighed
-(``docs/results/valley.md``)."""
 
-LEVEL = 0.9
-"""Share of pairs whose gap should lie in the interval."""
+LEVEL = 0.9  # share of pairs whose gap should lie in the interval
 
 _FORMAT, _VERSION = "sparing.valley.calibration", 1
 _FEWEST = 8  # pairs: with fewer the interval would be a guess
@@ -52,34 +50,22 @@ Array = NDArray[np.float64]
 class Pair:
     """Two models whose average was evaluated."""
 
-    name: str
-    """What they are, for people: network, data, origin, epoch, seed."""
-
-    features: Mapping[str, float]
-    """As ``features_of`` gave them, those of the base included where there is one."""
-
-    gap: Mapping[str, float]
-    """Measured gap by metric: value of the average less the mean of the two."""
+    name: str  # what they are, for people: network, data, origin, epoch, seed
+    features: Mapping[str, float]  # as ``features_of`` gave them, those of the base included where there is one
+    gap: Mapping[str, float]  # measured gap by metric: value of the average less the mean of the two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
     """A score and, for each metric, a valley-shaped function of it with the residuals of pairs left out."""
 
-    names: tuple[str, ...]
-    """Features in the score."""
-
-    weights: tuple[float, ...]
-    """Of the features, ≥ 0."""
-
-    scores: tuple[float, ...]
-    """Scores of the pairs, rising."""
-
+    names: tuple[str, ...]  # features in the score
+    weights: tuple[float, ...]  # of the features, ≥ 0
+    scores: tuple[float, ...]  # scores of the pairs, rising
+    # by metric, the fitted gap at each score: never rising up to some score, never falling from there
     fitted: Mapping[str, tuple[float, ...]]
-    """By metric, the fitted gap at each score: never rising up to some score, never falling from there."""
-
+    # by metric, measured less predicted gap of each pair, predicted by a fit without it and its neighbours
     residuals: Mapping[str, tuple[float, ...]]
-    """By metric, measured less predicted gap of each pair, predicted by a fit without it and its neighbours."""
 
     def score(self, features: Mapping[str, float]) -> float:
         """Return the score; NaN where a feature that counts is not defined."""
@@ -87,7 +73,7 @@ class Fit:
 
     def gap(self, metric: str, score: float) -> float:
         """Return the predicted gap at a score; flat beyond the calibrated range but for a slope that keeps ranks."""
-        return _at(np.asarray(self.scores), np.asarray(self.fitted[metric]), score)
+        return _interpolate(np.asarray(self.scores), np.asarray(self.fitted[metric]), score)
 
     def interval(self, metric: str, score: float) -> tuple[float, float]:
         """Return where the gap of ``LEVEL`` of such pairs lies, from the residuals of pairs of nearby score."""
@@ -101,18 +87,7 @@ class Fit:
 
 
 def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
-    """Fit the gap as a valley-shaped function of a weighted sum of features.
-
-    Args:
-        pairs: Measured pairs; those that lack one of the features are left out.
-        names: Features of the score.
-
-    Returns:
-        The fit, with residuals of every tenth of the pairs predicted by the others.
-
-    Raises:
-        UserError: If fewer than eight pairs have all features and gaps.
-    """
+    """Fit the gap as a valley-shaped function of a weighted sum of features."""
     usable = [
         pair
         for pair in pairs
@@ -123,66 +98,57 @@ def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
     require(len(usable) >= _FEWEST, "calibration", f"{len(usable)} usable pairs", why, "measure more pairs")
     x = np.array([[pair.features[name] for name in names] for pair in usable])
     gaps = {metric: np.array([pair.gap[metric] for pair in usable]) for metric in METRICS}
-    weights = _weights(x, gaps["error"])
+    weights = _nonnegative_weights(x, gaps["error"])
     left_out = {metric: np.empty(len(usable)) for metric in METRICS}
     # Neighbours in the file are checkpoints of one run: leaving them out together shows what another run would meet
     for fold in np.array_split(np.arange(len(usable)), min(_FOLDS, len(usable))):
         rest = np.setdiff1d(np.arange(len(usable)), fold)
-        part = _weights(x[rest], gaps["error"][rest])
+        part = _nonnegative_weights(x[rest], gaps["error"][rest])
         order = np.argsort(x[rest] @ part, kind="stable")
         for metric, gap in gaps.items():
-            heights = valley(gap[rest][order])
+            heights = unimodal_fit(gap[rest][order])
             for at in fold:
-                left_out[metric][at] = gap[at] - _at((x[rest] @ part)[order], heights, float(x[at] @ part))
+                left_out[metric][at] = gap[at] - _interpolate((x[rest] @ part)[order], heights, float(x[at] @ part))
     scores = x @ weights
     order = np.argsort(scores, kind="stable")
     return Fit(
         names=tuple(names),
         weights=tuple(map(float, weights)),
         scores=tuple(scores[order].tolist()),
-        fitted={metric: tuple(valley(gap[order]).tolist()) for metric, gap in gaps.items()},
+        fitted={metric: tuple(unimodal_fit(gap[order]).tolist()) for metric, gap in gaps.items()},
         residuals={metric: tuple(left_out[metric][order].tolist()) for metric in METRICS},
     )
 
 
-def valley(values: Array) -> Array:
+def unimodal_fit(values: Array) -> Array:
     """Return the closest sequence, in least squares, that never rises up to some place and never falls from there.
 
     Pools adjacent violators (Ayer et al. 1955) from both ends, and joins the two where the errors are least.
-
-    Args:
-        values: Shape (n,), in the order of their scores.
-
-    Returns:
-        Shape (n,).
 
     Example:
         >>> valley(np.array([0.0, -2.0, -1.0, 3.0, 2.0])).tolist()
         [0.0, -2.0, -1.0, 2.5, 2.5]
     """
-    falls, rises = _pooled(-values), _pooled(-values[::-1])
+    falls, rises = _isotonic_prefixes(-values), _isotonic_prefixes(-values[::-1])
     errors = [falls[at].error + rises[len(values) - at].error for at in range(len(values) + 1)]
     at = int(np.argmin(errors))
     return np.concatenate([-falls[at].sequence(), -rises[len(values) - at].sequence()[::-1]])
 
 
-class _Blocks(NamedTuple):
+class _IsotonicFit(NamedTuple):
     """A rising sequence of equal runs, closest to a beginning of some values."""
 
-    runs: tuple[tuple[float, int], ...]
-    """Mean and length of each run."""
-
-    error: float
-    """Sum of squared residuals."""
+    runs: tuple[tuple[float, int], ...]  # mean and length of each run
+    error: float  # sum of squared residuals
 
     def sequence(self) -> Array:
         return np.repeat([mean for mean, _ in self.runs], [count for _, count in self.runs])
 
 
-def _pooled(values: Array) -> list[_Blocks]:
+def _isotonic_prefixes(values: Array) -> list[_IsotonicFit]:
     """Fit a rising sequence to every beginning of some values, of length 0 to n."""
     runs: list[tuple[float, int]] = []
-    squares, found = 0.0, [_Blocks((), 0.0)]
+    squares, found = 0.0, [_IsotonicFit((), 0.0)]
     for value in values.tolist():
         mean, count = value, 1
         while runs and runs[-1][0] >= mean:
@@ -190,7 +156,7 @@ def _pooled(values: Array) -> list[_Blocks]:
             mean, count = (mean * count + before * number) / (count + number), count + number
         runs.append((mean, count))
         squares += value * value
-        found.append(_Blocks(tuple(runs), squares - sum(number * one * one for one, number in runs)))
+        found.append(_IsotonicFit(tuple(runs), squares - sum(number * one * one for one, number in runs)))
     return found
 
 
@@ -209,24 +175,15 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return float(first @ second) / size if size else math.nan
 
 
-def _at(scores: Array, heights: Array, score: float) -> float:
+def _interpolate(scores: Array, heights: Array, score: float) -> float:
     """Read a fit between its scores; a slope from its lowest place on ranks what lies on one level."""
     width = float(scores[-1] - scores[0])
     slope = _SLOPE * float(heights.max() - heights.min()) / width if width else 0.0
     return float(np.interp(score, scores, heights)) + slope * max(0.0, score - float(scores[int(heights.argmin())]))
 
 
-def _weights(x: Array, gaps: Array) -> Array:
-    """Find weights ≥ 0 whose score follows the ranks of the gaps best, in least squares with an intercept.
-
-    Args:
-        x: Features, shape (pairs, features).
-        gaps: Of the error, shape (pairs,).
-
-    Returns:
-        Shape (features,). Of all subsets the best one whose plain least squares weights are all positive, which is
-        the answer of non-negative least squares: exact, and cheap for a handful of features.
-    """
+def _nonnegative_weights(x: Array, gaps: Array) -> Array:
+    """Find weights ≥ 0 whose score follows the ranks of the gaps best, in least squares with an intercept."""
     target = ranks(gaps)
     target, centred = target - target.mean(), x - x.mean(axis=0)
     best, least = np.eye(x.shape[1])[0], math.inf  # the first feature alone, should nothing correlate
@@ -242,17 +199,7 @@ def _weights(x: Array, gaps: Array) -> Array:
 
 
 def read(path: str | PathLike[str] | None = None) -> list[Pair]:
-    """Read measured pairs.
-
-    Args:
-        path: A file that ``write`` wrote; by default the one that is shipped.
-
-    Returns:
-        The pairs, in order.
-
-    Raises:
-        UserError: If the file is missing, torn or of another format.
-    """
+    """Read measured pairs."""
     shipped = resources.files("sparing.valley") / "calibration.json"
     try:
         document: Any = json.loads((shipped if path is None else Path(path)).read_text("utf-8"))
@@ -270,13 +217,7 @@ def read(path: str | PathLike[str] | None = None) -> list[Pair]:
 
 
 def write(path: str | PathLike[str], pairs: Sequence[Pair], *, source: str) -> None:
-    """Write measured pairs.
-
-    Args:
-        path: Target.
-        pairs: What was measured; features that are not finite are left out.
-        source: The command and commit that measured them.
-    """
+    """Write measured pairs."""
     document = {
         "format": _FORMAT,
         "version": _VERSION,

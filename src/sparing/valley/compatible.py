@@ -12,14 +12,12 @@ from sparing.blocks import named_parameters
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
 
-State = Mapping[str, Tensor]
-"""Name -> tensor, as ``state_dict()`` gives it: parameters and buffers."""
+State = Mapping[str, Tensor]  # name -> tensor, as ``state_dict()`` gives it: parameters and buffers
 
-Model = nn.Module | State
-"""A live model, or its state."""
+Model = nn.Module | State  # a live model, or its state
 
 _STATISTICS = ("running_mean", "running_var")
-_FACTOR = re.compile(r"^(?P<module>.*?)\.?lora_(?:embedding_)?(?P<factor>A|B|up|down)\b")
+_LORA_NAME = re.compile(r"^(?P<module>.*?)\.?lora_(?:embedding_)?(?P<factor>A|B|up|down)\b")
 
 
 def is_statistic(name: str) -> bool:
@@ -28,17 +26,7 @@ def is_statistic(name: str) -> bool:
 
 
 def state_of(model: Model) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model without copying them.
-
-    Args:
-        model: A model, wrapped or not, or its state.
-
-    Returns:
-        Detached tensors by name; those of a live model share its memory.
-
-    Raises:
-        UserError: If an entry is no tensor.
-    """
+    """Return the parameters and buffers of a model without copying them."""
     state = unwrap(model).state_dict() if isinstance(model, nn.Module) else model
     for name, value in state.items():
         require(
@@ -56,52 +44,25 @@ def vectors_of(*models: Model) -> list[dict[str, Tensor]]:
 
     A live model says which of its tensors are parameters. Of a bare state they are the floating tensors that are not
     running statistics; names that share memory are one parameter.
-
-    Args:
-        models: Live models and states of one architecture, in any mixture.
-
-    Returns:
-        A vector for each, in order, detached, with the same names.
-
-    Raises:
-        UserError: If they are not of one architecture, or a tensor is not finite.
     """
     live = next((model for model in models if isinstance(model, nn.Module)), None)
-    vectors = [_parameters(model) if live is None else _picked(model, live) for model in models]
+    vectors = [_parameters_of_state(model) if live is None else _parameters_of(model, live) for model in models]
     require_compatible(vectors)
     return vectors
 
 
 def require_compatible(states: Sequence[State], labels: Sequence[str] | None = None) -> None:
-    """Refuse states that are not of one architecture, or that hold what cannot be averaged.
-
-    Args:
-        states: States to be merged, with their base if there is one.
-        labels: What to call them; "model 1", "model 2" … by default.
-
-    Raises:
-        UserError: If there are none; at the first key that one of them lacks or holds in another shape or kind (both
-            shapes are named); if a tensor is complex, not finite, or an index or mask that differs between them.
-    """
+    """Refuse states that are not of one architecture, or that hold what cannot be averaged."""
     require(bool(states), "models", "none", "there is nothing to merge", "pass at least one")
     names = list(labels or (f"model {at}" for at in range(1, len(states) + 1)))
     for at in range(1, len(states)):
         _require_alike(states[0], states[at], names[0], names[at])
     for name in states[0]:
-        require_sound(name, [state[name] for state in states], names)
+        require_averageable(name, [state[name] for state in states], names)
 
 
-def require_sound(name: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
-    """Refuse tensors of one name that cannot be averaged; merging from disk asks this of one name at a time.
-
-    Args:
-        name: Their name.
-        tensors: One of each model, of equal shapes.
-        labels: What to call the models.
-
-    Raises:
-        UserError: If one is complex or packed in 8 bits, not finite, or an index or mask that differs between models.
-    """
+def require_averageable(name: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
+    """Refuse tensors of one name that cannot be averaged; merging from disk asks this of one name at a time."""
     for tensor, label in zip(tensors, labels, strict=True):
         where = f"{label} at {name!r}"
         packed = tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() == 1)
@@ -130,19 +91,13 @@ def lora_pairs(names: Iterable[str]) -> list[str]:
     The model depends on their product alone, and (A, B) and (−A, −B) have the same: neither the signs nor the mean of
     the factors say anything about a merge.
 
-    Args:
-        names: Names of parameters, as peft, diffusers or kohya write them.
-
-    Returns:
-        Dotted module paths, in order; empty where there is no pair.
-
     Example:
         >>> lora_pairs(["h.0.q.lora_A.default.weight", "h.0.q.lora_B.default.weight", "h.0.q.weight"])
         ['h.0.q']
     """
     found: dict[str, set[str]] = {}
     for name in names:
-        if match := _FACTOR.match(name):
+        if match := _LORA_NAME.match(name):
             found.setdefault(match["module"], set()).add("in" if match["factor"] in {"A", "down"} else "out")
     return [module for module, factors in found.items() if len(factors) == 2]
 
@@ -171,7 +126,7 @@ def _shape(tensor: Tensor | None) -> str:
     return "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
 
 
-def _parameters(state: Model) -> dict[str, Tensor]:
+def _parameters_of_state(state: Model) -> dict[str, Tensor]:
     """Return what is a parameter in a bare state, as far as names and memory tell."""
     found: dict[object, tuple[str, Tensor]] = {}
     for name, value in state_of(state).items():
@@ -181,7 +136,7 @@ def _parameters(state: Model) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def _picked(model: Model, live: nn.Module) -> dict[str, Tensor]:
+def _parameters_of(model: Model, live: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a model, or those entries of a state that are parameters of the live one."""
     if isinstance(model, nn.Module):
         return {name: value.detach() for name, value in named_parameters(model).items()}

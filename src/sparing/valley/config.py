@@ -34,7 +34,7 @@ Group = GroupKind | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class DirectionOptions:
     """What every direction has: whose signs, how long, and which parameters."""
 
     sign: Signs = "raw"
@@ -52,7 +52,7 @@ class Manner:
 
     def __post_init__(self) -> None:
         """Refuse what no direction can have."""
-        _check_manner(self)
+        _check_options(self)
 
     def _manner(self) -> str:
         """Say in words what differs from the defaults."""
@@ -67,7 +67,7 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise(Manner):
+class Noise(DirectionOptions):
     """Element-wise independent noise ε.
 
     Source: Li et al. 2024, "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks" (arXiv:2405.12489),
@@ -83,8 +83,8 @@ class Noise(Manner):
 
     def __post_init__(self) -> None:
         """Refuse an unknown distribution."""
-        _choice("Noise", self.kind, get_args(NoiseKind))
-        _check_manner(self)
+        _require_choice("Noise", self.kind, get_args(NoiseKind))
+        _check_options(self)
 
     @property
     def label(self) -> str:
@@ -93,7 +93,7 @@ class Noise(Manner):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Special(Manner):
+class Special(DirectionOptions):
     """A direction made of the weights themselves.
 
     Source: Li et al. 2024 (arXiv:2405.12489), §4: six special directions.
@@ -107,7 +107,7 @@ class Special(Manner):
 
     def __post_init__(self) -> None:
         """Refuse an unknown kind, and θ₀ where it is missing or not used."""
-        _choice("Special", self.kind, get_args(SpecialKind))
+        _require_choice("Special", self.kind, get_args(SpecialKind))
         if self.kind == "initial":
             why, do = "this direction is θ₀ itself", "pass initial=, a copy of the parameters before training"
             require(self.initial is not None, "Special.initial", None, why, do)
@@ -115,7 +115,7 @@ class Special(Manner):
         else:
             why = f"direction {self.kind!r} is made of the present weights alone"
             require(self.initial is None, "Special.initial", "a vector", why, "leave it out, or pass kind='initial'")
-        _check_manner(self)
+        _check_options(self)
 
     @property
     def label(self) -> str:
@@ -124,7 +124,7 @@ class Special(Manner):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Manner):
+class Given(DirectionOptions):
     """A direction that the user brings: a difference of two models, a gradient, an eigenvector of the Hessian."""
 
     vector: Vector = field(repr=False)
@@ -136,7 +136,7 @@ class Given(Manner):
     def __post_init__(self) -> None:
         """Refuse what is no vector."""
         _check_vector("Given.vector", self.vector)
-        _check_manner(self)
+        _check_options(self)
 
     @property
     def label(self) -> str:
@@ -180,10 +180,10 @@ def _minus(name: str, b: Tensor, a: Tensor) -> Tensor:
     return b.to(wide) - a.to(device=b.device, dtype=wide)
 
 
-def _check_manner(manner: Manner) -> None:
+def _check_options(manner: DirectionOptions) -> None:
     kind = type(manner).__name__
-    _choice(f"{kind}.norm", manner.norm, get_args(Norm))
-    _choice(f"{kind}.one_d", manner.one_d, get_args(OneD))
+    _require_choice(f"{kind}.norm", manner.norm, get_args(Norm))
+    _require_choice(f"{kind}.one_d", manner.one_d, get_args(OneD))
     sign, group = manner.sign, manner.group
     if isinstance(sign, str | bool) or not isinstance(sign, int | float) or not 0 <= sign <= 1:
         why, do = "it is raw, consistent, or a share of the elements", 'pass "raw", "consistent" or a number in [0, 1]'
@@ -197,7 +197,7 @@ def _check_manner(manner: Manner) -> None:
         require(holds, f"{kind}.group", repr(group), "nothing would move", "pass a tuple of at least one name")
 
 
-def _choice(what: str, value: object, known: tuple[object, ...]) -> None:
+def _require_choice(what: str, value: object, known: tuple[object, ...]) -> None:
     require(value in known, what, repr(value), "no such choice", f"pass one of {', '.join(map(str, known))}")
 
 

@@ -31,31 +31,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sparing.blocks import named_parameters
 from sparing.errors import RunError, UserError, require
 from sparing.seeds import stream
-from sparing.valley.apply import kept
+from sparing.valley.apply import preserve_buffers
 from sparing.vectors import Vector, flatten, like
 
-Loss = Callable[[nn.Module, Any], Tensor]
-"""(model, batch) -> mean loss of the batch, shape ()."""
+Loss = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> mean loss of the batch, shape ()
 
-Mode = Literal["eval", "batch"]
-"""Statistics of batch norm: those that were stored, or those of the batch itself."""
+Mode = Literal["eval", "batch"]  # statistics of batch norm: those that were stored, or those of the batch itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """A randomised estimate with its error."""
 
-    value: float
-    """Mean over the probes."""
-
-    error: float
-    """Standard error of the mean, deviation / √samples; NaN with a single probe."""
-
-    interval: tuple[float, float]
-    """95 % confidence interval of the mean by Student's t; NaN with a single probe."""
-
-    samples: int
-    """Probes (count)."""
+    value: float  # mean over the probes
+    error: float  # standard error of the mean, deviation / √samples; NaN with a single probe
+    interval: tuple[float, float]  # 95 % confidence interval of the mean by Student's t; NaN with a single probe
+    samples: int  # probes (count)
 
 
 def gradient(model: nn.Module, loss: Loss, batches: Iterable[Any], *, mode: Mode = "eval") -> dict[str, Tensor]:
@@ -73,11 +64,11 @@ def gradient(model: nn.Module, loss: Loss, batches: Iterable[Any], *, mode: Mode
     Raises:
         UserError: If there are no batches, nothing requires gradients, or the loss is not one finite number.
     """
-    params, data = _trainable(model), _listed(batches)
+    params, data = _trainable(model), _batch_list(batches)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
-    with _quiet(model, mode):
+    with _differentiable(model, mode):
         for batch in data:
-            for name, part in _slopes(_value(model, loss, batch), params).items():
+            for name, part in _grads(_loss_value(model, loss, batch), params).items():
                 total[name] += part / len(data)
     return total
 
@@ -102,16 +93,16 @@ def along(
     Raises:
         UserError: As ``gradient``; if the vector names what the model has not, or is frozen.
     """
-    params, data = _trainable(model), _listed(batches)
-    moving = _chosen(params, vector)
+    params, data = _trainable(model), _batch_list(batches)
+    moving = _moving_parameters(params, vector)
     slope = bend = 0.0
-    with _quiet(model, mode):
+    with _differentiable(model, mode):
         for batch in data:
-            first = _slopes(_value(model, loss, batch), moving, again=True)
+            first = _grads(_loss_value(model, loss, batch), moving, again=True)
             one = _dot(first, vector)
             slope += one.item() / len(data)
             if one.requires_grad:
-                bend += _dot(_slopes(one, moving), vector).item() / len(data)
+                bend += _dot(_grads(one, moving), vector).item() / len(data)
     return slope, bend
 
 
@@ -140,7 +131,7 @@ def hessian_trace(
     """
     require(samples >= 1, "samples", samples, "an estimate needs a probe", "pass samples >= 1")
     found = []
-    with _products(model, loss, batches, mode) as (product, params):
+    with _hessian_products(model, loss, batches, mode) as (product, params):
         flat = flatten(params)
         for probe in range(samples):
             signs = torch.randint(0, 2, flat.shape, generator=stream(seed, "valley", "trace", probe)) * 2 - 1
@@ -179,7 +170,7 @@ def top_eigenpairs(
         UserError: As ``gradient``; if ``k`` is out of range, or SciPy is not installed.
         RunError: If the iteration does not converge.
     """
-    with _products(model, loss, batches, mode) as (product, params):
+    with _hessian_products(model, loss, batches, mode) as (product, params):
         flat = flatten(params)
         size = flat.numel()
         require(1 <= k < size, "k", k, f"there are {size} parameters", "pass 1 <= k < that number")
@@ -203,12 +194,6 @@ def top_eigenpairs(
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with its standard error and 95 % interval by Student's t.
-
-    Args:
-        values: At least one.
-
-    Returns:
-        The estimate.
 
     Example:
         >>> estimate([1.0, 3.0]).value
@@ -237,33 +222,33 @@ def _scipy(part: str) -> Any:
 
 
 @contextmanager
-def _products(
+def _hessian_products(
     model: nn.Module, loss: Loss, batches: Iterable[Any], mode: Mode
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], dict[str, Tensor]]]:
     """Give the function v ↦ Hv on flat tensors and the parameters it speaks of."""
-    params, data = _trainable(model), _listed(batches)
+    params, data = _trainable(model), _batch_list(batches)
     plain = {name: value.detach() for name, value in params.items()}
-    with _quiet(model, mode):
+    with _differentiable(model, mode):
         for batch in data:
-            _value(model, loss, batch)
-        yield lambda v: _twice(model, loss, data, params, v), plain
+            _loss_value(model, loss, batch)
+        yield lambda v: _hessian_vector(model, loss, data, params, v), plain
 
 
-def _twice(model: nn.Module, loss: Loss, data: list[Any], params: dict[str, Tensor], v: Tensor) -> Tensor:
+def _hessian_vector(model: nn.Module, loss: Loss, data: list[Any], params: dict[str, Tensor], v: Tensor) -> Tensor:
     """Return Hv by a backward pass through a backward pass."""
     vector, total = like(v, params), torch.zeros_like(v)
     for batch in data:
-        one = _dot(_slopes(_value(model, loss, batch), params, again=True), vector)
+        one = _dot(_grads(_loss_value(model, loss, batch), params, again=True), vector)
         if one.requires_grad:
-            total += flatten(_slopes(one, params)) / len(data)
+            total += flatten(_grads(one, params)) / len(data)
     return total
 
 
 @contextmanager
-def _quiet(model: nn.Module, mode: Mode) -> Iterator[None]:
+def _differentiable(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Run in the asked mode, without dropout and with attention that can be differentiated twice."""
     require(mode in {"eval", "batch"}, "mode", repr(mode), "there is no such mode", 'pass "eval" or "batch"')
-    with kept(model), sdpa_kernel(SDPBackend.MATH):
+    with preserve_buffers(model), sdpa_kernel(SDPBackend.MATH):
         model.eval()
         norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
         tracking = [module.track_running_stats for module in norms]
@@ -286,7 +271,7 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return params
 
 
-def _chosen(params: dict[str, Tensor], vector: Vector) -> dict[str, Tensor]:
+def _moving_parameters(params: dict[str, Tensor], vector: Vector) -> dict[str, Tensor]:
     """Return the parameters that a vector moves."""
     require(bool(vector), "vector", "no tensors", "a line needs a direction", "name one parameter at least")
     for name, value in vector.items():
@@ -305,13 +290,13 @@ def _dot(one: Vector, other: Vector) -> Tensor:
     return torch.stack([part.to(parts[0].device) for part in parts]).sum()
 
 
-def _listed(batches: Iterable[Any]) -> list[Any]:
+def _batch_list(batches: Iterable[Any]) -> list[Any]:
     data = list(batches)
     require(bool(data), "batches", "none", "a mean needs one", "pass at least one batch")
     return data
 
 
-def _value(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
+def _loss_value(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
     """Evaluate the loss of one batch, refusing what is not one finite number with a gradient."""
     with torch.enable_grad():
         value = loss(model, batch)
@@ -322,7 +307,7 @@ def _value(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
     return value
 
 
-def _slopes(value: Tensor, params: dict[str, Tensor], *, again: bool = False) -> dict[str, Tensor]:
+def _grads(value: Tensor, params: dict[str, Tensor], *, again: bool = False) -> dict[str, Tensor]:
     """Differentiate a number; ``again`` keeps the graph for a second derivative."""
     found = torch.autograd.grad(
         value.sum(), list(params.values()), create_graph=again, allow_unused=True, materialize_grads=True

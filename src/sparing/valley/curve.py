@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sparing.errors import require
 from sparing.valley import asymmetry as shape
 from sparing.valley import intervals
-from sparing.valley.better import Better, Judged, cost, senses
+from sparing.valley.better import Better, ByMetric, as_cost, better_by_metric
 from sparing.valley.intervals import Index
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+# how much worse the model is where a half-width is read, by metric: a share of rows, nat
 RISES: Mapping[str, float] = {"error": 0.05, "accuracy": 0.05, "loss": 0.5}
-"""How much worse the model is where a half-width is read, by metric: a share of rows, nat."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,22 +94,22 @@ class Curve:
         return shape.noise_floor(metric, self.lambdas, mean, self.rows) if chosen is None else chosen
 
     @functools.cached_property
-    def senses(self) -> Judged[Better]:
+    def senses(self) -> ByMetric[Better]:
         """Whether lower or higher is better, by metric; asked for one that nobody knows, it refuses."""
-        return senses(self.values, self.better)
+        return better_by_metric(self.values, self.better)
 
     @functools.cached_property
-    def asymmetry(self) -> Judged[Index]:
+    def asymmetry(self) -> ByMetric[Index]:
         """Asymmetry index by metric, with its interval over draws; > 0 where the + side is flatter.
 
         A rise is one of what the model costs: of an accuracy it is its fall.
         """
         return self.senses.each(
-            lambda name: intervals.asymmetry(self.lambdas, self._cost(name), floor=self.floor(name))
+            lambda name: intervals.asymmetry_index(self.lambdas, self._cost(name), floor=self.floor(name))
         )
 
     @functools.cached_property
-    def branches(self) -> Judged[shape.Branches]:
+    def branches(self) -> ByMetric[shape.Branches]:
         """Means over λ < 0 and λ > 0 of the mean curve by metric, and how much worse the model is there."""
         return self.senses.each(self._branches)
 
@@ -152,7 +152,7 @@ class Curve:
         Returns:
             Lower and upper ends, each of shape (L,); NaN for a single draw, or where one is not finite.
         """
-        ends = [intervals.interval(column) for column in self._of(metric).T]
+        ends = [intervals.mean_interval(column) for column in self._of(metric).T]
         return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
 
     def plot(self, metric: str | None = None) -> Figure:
@@ -222,7 +222,7 @@ class Curve:
 
     def _cost(self, metric: str) -> Floats:
         """Values of all draws, turned so that lower is better."""
-        return cost(self._of(metric), self.senses[metric])
+        return as_cost(self._of(metric), self.senses[metric])
 
     def _of(self, metric: str) -> Floats:
         require(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.seeds import stream
-from sparing.valley.linear import TaskArithmetic, added, task_vectors
+from sparing.valley.linear import TaskArithmetic, add_to_base, task_vectors
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, together
+from sparing.valley.slices import Slices, zip_slices
 from sparing.valley.ties import Ties
 
 
@@ -48,7 +48,7 @@ class Dare(Method):
         """Merge the tensors of one name in slices; the draw does not depend on how they are cut."""
         deltas = task_vectors(name, models, base)
         found = [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
-        yield from added(base, map(self.then.rule(name, found), together(found)), models[0])
+        yield from add_to_base(base, map(self.then.rule(name, found), zip_slices(found)), models[0])
 
     def thinned(self, name: str, model: int, delta: Slices) -> Slices:
         """Drop and rescale one task vector.

@@ -15,8 +15,8 @@ from sparing.seeds import stream
 from sparing.valley import norms
 from sparing.valley.config import Direction, Given, Noise, Special
 from sparing.valley.noises import draw as drawn
-from sparing.valley.selection import MaskPolicy, layouts_of, live_of, parts_of, selected
-from sparing.valley.signs import align, alignment, special
+from sparing.valley.selection import MaskPolicy, filter_layouts, live_masks, section_names, selected
+from sparing.valley.signs import set_signs, sign_alignment, special_direction
 from sparing.vectors import Vector
 
 
@@ -70,7 +70,7 @@ def direction_of(
 
     The sign of an exact zero is −1, as in the paper, but a masked weight stays zero along every direction, for every
     kind, sign and norm: ε is zero there before its length is set, and it counts in no norm, mean or ratio. What is
-    masked ``sparing.valley.selection.live_of`` says: weights off a mask buffer, and, with ``masks="zeros"``, exact
+    masked ``sparing.valley.selection.live_masks`` says: weights off a mask buffer, and, with ``masks="zeros"``, exact
     zeros of matrices with more than 1 % of them, for checkpoints of pruned models that have lost their masks.
 
     Args:
@@ -95,18 +95,18 @@ def direction_of(
         (1.0, True)
     """
     params = named_parameters(model)
-    source = _source(direction, model)
-    names = _moving(direction, model, source)
-    live = live_of(model, names, masks=masks)
-    theta = {name: _kept(params[name].detach(), live.get(name)) for name in names}
+    source = _given_tensors(direction, model)
+    names = _moving_names(direction, model, source)
+    live = live_masks(model, names, masks=masks)
+    theta = {name: _apply_mask(params[name].detach(), live.get(name)) for name in names}
     _require_finite("weights", theta)
     raw = {name: _epsilon(direction, name, theta[name], live.get(name), source, (seed, draw)) for name in names}
     _require_finite("direction", raw)
-    vector = {name: value.to(theta[name].dtype, copy=True) for name, value in _sized(direction, model, raw, theta)}
+    vector = {name: value.to(theta[name].dtype, copy=True) for name, value in _set_length(direction, model, raw, theta)}
     length = float(vectors.norm(vector))
     do = "take another direction, norm or group"
     require(length > 0, direction.label, "zero at every parameter that moves", "it leads nowhere", do)
-    agree = alignment(vector, theta)
+    agree = sign_alignment(vector, theta)
     elements = sum(value.numel() for value in theta.values())
     return Resolved(
         label=direction.label,
@@ -122,14 +122,14 @@ def direction_of(
     )
 
 
-def _source(direction: Direction, model: nn.Module) -> Vector:
+def _given_tensors(direction: Direction, model: nn.Module) -> Vector:
     """Return the tensors that a direction brings along, by canonical name."""
     given = direction.vector if isinstance(direction, Given) else getattr(direction, "initial", None) or {}
     aliases = tied(model)
     return {aliases.get(name, name): value for name, value in given.items() if name in aliases} | dict(given)
 
 
-def _moving(direction: Direction, model: nn.Module, source: Vector) -> tuple[str, ...]:
+def _moving_names(direction: Direction, model: nn.Module, source: Vector) -> tuple[str, ...]:
     """Return the names that move, after holding the tensors that were brought against the model."""
     names, params = selected(model, direction.group), named_parameters(model)
     if isinstance(direction, Noise):
@@ -161,30 +161,30 @@ def _epsilon(
         case Noise():
             raw = drawn(direction.kind, theta.shape, stream(seed, "valley", direction.kind, draw, name))
         case Special():
-            raw = special(direction.kind, theta, initial=source.get(name), live=live)
+            raw = special_direction(direction.kind, theta, initial=source.get(name), live=live)
         case Given():
             raw = source[name]
     raw = raw.detach().to(device=theta.device, dtype=torch.promote_types(theta.dtype, torch.float32))
     turned = None if isinstance(direction.sign, str) else stream(seed, "valley", "sign change", draw, name)
-    return _kept(align(raw, theta, direction.sign, turned), live)
+    return _apply_mask(set_signs(raw, theta, direction.sign, turned), live)
 
 
-def _sized(direction: Direction, model: nn.Module, raw: Vector, theta: Vector) -> list[tuple[str, Tensor]]:
+def _set_length(direction: Direction, model: nn.Module, raw: Vector, theta: Vector) -> list[tuple[str, Tensor]]:
     """Give a direction its length."""
     sized: Mapping[str, Tensor] = raw
     match direction.norm:
         case "scaled":
             sized = norms.scaled(raw, theta)
         case "filter":
-            sized = norms.filtered(raw, theta, one_d=direction.one_d, layouts=layouts_of(model))
+            sized = norms.filtered(raw, theta, one_d=direction.one_d, layouts=filter_layouts(model))
         case "group":
-            sized = norms.grouped(raw, theta, parts_of(model))
+            sized = norms.grouped(raw, theta, section_names(model))
         case "raw":
             pass
     return list(sized.items())
 
 
-def _kept(value: Tensor, live: Tensor | None) -> Tensor:
+def _apply_mask(value: Tensor, live: Tensor | None) -> Tensor:
     """Put masked entries to zero."""
     return value if live is None else torch.where(live, value, torch.zeros((), dtype=value.dtype, device=value.device))
 

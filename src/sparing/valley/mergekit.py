@@ -20,8 +20,7 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.valley.sign_aware import SignAware
 
-NAME = "sparing_sign_aware"
-"""What ``merge_method:`` says in the configuration."""
+NAME = "sparing_sign_aware"  # what ``merge_method:`` says in the configuration
 
 
 def merge_tensor(
@@ -34,23 +33,7 @@ def merge_tensor(
     majority: float = 0.5,
     name: str = "",
 ) -> Tensor:
-    """Merge the tensors of one name as mergekit gives them.
-
-    Args:
-        tensors: One of each model but the base, of equal shapes.
-        base: The same tensor of the base model.
-        weights: One for each model, ≥ 0.
-        density: Share of the elements of each change that is kept, in (0, 1].
-        scale: Factor of the merged change.
-        majority: Share of the votes that a flip of sign must exceed, in [0, 1).
-        name: Canonical name.
-
-    Returns:
-        The merged tensor in the dtype of the first; the base where there are no others.
-
-    Raises:
-        UserError: As ``SignAware``.
-    """
+    """Merge the tensors of one name as mergekit gives them."""
     if not tensors:
         return base
     method = SignAware(density, scale=scale, majority=majority, weights=tuple(weights))
@@ -58,14 +41,7 @@ def merge_tensor(
 
 
 def register() -> str:
-    """Make the method known to mergekit in this process; a second call does nothing.
-
-    Returns:
-        The name for ``merge_method:``.
-
-    Raises:
-        UserError: If mergekit is not installed, or is too old to have a registry.
-    """
+    """Make the method known to mergekit in this process; a second call does nothing."""
     methods, base = _mergekit()
     if NAME not in {method.spec.name for method in methods.registered_methods()}:
         methods.register(_method(base))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sparing.valley.slices import Slices, merged_whole
+from sparing.valley.slices import Slices, merge_whole
 
 
 class Method(Protocol):
@@ -28,33 +28,9 @@ class Method(Protocol):
 
     @abstractmethod
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-        """Merge the tensors of one name in slices.
-
-        Args:
-            name: Canonical name.
-            models: One tensor of each.
-            base: That of the common ancestor.
-
-        Yields:
-            Merged slices in the dtype of the first.
-
-        Raises:
-            UserError: If the base is missing, or the weights are not as many as the models.
-        """
+        """Merge the tensors of one name in slices."""
         ...
 
     def tensor(self, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-        """Merge the tensors of one name.
-
-        Args:
-            name: Canonical name.
-            tensors: One of each model, of equal shapes.
-            base: The same tensor of the common ancestor.
-
-        Returns:
-            The merged tensor in the dtype of the first.
-
-        Raises:
-            UserError: As ``slices``.
-        """
-        return merged_whole(self.slices, name, tensors, base)
+        """Merge the tensors of one name."""
+        return merge_whole(self.slices, name, tensors, base)

@@ -21,14 +21,6 @@ def draw(kind: NoiseKind, shape: Sequence[int], generator: torch.Generator) -> T
     """Draw one tensor of noise.
 
     Always in float32 on the CPU, so that weights of every dtype and device meet the same numbers.
-
-    Args:
-        kind: Distribution of the elements.
-        shape: Any, ``()`` too.
-        generator: On the CPU; it advances.
-
-    Returns:
-        float32, of ``shape``, independent elements.
     """
     size = tuple(shape)
     match kind:
@@ -47,14 +39,7 @@ def draw(kind: NoiseKind, shape: Sequence[int], generator: torch.Generator) -> T
 
 
 def moments(kind: NoiseKind) -> tuple[float, float]:
-    """Return mean and variance of one element.
-
-    Args:
-        kind: Distribution.
-
-    Returns:
-        E[ε] and Var[ε], closed form.
-    """
+    """Return mean and variance of one element."""
     return {
         "gaussian": (0.0, 1.0),
         "uniform": (0.0, 1 / 3),

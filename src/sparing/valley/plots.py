@@ -18,22 +18,13 @@ if TYPE_CHECKING:
 
 ROLES: Final[tuple[plots.Role, ...]] = ("ours", "rival", "good", "second_rival", "extension", "reference", "baseline")
 UNITS: Final = {"loss": "nat"}
+# asymmetry index beyond which a single draw is called lopsided: the paper's raw noises stay below it
 CLEAR: Final = 0.35
-"""Asymmetry index beyond which a single draw is called lopsided: the paper's raw noises stay below it."""
 NAMES: Final = {"loss": "cross-entropy", "error": "error (share of rows)"}
 
 
 def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] = ()) -> Figure:
-    """Draw curves over λ, each as the mean over draws with its interval.
-
-    Args:
-        curves: What to draw, at most seven; their widths or directions may differ.
-        metric: Which metric.
-        names: Name of each; what they differ in by default.
-
-    Returns:
-        The picture; values that are not finite are gaps.
-    """
+    """Draw curves over λ, each as the mean over draws with its interval."""
     labels = list(names) or _labels(curves)
     return plots.lines(
         [_series(one, metric, label, role) for one, label, role in zip(curves, labels, ROLES, strict=False)],
@@ -43,20 +34,12 @@ def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] =
 
 
 def surface_figure(surface: Surface, metric: str) -> Figure:
-    """Draw a map of a plane.
-
-    Args:
-        surface: What was measured.
-        metric: Which metric.
-
-    Returns:
-        The picture: the first direction across, the second upwards.
-    """
+    """Draw a map of a plane."""
     values = surface.values[metric]
     half = float(surface.lambdas[-1] - surface.lambdas[-2]) / 2
     edges = [float(at) - half for at in surface.lambdas] + [float(surface.lambdas[-1]) + half]
     middle = len(surface.lambdas) // 2
-    low, high = _span(values)
+    low, high = _finite_range(values)
     first, second = surface.directions
     return plots.heatmap(
         np.where(np.isfinite(values), values, np.nan).T.tolist(),
@@ -70,14 +53,7 @@ def surface_figure(surface: Surface, metric: str) -> Figure:
 
 
 def axis(metric: str) -> plots.Axis:
-    """Name a metric and its unit for an edge of a picture.
-
-    Args:
-        metric: Its name.
-
-    Returns:
-        The axis.
-    """
+    """Name a metric and its unit for an edge of a picture."""
     return plots.Axis(NAMES.get(metric, metric), UNITS.get(metric, ""))
 
 
@@ -137,6 +113,6 @@ def _words(metric: str) -> str:
     return {"loss": "Cross-entropy"}.get(metric, metric[:1].upper() + metric[1:])
 
 
-def _span(values: np.ndarray) -> tuple[float, float]:
+def _finite_range(values: np.ndarray) -> tuple[float, float]:
     found = values[np.isfinite(values)]
     return (float(found.min()), float(found.max())) if found.size else (math.nan, math.nan)

@@ -10,16 +10,16 @@ from typing import Literal
 from sparing.errors import require
 from sparing.valley.agreement import Agreement, sign_agreement
 from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
-from sparing.valley.companions import require_one_function
+from sparing.valley.companions import require_same_function
 from sparing.valley.compatible import Model, lora_pairs, vectors_of
-from sparing.valley.features import features_of, matrices
+from sparing.valley.features import features_of, matrices_of
 from sparing.vectors import Vector
 
 Verdict = Literal["will merge", "uncertain", "will not"]
 
+# Chance-corrected sign agreement below which two models do not share an origin: between the 0 of independent runs and
+# the agreement that runs of one initialisation keep for long
 STRANGERS = 0.1
-"""Chance-corrected sign agreement below which two models do not share an origin: between the 0 of independent runs and
-the agreement that runs of one initialisation keep for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,19 +77,19 @@ def predict_merge(
         tolerance >= 0, "tolerance", tolerance, "it is a share of wrong answers", "pass tolerance >= 0, such as 0.02"
     )
     first, second = vectors_of(a, b)
-    require_one_function([a, b, *([] if base is None else [base])])
+    require_same_function([a, b, *([] if base is None else [base])])
     features = features_of(a, b, base)
-    chosen = _calibration(features, fit)
+    chosen = _calibrated_fit(features, fit)
     score = chosen.score(features)
-    agreement = sign_agreement(matrices(first), matrices(second), by="block")
+    agreement = sign_agreement(matrices_of(first), matrices_of(second), by="block")
     gap = {metric: chosen.gap(metric, score) for metric in METRICS}
     interval = {metric: chosen.interval(metric, score) for metric in METRICS}
-    verdict, reasons = _judged(first, agreement, interval["error"], tolerance)
+    verdict, reasons = _verdict(first, agreement, interval["error"], tolerance)
     return MergeForecast(
         gap=gap,
         interval=interval,
         verdict=verdict,
-        reasons=(*reasons, *filter(None, [beyond(chosen, score)])),
+        reasons=(*reasons, *filter(None, [extrapolation_note(chosen, score)])),
         features=features,
         agreement=agreement,
         score=score,
@@ -97,7 +97,7 @@ def predict_merge(
     )
 
 
-def _calibration(features: Mapping[str, float], fit: Fit | None) -> Fit:
+def _calibrated_fit(features: Mapping[str, float], fit: Fit | None) -> Fit:
     """Take the fit that was given, if these features are enough for it, or the shipped one."""
     if fit is not None:
         lacking = [name for name in fit.names if name not in features]
@@ -110,7 +110,7 @@ def _calibration(features: Mapping[str, float], fit: Fit | None) -> Fit:
     return found
 
 
-def _judged(
+def _verdict(
     vector: Vector, agreement: Agreement, error: tuple[float, float], tolerance: float
 ) -> tuple[Verdict, list[str]]:
     """Say what is to be expected, and why."""
@@ -137,16 +137,8 @@ def _judged(
     return verdict, [span, seen, f"They disagree most in {worst[0]!r} ({worst[1].corrected:.2f})."]
 
 
-def beyond(fit: Fit, score: float) -> str:
-    """Say where the calibration has nothing like it.
-
-    Args:
-        fit: The calibration.
-        score: Of a pair.
-
-    Returns:
-        A sentence; empty within the calibrated scores.
-    """
+def extrapolation_note(fit: Fit, score: float) -> str:
+    """Say where the calibration has nothing like it."""
     if score > fit.scores[-1]:
         return "They are farther apart than any calibrated pair: the gap is that of the farthest, and may be larger."
     return "" if score >= fit.scores[0] else "They are closer than any calibrated pair."

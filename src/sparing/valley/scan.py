@@ -23,35 +23,33 @@ from torch import nn
 from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.report import Progress
-from sparing.valley.apply import walking
+from sparing.valley.apply import perturbing
 from sparing.valley.asymmetry import Branches, OddEven
-from sparing.valley.better import SHARES, Better, Judged, said_of, senses
+from sparing.valley.better import SHARES, Better, ByMetric, better_by_metric, declared_better
 from sparing.valley.config import Direction, Given, Noise
 from sparing.valley.curve import Curve
 from sparing.valley.directions import Resolved
-from sparing.valley.evaluators import Evaluate, require_same, trusted
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics
 from sparing.valley.intervals import Index
 from sparing.valley.statistics import Batch, Refresher, Statistics
-from sparing.valley.workers import Facts, Point, Resolver, Work, threads, visit_all
+from sparing.valley.workers import DirectionCache, DirectionFacts, Point, ScanTask, measure_all, num_threads
 
 if TYPE_CHECKING:
     from sparing.report import Figure
 
 Floats = NDArray[np.float64]
-Told = Callable[[], object]
+OnPoint = Callable[[], object]
 
+# how far from 1/2 a given direction's SCR must be for a warning; less is worth about 0.1 of asymmetry, 2 · SCR − 1
 FAR: float = 0.05
-"""How far from 1/2 a given direction's SCR must be for a warning; less is worth about 0.1 of asymmetry, 2 · SCR − 1."""
-DEVIATIONS: float = 4.0
-"""And how many standard deviations of a fair coin: an accident of 1 in 16,000."""
+DEVIATIONS: float = 4.0  # and how many standard deviations of a fair coin: an accident of 1 in 16,000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scan:
     """Curves along one kind of direction, one for each width; what is asked of the scan is asked of the first."""
 
-    curves: tuple[Curve, ...]
-    """One for each width, in the order of the widths."""
+    curves: tuple[Curve, ...]  # one for each width, in the order of the widths
 
     @property
     def first(self) -> Curve:
@@ -74,12 +72,12 @@ class Scan:
         return self.first.consistency
 
     @property
-    def asymmetry(self) -> Judged[Index]:
+    def asymmetry(self) -> ByMetric[Index]:
         """Asymmetry index of the first width by metric, with its interval."""
         return self.first.asymmetry
 
     @property
-    def branches(self) -> Judged[Branches]:
+    def branches(self) -> ByMetric[Branches]:
         """Branch means of the first width, by metric."""
         return self.first.branches
 
@@ -100,14 +98,7 @@ class Scan:
         return [row for curve in self.curves for row in curve.summary()]
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draw all widths, each as the mean over draws with its interval.
-
-        Args:
-            metric: Its name; the first by default.
-
-        Returns:
-            The picture.
-        """
+        """Draw all widths, each as the mean over draws with its interval."""
         from sparing.valley.plots import curve_figure
 
         return curve_figure(self.curves, metric or self.first.metrics[0])
@@ -175,20 +166,22 @@ def scan(
     """
     at = grid(points, reach)
     _require_counts(widths, draws)
-    work = work_of(model, evaluate, (direction,), calibrate, statistics, seed, threads)
-    count = draws if _random(direction) else 1
+    work = scan_task(model, evaluate, (direction,), calibrate, statistics, seed, threads)
+    count = draws if _is_random(direction) else 1
     sides = [k for k in range(points) if k != points // 2]
     where: list[Point] = [
         ((0, draw, float(at[k]) * width),) for draw in range(count) for width in widths for k in sides
     ]
-    said = said_of(evaluate, better)
-    found, zero, facts = measured(work, where, workers=workers, label=label, admit=lambda at: _admit(at, floors, said))
+    said = declared_better(evaluate, better)
+    found, zero, facts = measure_points(
+        work, where, workers=workers, label=label, admit=lambda at: _check_at_zero(at, floors, said)
+    )
     known = [facts[0, draw] for draw in range(count)]
     table = _table(found, zero, (count, len(widths), points))
     alike = {
         "direction": direction.label, "lambdas": at, "theta_norm": known[0].theta_norm, "seed": seed, "floors": floors,
         "better": said,
-        "statistics": told(model, statistics), "rows": rows_behind(evaluate),
+        "statistics": statistics_label(model, statistics), "rows": row_count(evaluate),
     }  # fmt: skip
     return Scan(curves=tuple(_curve(known, table, k, float(width), alike) for k, width in enumerate(widths)))
 
@@ -209,18 +202,7 @@ def _curve(
 
 
 def grid(points: int, reach: float) -> Floats:
-    """Return λ, mirrored to the bit around an exact 0.
-
-    Args:
-        points: How many (count), odd, >= 3.
-        reach: The largest.
-
-    Returns:
-        Shape (points,), rising.
-
-    Raises:
-        UserError: If a setting cannot be.
-    """
+    """Return λ, mirrored to the bit around an exact 0."""
     require(
         isinstance(points, int) and points >= 3 and points % 2 == 1, "points", points,
         "λ = 0 and as many on either side are needed", "pass an odd number >= 3",
@@ -230,44 +212,32 @@ def grid(points: int, reach: float) -> Floats:
     return np.concatenate([-right[::-1], [0.0], right])
 
 
-def measured(
-    work: Work, points: Sequence[Point], *, workers: int = 1, label: str = "",
+def measure_points(
+    work: ScanTask, points: Sequence[Point], *, workers: int = 1, label: str = "",
     admit: Callable[[Mapping[str, float]], object] = lambda zero: None,
-) -> tuple[list[dict[str, float]], dict[str, float], Facts]:  # fmt: skip
-    """Try the measure at θ, then visit all points.
-
-    Args:
-        work: What is measured, and how.
-        points: Where, θ itself apart.
-        workers: Processes.
-        label: Of a progress bar; none if empty.
-        admit: Refuses numbers at θ that cannot be used, before anything else is measured.
-
-    Returns:
-        Numbers at each point, numbers at θ, and what is known of the directions.
-
-    Raises:
-        UserError: As ``scan``; if other names come back at some point than at θ.
-    """
+) -> tuple[list[dict[str, float]], dict[str, float], DirectionFacts]:  # fmt: skip
+    """Try the measure at θ, then visit all points."""
     _warn_half(work.model)
-    resolver = Resolver(work)
-    with threads(work.threads):
+    resolver = DirectionCache(work)
+    with num_threads(work.threads):
         for point in points[:1]:
             for which, draw, _ in point:
                 _warn_biased(work.directions[which], resolver(which, draw))
-        with _bar(label, len(points) + 1) as tell:
-            zero = _origin(work)
+        with _progress(label, len(points) + 1) as tell:
+            zero = _measure_at_zero(work)
             admit(zero)
             tell()
-            found, facts = visit_all(work, points, workers=workers, resolver=resolver, tell=tell)
+            found, facts = measure_all(work, points, workers=workers, resolver=resolver, tell=tell)
     for values in found:
-        require_same(values, zero)
+        require_same_metrics(values, zero)
     return found, zero, resolver.facts | facts
 
 
-def _admit(zero: Mapping[str, float], floors: Mapping[str, float] | None, better: Mapping[str, Better] | None) -> None:
+def _check_at_zero(
+    zero: Mapping[str, float], floors: Mapping[str, float] | None, better: Mapping[str, Better] | None
+) -> None:
     """Refuse, before the walk, what no index could be made of."""
-    senses(zero, better)
+    better_by_metric(zero, better)
     for name, floor in (floors or {}).items():
         require(name in zero, "floors", repr(name), f"measured were {', '.join(zero)}", "name one of them")
         require(0 <= floor < math.inf, f"floors[{name!r}]", floor, "a noise floor is a height", "pass a number >= 0")
@@ -277,12 +247,12 @@ def _admit(zero: Mapping[str, float], floors: Mapping[str, float] | None, better
         require(share, f"evaluate: {name!r}", value, "noise floor and widths take it as a share in [0, 1]", do)
 
 
-def _origin(work: Work) -> dict[str, float]:
-    with walking(work.model) as walker:
-        walker.guard()
+def _measure_at_zero(work: ScanTask) -> dict[str, float]:
+    with perturbing(work.model) as perturber:
+        perturber.guard()
         work.model.eval()
         with Refresher(work.model, work.calibrate, work.statistics).at_point():
-            return trusted(work.evaluate, work.model)
+            return check_evaluate(work.evaluate, work.model)
 
 
 def _table(
@@ -297,14 +267,14 @@ def _table(
     return table
 
 
-def work_of(
+def scan_task(
     model: nn.Module, evaluate: Evaluate, directions: tuple[Direction, ...], calibrate: Iterable[Batch] | None,
     statistics: Statistics, seed: int, count: int | None,
-) -> Work:  # fmt: skip
+) -> ScanTask:  # fmt: skip
     """Gather what a visit needs, with the threads of this process unless ``count`` says otherwise."""
     require(callable(evaluate), "evaluate", type(evaluate).__name__, "it is called with the model", "pass a function")
     require(count is None or count >= 1, "threads", count, "a process needs one", "pass threads >= 1")
-    return Work(
+    return ScanTask(
         model=model, evaluate=evaluate, directions=directions, calibrate=calibrate, statistics=statistics, seed=seed,
         threads=torch.get_num_threads() if count is None else count,
     )  # fmt: skip
@@ -316,18 +286,18 @@ def _require_counts(widths: Sequence[float], draws: int) -> None:
     require(draws >= 1, "draws", draws, "a curve needs one", "pass draws >= 1; 5 or more give an interval")
 
 
-def _random(direction: Direction) -> bool:
+def _is_random(direction: Direction) -> bool:
     """Whether two draws differ."""
     drawn = isinstance(direction, Noise) and direction.kind != "one"
     return drawn or (not isinstance(direction.sign, str) and 0 < direction.sign < 1)
 
 
-def told(model: nn.Module, statistics: Statistics) -> str:
+def statistics_label(model: nn.Module, statistics: Statistics) -> str:
     """Name the statistics for a record: "none" for a model without batch norm."""
     return statistics if Refresher(model, None, "stale").layers else "none"
 
 
-def rows_behind(evaluate: Evaluate) -> int | None:
+def row_count(evaluate: Evaluate) -> int | None:
     """Rows that a measure says it evaluates, if it does."""
     rows = getattr(evaluate, "rows", None)
     return rows if isinstance(rows, int) else None
@@ -360,7 +330,7 @@ def _warn_half(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _bar(label: str, total: int) -> Iterator[Told]:
+def _progress(label: str, total: int) -> Iterator[OnPoint]:
     """What to call after each point."""
     if not label:
         yield lambda: None

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.valley.linear import added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.linear import add_to_base, check_scale, check_weights, task_vectors, weights_for
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, together
+from sparing.valley.slices import Slices, zip_slices
 from sparing.valley.ties import Ties, require_keep
 
 
@@ -50,20 +50,20 @@ class SignAware(Method):
         require_keep(self.keep)
         why = "it is a share of the votes that must be exceeded"
         require(0 <= self.majority < 1, "majority", self.majority, why, "pass 0 <= majority < 1, such as 0.5")
-        require_scale(self.scale)
-        require_weights(self.weights)
+        check_scale(self.scale)
+        check_weights(self.weights)
 
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
         """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
         assert base is not None
-        yield from added(base, self._guarded(name, found, base), models[0])
+        yield from add_to_base(base, self._guarded(name, found, base), models[0])
 
     def _guarded(self, name: str, deltas: Sequence[Slices], base: Slices) -> Iterator[Tensor]:
         """Merge task vectors by TIES, less the flips that too few models want."""
         rule = Ties(self.keep, scale=self.scale, weights=self.weights).rule(name, deltas)
         weights = weights_for(self.weights, len(deltas))
-        for parts, start in zip(together(deltas), base(), strict=True):
+        for parts, start in zip(zip_slices(deltas), base(), strict=True):
             wanted = rule(parts)
             origin = start.to(wanted)
             flips = (origin + wanted) * origin < 0
@@ -72,17 +72,7 @@ class SignAware(Method):
 
 
 def majority_flips(base: Tensor, deltas: Sequence[Tensor], weights: Sequence[float], majority: float = 0.5) -> Tensor:
-    """Say where the models that flip the sign of the base weight hold more than a share of all change.
-
-    Args:
-        base: θ₀, any shape.
-        deltas: Untrimmed task vectors τ_t of that shape.
-        weights: One for each.
-        majority: Share in [0, 1) of Σ w_t |τ_t| to be exceeded.
-
-    Returns:
-        Truth values of that shape; false where nothing changed.
-    """
+    """Say where the models that flip the sign of the base weight hold more than a share of all change."""
     asking, total = torch.zeros_like(base), torch.zeros_like(base)
     for delta, weight in zip(deltas, weights, strict=True):
         size = weight * delta.abs()

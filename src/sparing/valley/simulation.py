@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError, require
 from sparing.seeds import stream
-from sparing.valley.apply import walking
+from sparing.valley.apply import perturbing
 from sparing.vectors import Vector
 
 
@@ -25,39 +25,19 @@ from sparing.vectors import Vector
 class UnitMove:
     """The pre-activation z(λ) = (w + λ sign(w))ᵀh over draws of δ."""
 
-    step: float
-    """λ, in units of weight."""
-
-    mean: float
-    """Mean of z over the draws."""
-
-    deviation: float
-    """Standard deviation of z over the draws."""
-
-    active: float
-    """Share of draws with z > 0, which a ReLU lets through."""
-
-    agreement: float
-    """Share of draws that are active or inactive as they are at λ = 0."""
-
-    expected: float
-    """E[z] in closed form, a ‖h‖² + λ Σ_j |h_j| erf(a |h_j| / √2)."""
-
-    error: float
-    """Standard error of the mean, deviation / √draws: the Monte Carlo error of ``mean``."""
+    step: float  # λ, in units of weight
+    mean: float  # mean of z over the draws
+    deviation: float  # standard deviation of z over the draws
+    active: float  # share of draws with z > 0, which a ReLU lets through
+    agreement: float  # share of draws that are active or inactive as they are at λ = 0
+    expected: float  # E[z] in closed form, a ‖h‖² + λ Σ_j |h_j| erf(a |h_j| / √2)
+    error: float  # standard error of the mean, deviation / √draws: the Monte Carlo error of ``mean``
 
 
 def expected_shift(inputs: Tensor, slope: float) -> float:
     """Return E[sign(w)ᵀh] = Σ_j |h_j| erf(a |h_j| / √2) for w = a h + δ, δ ~ N(0, 1).
 
     Element j of w has mean a h_j and variance 1, so that E[sign(w_j)] = erf(a h_j / √2), which has the sign of h_j.
-
-    Args:
-        inputs: h, shape (d,).
-        slope: a, at least 0.
-
-    Returns:
-        By how much the mean pre-activation moves per unit of λ.
     """
     size = inputs.double().abs()
     return float((size * torch.erf(slope * size / math.sqrt(2))).sum())
@@ -72,19 +52,6 @@ def simulate_unit(
     seed: int = 0,
 ) -> list[UnitMove]:
     """Simulate one ReLU unit moved along the signs of its weights.
-
-    Args:
-        dimension: d, inputs of the unit (count); the paper does not say.
-        slope: a, how much of its input the unit has learned.
-        draws: N, draws of δ (count).
-        steps: λ.
-        seed: Of h and δ.
-
-    Returns:
-        One result for each λ.
-
-    Raises:
-        UserError: If ``dimension`` is below 1 or ``draws`` below 2.
 
     Source: Li et al. 2024, Listing 1.
     """
@@ -115,20 +82,11 @@ def simulate_unit(
 class Activations:
     """Which units fire before and after a step, as shares of all units over all rows; the four add up to 1."""
 
-    step: float
-    """λ."""
-
-    kept: float
-    """Active before and after."""
-
-    lost: float
-    """Active before, inactive after."""
-
-    gained: float
-    """Inactive before, active after."""
-
-    silent: float
-    """Inactive before and after."""
+    step: float  # λ
+    kept: float  # active before and after
+    lost: float  # active before, inactive after
+    gained: float  # inactive before, active after
+    silent: float  # inactive before and after
 
     @property
     def agreement(self) -> float:
@@ -150,36 +108,22 @@ def activation_confusion(
     A unit is one element of the output of a module of the type ``units``; it is active where the output is positive.
     The model runs in evaluation mode, its statistics as they are; parameters and modes are put back.
 
-    Args:
-        model: Any module with such modules.
-        batches: Inputs, the same whenever they are gone through.
-        direction: Parameter name -> tensor, such as ``direction_of(...).vector``.
-        steps: λ.
-        units: Types of the modules whose outputs count.
-        call: Runs the model on one batch; default: ``model(batch)``, or ``model(**batch)`` for a dict.
-
-    Returns:
-        One table for each λ.
-
-    Raises:
-        UserError: If the model ran no module of these types, or there are no batches.
-
     Source: Li et al. 2024, Figure 28.
     """
     kept = list(batches)
     run = call or _call
-    with _listening(model, units) as heard, walking(model) as walker, torch.no_grad():
-        before = _fired(model, kept, run, heard)
+    with _record_active(model, units) as heard, perturbing(model) as perturber, torch.no_grad():
+        before = _active_units(model, kept, run, heard)
         require(bool(before), "activation confusion", "no unit", "no module of these types ran",
                 "pass units=(nn.GELU, …), the types the model has, and at least one batch")  # fmt: skip
         tables = []
         for step in steps:
-            walker.to(direction, step)
-            tables.append(_table(step, before, _fired(model, kept, run, heard)))
+            perturber.to(direction, step)
+            tables.append(_activation_table(step, before, _active_units(model, kept, run, heard)))
     return tables
 
 
-def _table(step: float, before: list[Tensor], after: list[Tensor]) -> Activations:
+def _activation_table(step: float, before: list[Tensor], after: list[Tensor]) -> Activations:
     """Count the four cases; an output that is not a number counts as inactive."""
     pairs = list(zip(before, after, strict=True))
     total = sum(one.numel() for one, _ in pairs)
@@ -193,7 +137,7 @@ def _table(step: float, before: list[Tensor], after: list[Tensor]) -> Activation
     )  # fmt: skip
 
 
-def _fired(
+def _active_units(
     model: nn.Module, batches: list[Any], run: Callable[[nn.Module, Any], object], heard: list[Tensor]
 ) -> list[Tensor]:
     """Run all batches and return what was heard, one tensor of truth values for each call of a unit."""
@@ -208,7 +152,7 @@ def _call(model: nn.Module, batch: Any) -> object:
 
 
 @contextmanager
-def _listening(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[list[Tensor]]:
+def _record_active(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[list[Tensor]]:
     """Note which units fire, with the model in evaluation mode; hooks and modes are put back."""
     heard: list[Tensor] = []
 

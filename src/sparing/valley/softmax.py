@@ -30,40 +30,16 @@ from sparing.errors import UserError, require
 class SoftmaxPoint:
     """What is known of the loss at W, and of the way it moves along a step E; each the mean over rows, in float64."""
 
-    loss: float
-    """Cross entropy (nat)."""
-
-    error: float
-    """Share of rows whose largest logit is not the label's."""
-
-    trace_p: float
-    """Σ_c p_c (1 − p_c), the trace of diag p − p pᵀ (dimensionless)."""
-
-    trace: float
-    """Trace of the Hessian (nat per squared unit of weight)."""
-
-    slope: float
-    """⟨E, g⟩, the first derivative of the loss along E (nat per unit step)."""
-
-    curvature: float
-    """EᵀHE, the second derivative of the loss along E (nat per squared unit step)."""
+    loss: float  # cross entropy (nat)
+    error: float  # share of rows whose largest logit is not the label's
+    trace_p: float  # Σ_c p_c (1 − p_c), the trace of diag p − p pᵀ (dimensionless)
+    trace: float  # trace of the Hessian (nat per squared unit of weight)
+    slope: float  # ⟨E, g⟩, the first derivative of the loss along E (nat per unit step)
+    curvature: float  # EᵀHE, the second derivative of the loss along E (nat per squared unit step)
 
 
 def softmax_point(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor) -> SoftmaxPoint:
-    """Evaluate the closed forms at one place.
-
-    Args:
-        weights: W, shape (K, D); K classes.
-        inputs: Shape (N, D).
-        targets: Labels 0 … K − 1, shape (N,), integers.
-        step: E, shape (K, D); slope and curvature are those of λ ↦ loss(W + λE) at λ = 0.
-
-    Returns:
-        The point, computed in float64.
-
-    Raises:
-        UserError: If shapes do not fit, there are no rows, or a label is not 0 … K − 1.
-    """
+    """Evaluate the closed forms at one place."""
     _check(weights, inputs, targets, step)
     x, w, e = inputs.double(), weights.double(), step.double()
     logits, moved = x @ w.T, x @ e.T
@@ -85,19 +61,7 @@ def softmax_point(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor
 
 
 def softmax_gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of the mean cross entropy for the weights.
-
-    Args:
-        weights: Shape (K, D).
-        inputs: Shape (N, D).
-        targets: Labels, shape (N,).
-
-    Returns:
-        Shape (K, D), float64.
-
-    Raises:
-        UserError: As ``softmax_point``.
-    """
+    """Return the gradient of the mean cross entropy for the weights."""
     _check(weights, inputs, targets, weights)
     x = inputs.double()
     wrong = torch.softmax(x @ weights.double().T, -1)
@@ -106,35 +70,13 @@ def softmax_gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor
 
 
 def softmax_scan(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor, lambdas: Tensor) -> list[SoftmaxPoint]:
-    """Evaluate the closed forms at W + λE for every λ, each time along E.
-
-    Args:
-        weights: W, shape (K, D).
-        inputs: Shape (N, D).
-        targets: Labels, shape (N,).
-        step: E, shape (K, D).
-        lambdas: Shape (L,).
-
-    Returns:
-        One point for each λ.
-
-    Raises:
-        UserError: As ``softmax_point``.
-    """
+    """Evaluate the closed forms at W + λE for every λ, each time along E."""
     w, e = weights.double(), step.double()
     return [softmax_point(w + float(at) * e, inputs, targets, e) for at in lambdas]
 
 
 def consistent_step(magnitudes: Tensor, weights: Tensor) -> Tensor:
-    """Return |E| with the signs of the weights; a weight that is exactly zero does not move.
-
-    Args:
-        magnitudes: E, any shape.
-        weights: W, the same shape.
-
-    Returns:
-        A new tensor.
-    """
+    """Return |E| with the signs of the weights; a weight that is exactly zero does not move."""
     return magnitudes.abs() * torch.sign(weights)
 
 

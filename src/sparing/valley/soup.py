@@ -13,43 +13,35 @@ from torch import Tensor, nn
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
 from sparing.report.pairs import McNemar, PairedMean, can_bound, mcnemar, paired_bootstrap
-from sparing.valley.better import Better, cost, said_of, senses
-from sparing.valley.companions import require_one_function
+from sparing.valley.better import Better, as_cost, better_by_metric, declared_better
+from sparing.valley.companions import require_same_function
 from sparing.valley.compatible import Model, State, require_compatible, state_of
-from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
-from sparing.valley.linear import Linear, require_weights, widened
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics, run_evaluate
+from sparing.valley.linear import Linear, check_weights, upcast
 from sparing.valley.merge import merge
 from sparing.valley.statistics import Batch, Refresher, Statistics
-from sparing.valley.visit import host_of, visiting
+from sparing.valley.visit import live_model, loading_states
 
-How = Literal["uniform", "greedy"]
-"""Average all; or add, from the best on, those that do not make the average worse."""
+How = Literal["uniform", "greedy"]  # average all; or add, from the best on, those that do not make the average worse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Soup:
     """An average of models."""
 
-    state: Mapping[str, Tensor]
-    """Its weights and buffers, for ``load_state_dict``."""
-
-    members: tuple[int, ...]
-    """Which models are in it, by position, in the order in which they joined."""
-
+    state: Mapping[str, Tensor]  # its weights and buffers, for ``load_state_dict``
+    members: tuple[int, ...]  # which models are in it, by position, in the order in which they joined
+    # what was evaluated: rows with ``members`` (text), ``kept`` and one column for each metric; empty without
+    # ``evaluate``
     record: tuple[Mapping[str, Any], ...]
-    """What was evaluated: rows with ``members`` (text), ``kept`` and one column for each metric; empty without
-    ``evaluate``."""
-
+    # by metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each``, of 10 rows or more; of
+    # numbers other than 0 and 1, 10 that differ. The same rows chose soup and member: on other rows both will be a
+    # little worse.
     beside_best: Mapping[str, PairedMean]
-    """By metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each``, of 10 rows or more; of
-    numbers other than 0 and 1, 10 that differ.
-    The same rows chose soup and member: on other rows both will be a little worse."""
-
+    # McNemar's test of the soup (first) and its best member on the same rows, where each is right or wrong
     mcnemar: McNemar | None
-    """McNemar's test of the soup (first) and its best member on the same rows, where each is right or wrong."""
-
+    # whether batch-norm statistics were estimated for it; else they are the members' mean, which is wrong for it
     refreshed: bool
-    """Whether batch-norm statistics were estimated for it; else they are the members' mean, which is wrong for it."""
 
 
 class WeightAverage:
@@ -67,8 +59,7 @@ class WeightAverage:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        """Models added."""
+        self.count = 0  # models added
         self._weight = 0.0
         self._mean: dict[str, Tensor] = {}
         self._like: dict[str, torch.dtype] = {}
@@ -79,19 +70,9 @@ class WeightAverage:
         return {name: value.to(self._like[name], copy=True) for name, value in self._mean.items()}
 
     def add_(self, model: Model, weight: float = 1.0) -> None:
-        """Take a model into the mean.
-
-        Args:
-            model: A model of the same architecture as those before, or its state; it is copied.
-            weight: Its weight, > 0 (dimensionless), 1 for the plain mean.
-
-        Raises:
-            UserError: If it is of another architecture or not finite, or the weight is not positive.
-        """
-        require_weights([weight])
-        state = {
-            name: widened(value) if value.is_floating_point() else value for name, value in state_of(model).items()
-        }
+        """Take a model into the mean."""
+        check_weights([weight])
+        state = {name: upcast(value) if value.is_floating_point() else value for name, value in state_of(model).items()}
         self._like = self._like or {name: value.dtype for name, value in state_of(model).items()}
         self._mean = merge([self._mean or state, state], method=Linear((self._weight, weight)))
         self._weight += weight
@@ -140,11 +121,11 @@ def soup(
     members = list(models)
     states = [state_of(one) for one in members]
     require_compatible(states)
-    require_one_function([*members, *([] if model is None else [model])])
+    require_same_function([*members, *([] if model is None else [model])])
     require(how in {"uniform", "greedy"}, "how", repr(how), "there are two soups", 'pass "uniform" or "greedy"')
     if how == "uniform" and evaluate is None and calibrate is None:
-        return _unseen(states, weights)
-    kitchen = _Kitchen(host_of(members, model), states, evaluate, calibrate, metric, statistics, better)
+        return _average(states, weights)
+    kitchen = _SoupBuilder(live_model(members, model), states, evaluate, calibrate, metric, statistics, better)
     if how == "uniform":
         return kitchen.uniform(weights)
     why = "the greedy soup has equal weights"
@@ -153,7 +134,7 @@ def soup(
     return kitchen.greedy()
 
 
-def _unseen(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
+def _average(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
     """Average without evaluating or estimating anything."""
     merged = merge(states, method=Linear(None if weights is None else tuple(weights)))
     return Soup(
@@ -161,7 +142,7 @@ def _unseen(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
     )
 
 
-class _Kitchen:
+class _SoupBuilder:
     """A live model in which soups are tasted."""
 
     def __init__(
@@ -185,8 +166,8 @@ class _Kitchen:
         self.record: list[dict[str, Any]] = []
 
     def uniform(self, weights: Sequence[float] | None) -> Soup:
-        merged = _unseen(self.states, weights).state
-        with visiting(self.host) as put:
+        merged = _average(self.states, weights).state
+        with loading_states(self.host) as put:
             found = [self._taste(put, state, [at]) for at, state in enumerate(self.states if self.evaluate else [])]
             if self.paired:
                 worth = [self._worth(one) for one in found]
@@ -195,7 +176,7 @@ class _Kitchen:
             return self._served(merged, list(range(len(self.states))))
 
     def greedy(self) -> Soup:
-        with visiting(self.host) as put:
+        with loading_states(self.host) as put:
             alone = [self._worth(self._taste(put, state, [at])) for at, state in enumerate(self.states)]
             order = sorted(range(len(alone)), key=lambda at: alone[at])  # stable: of equals the first
             kept, best = order[:1], alone[order[0]]
@@ -217,11 +198,11 @@ class _Kitchen:
         with self.refresher.at_point():
             if self.evaluate is None:
                 return {}
-            found = numbers(self.evaluate, self.host) if self.record else trusted(self.evaluate, self.host)
+            found = run_evaluate(self.evaluate, self.host) if self.record else check_evaluate(self.evaluate, self.host)
             if self.paired and not self.record:
                 self._rows()  # what cannot be paired is refused before all is evaluated
         self.first = self.first or found
-        require_same(found, self.first)
+        require_same_metrics(found, self.first)
         self.metric = self.metric or ("error" if "error" in found else next(iter(found)))
         require(self.metric in found, "metric", repr(self.metric), f"measured were {', '.join(found)}", "name one")
         self.record.append({"members": " + ".join(map(str, members)), "kept": True, **found})
@@ -266,7 +247,9 @@ class _Kitchen:
     def _worth(self, found: Mapping[str, float]) -> float:
         """What decides: the metric, turned so that lower is better."""
         assert self.metric is not None
-        value = cost(found[self.metric], senses(found, said_of(self.evaluate, self.better))[self.metric])
+        value = as_cost(
+            found[self.metric], better_by_metric(found, declared_better(self.evaluate, self.better))[self.metric]
+        )
         return math.inf if math.isnan(value) else value
 
     def _served(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:

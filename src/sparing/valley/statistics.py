@@ -22,31 +22,18 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sparing.errors import UserError, require
 
+# all calibration rows as one batch; mean over calibration batches; those of θ; those of each evaluated batch
 Statistics = Literal["exact", "cumulative", "stale", "batch"]
-"""All calibration rows as one batch; mean over calibration batches; those of θ; those of each evaluated batch."""
 
+# inputs; keyword arguments of the model; or a pair whose first is one of these, such as (inputs, targets)
 Batch = Tensor | Mapping[str, Any] | Sequence[Any]
-"""Inputs; keyword arguments of the model; or a pair whose first is one of these, such as (inputs, targets)."""
 
 
 class Refresher:
     """Keeps the batch norms of one model in step with its parameters."""
 
     def __init__(self, model: nn.Module, calibrate: Iterable[Batch] | None, statistics: Statistics = "exact") -> None:
-        """Look at the layers and the batches; nothing changes yet.
-
-        Args:
-            model: Any module.
-            calibrate: Batches of training inputs, never of those that are evaluated; iterated anew at every point, so
-                a list or a loader that does not shuffle. Not needed without batch norm, nor for "stale" and "batch".
-            statistics: "exact": all rows pass as one batch, whose mean and unbiased variance are the statistics.
-                "cumulative": the plain mean over batches of both, which needs less memory and leaves the variance of
-                the batches' means out. "stale": none are estimated. "batch": each evaluated batch is normalised by
-                itself, so that results depend on how rows are batched.
-
-        Raises:
-            UserError: If batches are needed and missing, can be iterated once only, or cannot be joined.
-        """
+        """Look at the layers and the batches; nothing changes yet."""
         choices = get_args(Statistics)
         require(statistics in choices, "statistics", repr(statistics), "no such way", f"pass one of {choices}")
         self.model, self.statistics = model, statistics
@@ -67,17 +54,15 @@ class Refresher:
                 iter(calibrate) is not calibrate, "calibrate", type(calibrate).__name__,
                 "it can be iterated once, and every point needs it", "pass a list or a loader",
             )  # fmt: skip
-            self._batches = [joined([_inputs(batch) for batch in calibrate])] if statistics == "exact" else calibrate
+            self._batches = (
+                [concat_batches([_inputs_of(batch) for batch in calibrate])] if statistics == "exact" else calibrate
+            )
 
     @contextlib.contextmanager
     def at_point(self) -> Iterator[None]:
-        """Make the statistics right for the present parameters, for the length of a block.
-
-        Yields:
-            Nothing; inside, the model can be evaluated in eval mode.
-        """
+        """Make the statistics right for the present parameters, for the length of a block."""
         if self.statistics == "batch":
-            with _without_running_statistics(self.layers):
+            with _batch_statistics_only(self.layers):
                 yield
             return
         if self.layers and self.statistics != "stale":
@@ -86,14 +71,7 @@ class Refresher:
 
 
 def batch_norms(model: nn.Module) -> list[_NormBase]:
-    """Return the layers that normalise by running statistics.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Batch norms and instance norms that track, each once, in order of registration.
-    """
+    """Return the layers that normalise by running statistics."""
     return [one for one in model.modules() if isinstance(one, _NormBase) and one.running_mean is not None]
 
 
@@ -102,14 +80,6 @@ def refresh_(model: nn.Module, calibrate: Iterable[Batch], statistics: Statistic
 
     Training flags and momenta stay as they were, and so does torch's random state; ``num_batches_tracked`` becomes the
     number of batches.
-
-    Args:
-        model: Any module; without batch norm nothing happens.
-        calibrate: As in ``Refresher``.
-        statistics: "exact" or "cumulative".
-
-    Raises:
-        UserError: As ``Refresher``.
     """
     refresher = Refresher(model, calibrate, statistics)
     with refresher.at_point():
@@ -118,17 +88,7 @@ def refresh_(model: nn.Module, calibrate: Iterable[Batch], statistics: Statistic
 
 @torch.no_grad()
 def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[Batch]) -> None:
-    """Clear the statistics of these layers and estimate them from some batches, dropout off.
-
-    Args:
-        model: The model.
-        layers: Its batch norms.
-        batches: Batches of inputs; the statistics become the plain mean over them of mean and unbiased variance.
-
-    Raises:
-        UserError: If there is no batch, or one is too small for a variance.
-        ValueError: Whatever else the model refuses.
-    """
+    """Clear the statistics of these layers and estimate them from some batches, dropout off."""
     momenta = [layer.momentum for layer in layers]
     flags = [(module, module.training) for module in model.modules()]
     count = 0
@@ -140,7 +100,7 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
             layer.training = True  # not train(): a subclass may hold children that must stay in eval mode
         for batch in batches:
             count += 1
-            call(model, _inputs(batch))
+            run_model(model, _inputs_of(batch))
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
@@ -155,7 +115,7 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
 
 
 @contextlib.contextmanager
-def _without_running_statistics(layers: Sequence[_NormBase]) -> Iterator[None]:
+def _batch_statistics_only(layers: Sequence[_NormBase]) -> Iterator[None]:
     """Take running statistics away: batch norm then uses the batch, whatever its training flag says."""
     held = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     try:
@@ -167,16 +127,8 @@ def _without_running_statistics(layers: Sequence[_NormBase]) -> Iterator[None]:
             layer._buffers["running_mean"], layer._buffers["running_var"] = mean, variance
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on inputs, moved to where its parameters are.
-
-    Args:
-        model: Any module.
-        inputs: A tensor, or keyword arguments.
-
-    Returns:
-        What the model returns.
-    """
+def run_model(model: nn.Module, inputs: Any) -> Any:
+    """Run a model on inputs, moved to where its parameters are."""
     device = next((parameter.device for parameter in model.parameters()), None)
     if isinstance(inputs, Mapping):
         moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
@@ -184,7 +136,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs.to(device))
 
 
-def _inputs(batch: Batch) -> Tensor | Mapping[str, Any]:
+def _inputs_of(batch: Batch) -> Tensor | Mapping[str, Any]:
     """The inputs of a batch, without its targets."""
     found = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(found, Tensor | Mapping):
@@ -195,18 +147,8 @@ def _inputs(batch: Batch) -> Tensor | Mapping[str, Any]:
     return found
 
 
-def joined(batches: Sequence[Tensor | Mapping[str, Any]]) -> Tensor | dict[str, Any]:
-    """Join batches of inputs into one.
-
-    Args:
-        batches: Tensors of one shape but for the rows, or mappings of such.
-
-    Returns:
-        All rows as one batch. What is no tensor is that of the first batch.
-
-    Raises:
-        UserError: If there is none, or they do not fit.
-    """
+def concat_batches(batches: Sequence[Tensor | Mapping[str, Any]]) -> Tensor | dict[str, Any]:
+    """Join batches of inputs into one."""
     require(len(batches) > 0, "calibrate", "no batch", "statistics need rows", "pass at least one batch")
     first = batches[0]
     try:

@@ -18,56 +18,43 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.valley.apply import walking
-from sparing.valley.better import Better, Judged, cost, said_of, senses
+from sparing.valley.apply import perturbing
+from sparing.valley.better import Better, ByMetric, as_cost, better_by_metric, declared_better
 from sparing.valley.compatible import Model, state_of, vectors_of
-from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics, run_evaluate
 from sparing.valley.norms import scaled
 from sparing.valley.statistics import Batch, Refresher, Statistics
 from sparing.vectors import norm
 
+# the signs of the weights, each tensor with its root mean square; away from another model; the weights themselves
 Along = Literal["sign", "difference", "self"]
-"""The signs of the weights, each tensor with its root mean square; away from another model; the weights themselves."""
 
+# steps tried by default, in lengths of ‖θ‖; both sides, since the flat one may not be the better one
 STEPS = (-0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
-"""Steps tried by default, in lengths of ‖θ‖; both sides, since the flat one may not be the better one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Path:
+class SearchPath:
     """One line search: what was searched, what was chosen, and what that is worth on rows it has not seen."""
 
-    along: Along
-    """Direction, with the length ‖θ‖."""
-
-    steps: tuple[float, ...]
-    """Steps l of θ + l · direction (dimensionless), rising; 0 is among them."""
-
-    searched: Mapping[str, tuple[float, ...]]
-    """Values by metric on the searched rows, one for each step."""
-
-    step: float
-    """The step chosen: the best value on the searched rows, and of equals the shortest."""
-
-    gain: Judged[float]
-    """By metric, how much better the chosen step is than θ on the test rows, in its unit; above zero it helped."""
+    along: Along  # direction, with the length ‖θ‖
+    steps: tuple[float, ...]  # steps l of θ + l · direction (dimensionless), rising; 0 is among them
+    searched: Mapping[str, tuple[float, ...]]  # values by metric on the searched rows, one for each step
+    step: float  # the step chosen: the best value on the searched rows, and of equals the shortest
+    # by metric, how much better the chosen step is than θ on the test rows, in its unit; above zero it helped
+    gain: ByMetric[float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steered:
     """The chosen step, beside plain norm scaling."""
 
-    path: Path
-    """Along the direction asked for."""
-
-    scaling: Path
-    """Along θ itself: the flat move that needs no signs."""
-
-    state: Mapping[str, Tensor]
-    """Weights and buffers at the chosen step of ``path``, for ``load_state_dict``."""
+    path: SearchPath  # along the direction asked for
+    scaling: SearchPath  # along θ itself: the flat move that needs no signs
+    state: Mapping[str, Tensor]  # weights and buffers at the chosen step of ``path``, for ``load_state_dict``
 
     @property
-    def beyond(self) -> Judged[float]:
+    def beyond(self) -> ByMetric[float]:
         """Gain over that of plain norm scaling, by metric, on the test rows; above zero it speaks for the direction."""
         return self.path.gain.each(lambda metric: self.path.gain[metric] - self.scaling.gain[metric])
 
@@ -129,27 +116,15 @@ def steer(
     fine = all(map(math.isfinite, steps))
     require(fine, "steps", tuple(steps), "lengths are finite numbers", "pass numbers such as (-0.05, 0.05)")
     lengths = tuple(sorted({0.0, *map(float, steps)}))
-    said = said_of(evaluate, better)
-    search = _Search(model, evaluate, test, Refresher(model, calibrate, statistics), metric, said)
-    path = search.run(along, direction(model, along, other), lengths)
-    scaling = path if along == "self" else search.run("self", direction(model, "self"), lengths)
-    return Steered(path=path, scaling=scaling, state=search.state(direction(model, along, other), path.step))
+    said = declared_better(evaluate, better)
+    search = _LineSearch(model, evaluate, test, Refresher(model, calibrate, statistics), metric, said)
+    path = search.run(along, steering_direction(model, along, other), lengths)
+    scaling = path if along == "self" else search.run("self", steering_direction(model, "self"), lengths)
+    return Steered(path=path, scaling=scaling, state=search.state(steering_direction(model, along, other), path.step))
 
 
-def direction(model: nn.Module, along: Along, other: Model | None = None) -> dict[str, Tensor]:
-    """Return what a step of 1 adds to the trainable parameters: a vector of the length ‖θ‖.
-
-    Args:
-        model: Live model at θ.
-        along: Which direction.
-        other: The model to move away from, for "difference".
-
-    Returns:
-        Parameter name -> tensor of its shape.
-
-    Raises:
-        UserError: If nothing is trainable, or the direction is unknown, lacks ``other`` or is zero.
-    """
+def steering_direction(model: nn.Module, along: Along, other: Model | None = None) -> dict[str, Tensor]:
+    """Return what a step of 1 adds to the trainable parameters: a vector of the length ‖θ‖."""
     theta = {name: value.detach() for name, value in named_parameters(model).items() if value.requires_grad}
     require(
         bool(theta), "model", "no trainable parameters", "frozen ones do not move", "unfreeze what should be steered"
@@ -167,7 +142,7 @@ def direction(model: nn.Module, along: Along, other: Model | None = None) -> dic
     return scaled(away, theta)
 
 
-class _Search:
+class _LineSearch:
     """Values along lines from one model."""
 
     def __init__(
@@ -177,43 +152,43 @@ class _Search:
         self.model, self.evaluate, self.test = model, evaluate, test
         self.refresher, self.metric, self.better = refresher, metric, better
 
-    def run(self, along: Along, vector: Mapping[str, Tensor], lengths: tuple[float, ...]) -> Path:
-        with walking(self.model) as walker:
+    def run(self, along: Along, vector: Mapping[str, Tensor], lengths: tuple[float, ...]) -> SearchPath:
+        with perturbing(self.model) as perturber:
             self.model.eval()
-            walker.to(vector, 0.0)
+            perturber.to(vector, 0.0)
             with self.refresher.at_point():
-                start, before = trusted(self.evaluate, self.model), trusted(self.test, self.model)
+                start, before = check_evaluate(self.evaluate, self.model), check_evaluate(self.test, self.model)
             known = f"measured were {', '.join(start)}"
             require(self.metric in start, "metric", repr(self.metric), known, "name one of them")
-            require_same(before, start)
-            ways, found = senses(start, self.better), []
+            require_same_metrics(before, start)
+            ways, found = better_by_metric(start, self.better), []
             for length in lengths:
-                walker.to(vector, length)
+                perturber.to(vector, length)
                 with self.refresher.at_point():
-                    found.append(numbers(self.evaluate, self.model))
-                require_same(found[-1], start)
-            step = _least(lengths, [cost(one[self.metric], ways[self.metric]) for one in found])
-            walker.to(vector, step)
+                    found.append(run_evaluate(self.evaluate, self.model))
+                require_same_metrics(found[-1], start)
+            step = _best_step(lengths, [as_cost(one[self.metric], ways[self.metric]) for one in found])
+            perturber.to(vector, step)
             with self.refresher.at_point():
-                after = numbers(self.test, self.model)
-            require_same(after, start)
-        return Path(
+                after = run_evaluate(self.test, self.model)
+            require_same_metrics(after, start)
+        return SearchPath(
             along=along,
             steps=lengths,
             searched={metric: tuple(one[metric] for one in found) for metric in start},
             step=step,
-            gain=ways.each(lambda metric: cost(before[metric] - after[metric], ways[metric])),
+            gain=ways.each(lambda metric: as_cost(before[metric] - after[metric], ways[metric])),
         )
 
     def state(self, vector: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
         """Copy the weights and buffers at a step."""
-        with walking(self.model) as walker:
-            walker.to(vector, step)
+        with perturbing(self.model) as perturber:
+            perturber.to(vector, step)
             with self.refresher.at_point():
                 return {name: value.clone() for name, value in state_of(self.model).items()}
 
 
-def _least(lengths: Sequence[float], values: Sequence[float]) -> float:
+def _best_step(lengths: Sequence[float], values: Sequence[float]) -> float:
     """Return the position of the least value that is a number; of equals the one nearest to zero."""
     ranked = [(value, abs(at), at) for at, value in zip(lengths, values, strict=True) if not math.isnan(value)]
     return min(ranked)[2]

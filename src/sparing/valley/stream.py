@@ -25,21 +25,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.valley.companions import CONFIG, config_in, formats_told, same_function
-from sparing.valley.compatible import require_sound
+from sparing.valley.companions import CONFIG, compare_folders, config_text, dtype_notes
+from sparing.valley.compatible import require_averageable
 from sparing.valley.linear import Linear
-from sparing.valley.merge import is_weight, ready, require_base, rule_for, warn_of_factors
+from sparing.valley.merge import is_weight, prepare_method, require_base, rule_for, warn_of_factors
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, lengths, together
+from sparing.valley.slices import Slices, slice_lengths, zip_slices
 
-WEIGHTS = "model.safetensors"
-"""Name of a checkpoint's only file."""
+WEIGHTS = "model.safetensors"  # name of a checkpoint's only file
 
-INDEX = "model.safetensors.index.json"
-"""Name of the file that says which shard holds which tensor."""
+INDEX = "model.safetensors.index.json"  # name of the file that says which shard holds which tensor
 
+# files of a model folder that are copied: settings, tokenizer, chat template
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-"""Files of a model folder that are copied: settings, tokenizer, chat template."""
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -48,20 +46,13 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorEntry:
     """Where one tensor lies, and what it is."""
 
-    file: Path
-    """The file that holds it."""
-
-    shape: tuple[int, ...]
-    """Its shape."""
-
-    kind: str
-    """Its dtype as safetensors writes it, such as ``BF16``."""
-
-    start: int
-    """Where its bytes begin in the file."""
+    file: Path  # the file that holds it
+    shape: tuple[int, ...]  # its shape
+    kind: str  # its dtype as safetensors writes it, such as ``BF16``
+    start: int  # where its bytes begin in the file
 
     @property
     def count(self) -> int:
@@ -71,7 +62,7 @@ class Place:
     @property
     def size(self) -> int:
         """Bytes."""
-        return _width(self.kind) * self.count
+        return _itemsize(self.kind) * self.count
 
     @property
     def floating(self) -> bool:
@@ -79,8 +70,7 @@ class Place:
         return _DTYPES[self.kind].is_floating_point
 
 
-Checkpoint = Mapping[str, Place]
-"""Tensor name -> its place."""
+Checkpoint = Mapping[str, TensorEntry]  # tensor name -> its place
 
 
 def merge_files(
@@ -99,22 +89,6 @@ def merge_files(
     when it is whole; before, it is made in a folder beside it, which an exception removes. Settings and tokenizers of
     the folders must make one function.
 
-    Args:
-        models: safetensors files, or folders that hold them.
-        out: Folder to make; it must not exist, or be empty.
-        base: The common ancestor, where the method needs it.
-        method: A value such as ``Linear()`` (the default) or ``Ties()``.
-        tell: Called after each tensor with its name and size in the result (bytes).
-        note: Called with each difference that changes no function, in a sentence; a warning by default.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: If a file is missing, torn or of another architecture than the first (its first differing key is
-            named), holds what cannot be averaged, has settings or a tokenizer of another function, or ``out`` has
-            something in it; as the method.
-
     Warns:
         UserWarning: Through ``note``.
     """
@@ -128,15 +102,15 @@ def merge_files(
     labels = [str(path) for path in paths]
     for other, label in zip(found[1:], labels[1:], strict=True):
         _require_alike(found[0], other, labels[0], label)
-    for sentence in [*same_function(paths, labels), *formats_told([floating_kinds(each) for each in found], labels)]:
+    for sentence in [*compare_folders(paths, labels), *dtype_notes([floating_kinds(each) for each in found], labels)]:
         note(sentence)
     warn_of_factors(list(found[0]))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
         folder = Path(made) / "out"
         folder.mkdir()
-        _write_all(folder, found, labels, base is not None, method, tell)
-        _companions(folder, paths[-1 if base is not None else 0], paths[0], floating_kinds(found[0]))
+        _write_weights(folder, found, labels, base is not None, method, tell)
+        _copy_companions(folder, paths[-1 if base is not None else 0], paths[0], floating_kinds(found[0]))
         if out.exists():
             out.rmdir()
         folder.rename(out)
@@ -148,25 +122,15 @@ def floating_kinds(entries: Checkpoint) -> set[str]:
     return {place.kind for place in entries.values() if place.floating}
 
 
-def checkpoint(path: str | Path) -> dict[str, Place]:
-    """List the tensors of a checkpoint without reading them.
-
-    Args:
-        path: A safetensors file, or a folder with ``model.safetensors``, or with shards and their index.
-
-    Returns:
-        Name -> place, in the order of the files and, in each, as safetensors orders: wide dtypes first, then names.
-
-    Raises:
-        UserError: If there is no such checkpoint, or a file of it is missing or torn, or lacks what its index promises.
-    """
+def checkpoint(path: str | Path) -> dict[str, TensorEntry]:
+    """List the tensors of a checkpoint without reading them."""
     path = Path(path)
     if (path / INDEX).is_file():
         promised = _weight_map(path / INDEX)
         files = [path / name for name in dict.fromkeys(promised.values())]
     else:
         promised, files = {}, [path / WEIGHTS if path.is_dir() else path]
-    places: dict[str, Place] = {}
+    places: dict[str, TensorEntry] = {}
     for file in files:
         do = f"give a .safetensors file or a folder with {WEIGHTS} or {INDEX}"
         require(file.is_file(), "checkpoint", file, "there is no such file", do)
@@ -178,48 +142,29 @@ def checkpoint(path: str | Path) -> dict[str, Place]:
     return places
 
 
-def read_tensor(name: str, place: Place) -> Tensor:
-    """Read one tensor from disk.
-
-    Args:
-        name: Its name.
-        place: Where it lies.
-
-    Returns:
-        The tensor, on the CPU, in memory of its own.
-
-    Raises:
-        UserError: If the file became shorter since it was opened.
-    """
+def read_tensor(name: str, place: TensorEntry) -> Tensor:
+    """Read one tensor from disk."""
     with place.file.open("rb", buffering=0) as file:
         file.seek(place.start)
-        return _read(file, name, place, place.count).view(place.shape)
+        return _read_numbers(file, name, place, place.count).view(place.shape)
 
 
-def read_slices(name: str, place: Place) -> Slices:
-    """Return the slices of a tensor on disk.
-
-    Args:
-        name: Its name.
-        place: Where it lies.
-
-    Returns:
-        Its slices; reading them raises ``UserError`` as ``read_tensor`` does.
-    """
+def read_slices(name: str, place: TensorEntry) -> Slices:
+    """Return the slices of a tensor on disk."""
 
     def read() -> Iterator[Tensor]:
         with place.file.open("rb", buffering=0) as file:
             file.seek(place.start)
-            for count in lengths(place.count):
-                yield _read(file, name, place, count)
+            for count in slice_lengths(place.count):
+                yield _read_numbers(file, name, place, count)
 
     return read
 
 
-def _read(file: FileIO, name: str, place: Place, count: int) -> Tensor:
+def _read_numbers(file: FileIO, name: str, place: TensorEntry, count: int) -> Tensor:
     """Read so many numbers from where the file stands."""
     tensor = torch.empty(count, dtype=_DTYPES[place.kind])
-    left = _bytes(tensor)
+    left = _memory_of(tensor)
     while len(left):
         got = file.readinto(left)
         if not got:
@@ -229,12 +174,12 @@ def _read(file: FileIO, name: str, place: Place, count: int) -> Tensor:
     return tensor
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _memory_of(tensor: Tensor) -> memoryview:
     """Return the memory of a flat tensor."""
     return tensor.view(torch.uint8).numpy().data
 
 
-def _write_all(
+def _write_weights(
     folder: Path,
     found: Sequence[Checkpoint],
     labels: Sequence[str],
@@ -245,8 +190,8 @@ def _write_all(
     """Write every file of the first checkpoint with merged tensors in it, and the index."""
     weights = [name for name, place in found[0].items() if is_weight(name, place.floating)]
     known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
-    method = ready(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
-    shards: dict[Path, dict[str, Place]] = {}
+    method = prepare_method(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
+    shards: dict[Path, dict[str, TensorEntry]] = {}
     for name, place in found[0].items():
         shards.setdefault(place.file, {})[name] = place
     for shard, places in shards.items():
@@ -254,11 +199,11 @@ def _write_all(
         with (folder / target).open("wb") as file:
             _write_header(file, places, shard)
             for name, place in places.items():
-                _require_sound(name, [each[name] for each in found], labels)
+                _require_averageable(name, [each[name] for each in found], labels)
                 models = [read_slices(name, each[name]) for each in found]
                 origin = models.pop() if ancestor else None
                 for piece in rule_for(method, name, place.floating)(name, models, origin):
-                    file.write(_bytes(piece))
+                    file.write(_memory_of(piece))
                 if tell is not None:
                     tell(name, place.size)
     if len(shards) > 1:
@@ -268,18 +213,18 @@ def _write_all(
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
-def _require_sound(name: str, places: Sequence[Place], labels: Sequence[str]) -> None:
+def _require_averageable(name: str, places: Sequence[TensorEntry], labels: Sequence[str]) -> None:
     """Refuse what cannot be averaged, before a method reads it."""
     try:
-        for parts in together(read_slices(name, place) for place in places):
-            require_sound(name, parts, labels)
+        for parts in zip_slices(read_slices(name, place) for place in places):
+            require_averageable(name, parts, labels)
     except UserError:
         for place, label in zip(places, labels, strict=True):
-            require_sound(name, [read_tensor(name, place)], [label])  # says how many of all numbers are wrong
+            require_averageable(name, [read_tensor(name, place)], [label])  # says how many of all numbers are wrong
         raise
 
 
-def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> None:
+def _write_header(file: BinaryIO, places: Mapping[str, TensorEntry], shard: Path) -> None:
     """Write the table of contents of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
     with safe_open(shard, framework="pt") as original:
         contents: dict[str, Any] = {"__metadata__": original.metadata() or {"format": "pt"}}
@@ -293,9 +238,9 @@ def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> N
     file.write(struct.pack("<Q", len(text)) + text)
 
 
-def _companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
+def _copy_companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
     """Copy what lies beside the weights, from the base if it has it; config.json names the dtype of the merge."""
-    if (config := config_in(base, kinds) or config_in(first, kinds)) is not None:
+    if (config := config_text(base, kinds) or config_text(first, kinds)) is not None:
         (folder / CONFIG).write_text(config, encoding="utf-8")
     for source in (base, first):
         if source.is_dir():
@@ -310,12 +255,12 @@ def _weight_map(index: Path) -> dict[str, str]:
         promised: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         fine = bool(promised) and all(Path(file).name == file for file in promised.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise _torn(index, error) from error
+        raise _unreadable(index, error) from error
     require(fine, "checkpoint", index, "its shards must be files beside it", "download the checkpoint again")
     return promised
 
 
-def _header(file: Path) -> dict[str, Place]:
+def _header(file: Path) -> dict[str, TensorEntry]:
     """List the tensors of one file; opening checks that the file is as long as its header says."""
     places = {}
     try:
@@ -324,27 +269,27 @@ def _header(file: Path) -> dict[str, Place]:
             for name, entry in json.loads(opened.read(length)).items():
                 if name != "__metadata__":
                     start = 8 + length + entry["data_offsets"][0]
-                    places[name] = Place(file, tuple(entry["shape"]), entry["dtype"], start)
+                    places[name] = TensorEntry(file, tuple(entry["shape"]), entry["dtype"], start)
     except (SafetensorError, OSError, ValueError) as error:
-        raise _torn(file, error) from error
+        raise _unreadable(file, error) from error
     for name, place in places.items():
         why, do = "such numbers cannot be averaged", "convert it to a floating dtype"
         require(place.kind in _DTYPES, f"{file} at {name!r}", place.kind, why, do)
-    return dict(sorted(places.items(), key=lambda item: (-_width(item[1].kind), item[0])))
+    return dict(sorted(places.items(), key=lambda item: (-_itemsize(item[1].kind), item[0])))
 
 
-def _width(kind: str) -> int:
+def _itemsize(kind: str) -> int:
     return _DTYPES[kind].itemsize
 
 
-def _torn(file: Path, error: Exception) -> UserError:
+def _unreadable(file: Path, error: Exception) -> UserError:
     return UserError("checkpoint", got=file, why=f"it is torn or no safetensors ({error})", do="download it again")
 
 
 def _require_alike(first: Checkpoint, other: Checkpoint, name: str, label: str) -> None:
     """Name the first key at which two checkpoints differ."""
 
-    def said(place: Place | None) -> str:
+    def said(place: TensorEntry | None) -> str:
         return "nothing" if place is None else f"{place.kind} of shape {place.shape}"
 
     for key in [*first, *(key for key in other if key not in first)]:

@@ -14,61 +14,41 @@ from sparing import vectors
 from sparing.errors import require
 from sparing.valley.config import Direction
 from sparing.valley.evaluators import Evaluate
-from sparing.valley.scan import grid, measured, rows_behind, told, work_of
+from sparing.valley.scan import grid, measure_points, row_count, scan_task, statistics_label
 from sparing.valley.statistics import Batch, Statistics
-from sparing.valley.workers import Point, Resolver
+from sparing.valley.workers import DirectionCache, Point
 
 if TYPE_CHECKING:
     from sparing.report import Figure
 
 Floats = NDArray[np.float64]
 
-PARALLEL: float = 0.999
-"""Cosine beyond which two directions are one."""
+PARALLEL: float = 0.999  # cosine beyond which two directions are one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Surface:
     """Numbers at θ + λᵢ · width · ε₁ + λⱼ · width · ε₂."""
 
-    directions: tuple[str, str]
-    """Names of both directions."""
-    lambdas: Floats
-    """λ of both, shape (P,), rising and symmetric around 0; dimensionless."""
-    width: float
-    """s, the factor of λ."""
-    values: Mapping[str, Floats]
-    """Metric -> numbers, shape (P, P), float64, raw: first index along the first direction."""
-    consistency: tuple[float, float]
-    """SCR of both directions; 1/2 is no bias."""
+    directions: tuple[str, str]  # names of both directions
+    lambdas: Floats  # λ of both, shape (P,), rising and symmetric around 0; dimensionless
+    width: float  # s, the factor of λ
+    values: Mapping[str, Floats]  # metric -> numbers, shape (P, P), float64, raw: first index along the first direction
+    consistency: tuple[float, float]  # SCR of both directions; 1/2 is no bias
+    # cosine between the two directions: the axes of the picture stand at right angles, the directions may not
     cosine: float
-    """Cosine between the two directions: the axes of the picture stand at right angles, the directions may not."""
-    statistics: str
-    """How batch-norm statistics were had; "none" without batch norm."""
-    seed: int
-    """Of the draws."""
-    rows: int | None = None
-    """Evaluated rows behind every number (count), if ``evaluate`` tells."""
+    statistics: str  # how batch-norm statistics were had; "none" without batch norm
+    seed: int  # of the draws
+    rows: int | None = None  # evaluated rows behind every number (count), if ``evaluate`` tells
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draw a map, the first direction across and the second upwards.
-
-        Args:
-            metric: Its name; the first by default.
-
-        Returns:
-            The picture; values that are not finite are hatched.
-        """
+        """Draw a map, the first direction across and the second upwards."""
         from sparing.valley.plots import surface_figure
 
         return surface_figure(self, metric or next(iter(self.values)))
 
     def rows_of(self) -> list[dict[str, float | str]]:
-        """Return one row per point, for a table of a record.
-
-        Returns:
-            Columns first, second (names), lambda_first, lambda_second, width, a column per metric, and statistics.
-        """
+        """Return one row per point, for a table of a record."""
         return [
             {
                 "first": self.directions[0], "second": self.directions[1], "lambda_first": float(a),
@@ -124,13 +104,13 @@ def scan2d(
     """
     at = grid(points, reach)
     require(0 < width < float("inf"), "width", width, "λ is multiplied by it", "pass a number > 0")
-    work = work_of(model, evaluate, (first, second), calibrate, statistics, seed, threads)
-    cosine = _cosine(Resolver(work))
+    work = scan_task(model, evaluate, (first, second), calibrate, statistics, seed, threads)
+    cosine = _cosine(DirectionCache(work))
     steps = [float(step) * width for step in at]
     where: list[Point] = [
         ((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b
     ]  # fmt: skip
-    found, zero, facts = measured(work, where, workers=workers, label=label)
+    found, zero, facts = measure_points(work, where, workers=workers, label=label)
     found.insert(len(found) // 2, zero)
     values = {
         name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero
@@ -138,11 +118,11 @@ def scan2d(
     return Surface(
         directions=(first.label, second.label), lambdas=at, width=float(width), values=values,
         consistency=(facts[0, 0].sign_consistency, facts[1, 1].sign_consistency), cosine=cosine,
-        statistics=told(model, statistics), seed=seed, rows=rows_behind(evaluate),
+        statistics=statistics_label(model, statistics), seed=seed, rows=row_count(evaluate),
     )  # fmt: skip
 
 
-def _cosine(resolve: Resolver) -> float:
+def _cosine(resolve: DirectionCache) -> float:
     """Cosine between both directions, which must not be one."""
     a, b = resolve(0, 0).vector, resolve(1, 1).vector
     common = a.keys() & b.keys()

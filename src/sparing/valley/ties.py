@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.valley.linear import Rule, added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.linear import Rule, add_to_base, check_scale, check_weights, task_vectors, weights_for
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, slices_of, together
+from sparing.valley.slices import Slices, slices_of, zip_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Ties(Method):
     def __post_init__(self) -> None:
         """Refuse shares and factors out of range."""
         require_keep(self.keep)
-        require_scale(self.scale)
-        require_weights(self.weights)
+        check_scale(self.scale)
+        check_weights(self.weights)
         require(
             self.across in {"tensor", "model"} and self.tied in {"none", "plus"},
             "Ties",
@@ -79,7 +79,7 @@ class Ties(Method):
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
         """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
-        yield from added(base, map(self.rule(name, found), together(found)), models[0])
+        yield from add_to_base(base, map(self.rule(name, found), zip_slices(found)), models[0])
 
     def rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
         """Find the thresholds of these task vectors, and return how their slices are merged.
@@ -124,13 +124,6 @@ def threshold(values: Slices, keep: float) -> float:
     Among several slices it is selected by its bits: a magnitude is larger than another if its bits are, read as an
     integer. Each reading counts how often every pattern of the next 16 bits occurs under the bits already known, and
     so finds those 16. That takes two readings for float32 and four for float64, and no memory that grows with n.
-
-    Args:
-        values: n numbers of one dtype, float32 or float64.
-        keep: Share in (0, 1].
-
-    Returns:
-        A magnitude that occurs among them; 0 where all are kept, or there are none.
     """
     if keep >= 1:
         return 0.0
@@ -185,13 +178,6 @@ def trim(delta: Tensor, keep: float) -> Tensor:
 
     Elements as large as the smallest that is kept stay too, so that the result does not depend on their order.
 
-    Args:
-        delta: Any shape, n elements, float32 or float64.
-        keep: Share in (0, 1].
-
-    Returns:
-        A new tensor of the same shape.
-
     Example:
         >>> trim(torch.tensor([3.0, -4.0, 1.0, 0.5, 2.0]), 0.4)
         tensor([ 3., -4.,  0.,  0.,  0.])
@@ -204,16 +190,7 @@ def _trimmed(delta: Tensor, limit: float) -> Tensor:
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["none", "plus"] = "none") -> Tensor:
-    """Return the sign of the weighted sum of task vectors: −1, 1, or for ties 0 or 1.
-
-    Args:
-        deltas: Trimmed task vectors of equal shapes.
-        weights: One for each.
-        tied: What is elected where the sum is exactly zero.
-
-    Returns:
-        Shape and dtype of a task vector.
-    """
+    """Return the sign of the weighted sum of task vectors: −1, 1, or for ties 0 or 1."""
     total = torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights, strict=True):
         total = torch.add(total, delta, alpha=weight)
@@ -221,16 +198,7 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["non
 
 
 def disjoint_mean(deltas: Sequence[Tensor], sign: Tensor, weights: Sequence[float]) -> Tensor:
-    """Average, element by element, the task vectors whose sign is the elected one; zero where there is none.
-
-    Args:
-        deltas: Trimmed task vectors of equal shapes; their zeros have no sign and do not count.
-        sign: −1, 0 or 1.
-        weights: One for each.
-
-    Returns:
-        Shape and dtype of a task vector.
-    """
+    """Average, element by element, the task vectors whose sign is the elected one; zero where there is none."""
     total, votes = torch.zeros_like(deltas[0]), torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights, strict=True):
         same = delta * sign > 0

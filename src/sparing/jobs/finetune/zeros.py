@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.valley.selection import live_of
+from sparing.valley.selection import live_masks
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
         UserError: If no matrix has zeros to keep.
     """
     params = named_parameters(model)
-    live = live_of(model, params, masks="zeros") if wanted else {}
+    live = live_masks(model, params, masks="zeros") if wanted else {}
     why, do = "no matrix has more than 1 % zeros", "pass a pruned model, or leave --keep-zeros away"
     require(bool(live) or not wanted, "keep_zeros", "a dense model", why, do)
     handles = []

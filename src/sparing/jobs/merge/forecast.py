@@ -19,11 +19,11 @@ from sparing.errors import UserError, require
 from sparing.jobs.merge.settings import letter
 from sparing.jobs.merge.sources import Derived, Source, changes, is_floating
 from sparing.report import format_number
-from sparing.valley.agreement import Agreement, compare
+from sparing.valley.agreement import Agreement, compare_signs
 from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
-from sparing.valley.compatible import is_statistic, require_sound
+from sparing.valley.compatible import is_statistic, require_averageable
 from sparing.valley.features import disagreement
-from sparing.valley.predict import STRANGERS, Verdict, beyond
+from sparing.valley.predict import STRANGERS, Verdict, extrapolation_note
 
 TOLERANCE: Final = 0.02
 """Largest gap in error (share of answers) that still passes for a working merge, as in ``predict_merge``."""
@@ -155,7 +155,7 @@ def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
         "agreement": agreement.element,
         "chance": agreement.chance,
         "corrected": agreement.corrected,
-        "beyond": beyond(fit, score),
+        "beyond": extrapolation_note(fit, score),
         **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
     }
 
@@ -187,7 +187,7 @@ def measured(a: Source, b: Source, base: Source | None) -> tuple[dict[str, float
         Features by name, with the ``cosine`` of the changes where there is a base; the agreement.
     """
     names = parameters(a)
-    signs = compare(Derived(tuple(names), a.__getitem__), b, by="tensor")
+    signs = compare_signs(Derived(tuple(names), a.__getitem__), b, by="tensor")
     layers = [disagreement(one) for one in signs.groups.values() if not math.isnan(one.corrected)]
     sums = {name: _moments(a[name], b[name], base[name] if base else None) for name in names}
     total = {key: math.fsum(one[key] for one in sums.values()) for key in _KEYS}
@@ -203,14 +203,14 @@ def measured(a: Source, b: Source, base: Source | None) -> tuple[dict[str, float
     if base is not None:
         lengths, size = [math.sqrt(total[key]) for key in ("change_a", "change_b")], math.sqrt(total["base"])
         product = lengths[0] * lengths[1]
-        tasks = compare(changes(a, base, names), changes(b, base, names))
+        tasks = compare_signs(changes(a, base, names), changes(b, base, names))
         features |= {
             "update": sum(lengths) / (2 * size) if size else math.nan,
             "task_disagreement": disagreement(tasks),
             "cosine": total["product"] / product if product else math.nan,
         }
         features["task_angle"] = 1 - features["cosine"]
-    return features, compare(Derived(tuple(names), a.__getitem__), b, by="block")
+    return features, compare_signs(Derived(tuple(names), a.__getitem__), b, by="block")
 
 
 _KEYS: Final = ("a", "b", "difference", "base", "change_a", "change_b", "product")
@@ -245,4 +245,4 @@ def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
 def _require_sound(sources: Sequence[Source]) -> None:
     """Read everything once: what is not finite, packed or an index that differs has no average."""
     for name in sources[0]:
-        require_sound(name, [source[name] for source in sources], [source.label for source in sources])
+        require_averageable(name, [source[name] for source in sources], [source.label for source in sources])

@@ -16,10 +16,10 @@ from sparing.jobs.scan.asks import Ask
 from sparing.jobs.scan.checkpoints import Subject
 from sparing.jobs.scan.settings import Settings, Statistics
 from sparing.report import Record
-from sparing.valley.apply import walking
-from sparing.valley.better import Better, Judged, said_of, senses
+from sparing.valley.apply import perturbing
+from sparing.valley.better import Better, ByMetric, better_by_metric, declared_better
 from sparing.valley.config import Noise
-from sparing.valley.evaluators import numbers as numbers_at
+from sparing.valley.evaluators import run_evaluate as numbers_at
 from sparing.valley.scan import scan
 from sparing.valley.statistics import Refresher
 from sparing.vectors import Vector
@@ -96,9 +96,9 @@ def numbers(curve: Any) -> dict[str, float | int | None]:
     return row
 
 
-def ways_of(subject: Subject, metrics: Iterable[str]) -> Judged[Better]:
+def ways_of(subject: Subject, metrics: Iterable[str]) -> ByMetric[Better]:
     """Which way each metric gets better, as far as it is known."""
-    return senses(metrics, said_of(subject.evaluate, None))
+    return better_by_metric(metrics, declared_better(subject.evaluate, None))
 
 
 def _leading(subject: Subject, metrics: Iterable[str]) -> str:
@@ -116,7 +116,7 @@ def describe_(record: Record, subject: Subject, statistics: Statistics = "exact"
         subject: Model and measure.
         statistics: Of batch norms; at λ = 0 they are what they are on every curve.
     """
-    with walking(subject.model):
+    with perturbing(subject.model):
         subject.model.eval()
         with Refresher(subject.model, subject.calibrate, statistics).at_point():
             at_zero = numbers_at(subject.evaluate, subject.model)
