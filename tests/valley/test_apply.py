@@ -116,7 +116,7 @@ def test_a_changed_dtype_is_changed_back():
     model = walks.normed()
     before = walks.state(model)
     with perturbing(model) as perturber:
-        perturber.guard()
+        perturber.protect()
         model.half()
     assert walks.same(before, walks.state(model))
 

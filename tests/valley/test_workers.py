@@ -87,7 +87,7 @@ def test_a_surface_in_chunks_is_that_of_the_plain_loop():
 
 def test_progress_is_told_after_each_point():
     told = []
-    measure_all(work_of(), POINTS, tell=lambda: told.append(1))
+    measure_all(work_of(), POINTS, on_point=lambda: told.append(1))
     assert len(told) == len(POINTS)
 
 
@@ -129,7 +129,7 @@ def unsendable(model):
 def test_errors_find_their_way_back(measure, error, match):
     told = []
     with pytest.raises(error, match=match) as raised:
-        measure_all(work_of(evaluate=measure), POINTS, workers=2, tell=lambda: told.append(1))
+        measure_all(work_of(evaluate=measure), POINTS, workers=2, on_point=lambda: told.append(1))
     assert error is not ArithmeticError or "In a worker of the scan" in raised.value.__notes__[0]
     assert told == []
 

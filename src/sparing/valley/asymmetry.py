@@ -1,8 +1,8 @@
 """How lopsided a curve is: asymmetry index, branch means, half-widths, and its odd and even parts.
 
-Every function takes the positions λ of a curve f and its values there, the lower the better (a metric that rises with
-quality is negated before); λ = 0, the trained model, must be among them.
-Values are used as they are: a mean over one infinite value is infinite. Nothing here knows of models.
+Every function takes positions λ, shape (L,), among them λ = 0, the trained model, and values f there, shape (L,), lower
+is better (metrics that rise with quality are negated by the caller). Values are used as they are: a mean over one
+infinite value is infinite. An unusable curve raises ``UserError``.
 
 Source: Li et al. 2024 (arXiv:2405.12489), figure 4, for the branch means; the other numbers are ours, because the paper
 reads its curves by eye.
@@ -20,7 +20,7 @@ from sparing.errors import UserError, require
 
 Floats = NDArray[np.float64]
 
-NEAR: float = 0.5  # share of the range of λ, from 0, that the cubic index is fitted on
+NEAR: float = 0.5  # share of the range of λ, from 0, on which the cubic index is fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,10 @@ class OddEven:
 
 
 def index(lambdas: ArrayLike, values: ArrayLike, floor: float = 0.0) -> float:
-    """Return the asymmetry index AI = (N − P) / (|N| + |P|).
+    """Return the asymmetry index AI = (N − P) / (|N| + |P|) in [−1, 1]; > 0 where the + side is flatter.
 
-    N and P are the mean rises f(λ) − f(0) over λ < 0 and over λ > 0.
+    N and P are the mean rises f(λ) − f(0) over λ < 0 and λ > 0. NaN where |N| + |P| is not above ``floor``, in the
+    unit of f, or the curve does not say: f is NaN somewhere, or infinite on both sides. Infinite on one side gives ±1.
 
     Example:
         >>> index([-1, 0, 1], [3.0, 0.0, 1.0])
@@ -65,17 +66,17 @@ def index(lambdas: ArrayLike, values: ArrayLike, floor: float = 0.0) -> float:
 
 
 def signed_ratio(minus: Floats, plus: Floats, floor: float = 0.0) -> Floats:
-    """Return (N − P) / (|N| + |P|) of mean rises, element by element."""
+    """Return (N − P) / (|N| + |P|) elementwise; NaN and limits as in ``index``."""
     size = np.abs(minus) + np.abs(plus)
-    alone = np.isinf(minus) ^ np.isinf(plus)
+    one_infinite = np.isinf(minus) ^ np.isinf(plus)
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.where(size > floor, (minus - plus) / size, np.nan)
     limit = np.where(np.isinf(minus), np.sign(minus), -np.sign(plus))
-    return np.where(alone & ~np.isnan(size), limit, found)
+    return np.where(one_infinite & ~np.isnan(size), limit, found)
 
 
 def mean_rises(lambdas: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
-    """Return the mean rises of one curve or of many."""
+    """Return the mean rises N and P, shape (...), of curves of shape (..., L)."""
     at, f = validate_curve(lambdas, values)
     with np.errstate(invalid="ignore"):  # inf − inf is NaN, as it should be
         rise = f - f[..., at == 0]
@@ -83,16 +84,16 @@ def mean_rises(lambdas: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def branch_means(lambdas: ArrayLike, values: ArrayLike) -> Branches:
-    """Return the means of both sides."""
+    """Return the means of f, and of its rise above f(0), over both sides."""
     at, f = validate_curve(lambdas, values)
     minus, plus = mean_rises(at, f)
     return Branches(float(f[at < 0].mean()), float(f[at > 0].mean()), float(minus), float(plus))
 
 
 def half_widths(lambdas: ArrayLike, values: ArrayLike, rise: float) -> tuple[float, float]:
-    """Return how far one can walk to either side before f has risen by ``rise``.
+    """Return the distances −λ and λ at which f has risen by ``rise`` (> 0, in the unit of f), linear between positions.
 
-    Between two positions f is taken as a straight line.
+    ``inf`` where the curve does not rise so far within its range, NaN where it is NaN before it does.
 
     Example:
         >>> half_widths([-2, -1, 0, 1, 2], [8.0, 2.0, 0.0, 1.0, 4.0], rise=2.5)
@@ -106,14 +107,14 @@ def half_widths(lambdas: ArrayLike, values: ArrayLike, rise: float) -> tuple[flo
 
 
 def _first_crossing(distance: Floats, f: Floats, rise: float) -> float:
-    """Smallest distance at which a side that begins at 0 has risen so far."""
+    """Smallest distance at which a side that starts at distance 0 has risen by ``rise``."""
     for k in range(1, len(distance)):
         above = f[k] - f[0]
         if math.isnan(above):
             return math.nan
         if above >= rise:
             before = f[k - 1] - f[0]
-            # An infinite value says that the rise is somewhere in between; the nearer end is the cautious answer.
+            # An infinite value only says that the crossing is in between; the nearer end is the cautious answer
             share = (rise - before) / (above - before) if math.isfinite(above) else 0.0
             return float(distance[k - 1] + share * (distance[k] - distance[k - 1]))
     return math.inf
@@ -122,8 +123,8 @@ def _first_crossing(distance: Floats, f: Floats, rise: float) -> float:
 def odd_even(lambdas: ArrayLike, values: ArrayLike, *, near: float = NEAR) -> OddEven:
     """Split a curve into its odd and even parts, and give its cubic index.
 
-    The cubic index is c₃ / c₂ of O = c₁λ + c₃λ³ and E = c₂λ² + c₄λ⁴, both fitted over 0 < λ <= near · max λ by least
-    squares that are re-weighted after Huber, so that one wild point does not decide.
+    The cubic index is c₃ / c₂ of O = c₁λ + c₃λ³ and E = c₂λ² + c₄λ⁴, both fitted over 0 < λ <= near · max λ (three
+    points at least) by Huber's re-weighted least squares, so that one outlier does not decide. λ must be symmetric.
 
     Example:
         >>> found = odd_even([-2, -1, 0, 1, 2], [-4.0, 0.0, 0.0, 2.0, 12.0])  # λ² + λ³
@@ -151,7 +152,8 @@ def odd_even(lambdas: ArrayLike, values: ArrayLike, *, near: float = NEAR) -> Od
 def _cubic_index(x: Floats, odd: Floats, even: Floats) -> float:
     if len(x) < 2 or not (np.isfinite(odd).all() and np.isfinite(even).all()):
         return math.nan
-    scale = float(x[-1])  # powers of λ / max λ are of one size, so that the fit does not round them away
+    # In units of max λ all powers are of one size, and the fit does not round the higher ones away
+    scale = float(x[-1])
     u = x / scale
     _, third = _huber_fit(np.stack([u, u**3], 1), odd)
     second, _ = _huber_fit(np.stack([u**2, u**4], 1), even)
@@ -167,16 +169,17 @@ def _huber_fit(design: Floats, target: Floats, rounds: int = 50) -> tuple[float,
         new = np.asarray(np.linalg.lstsq(design * root, target * root[:, 0], rcond=None)[0], dtype=np.float64)
         miss = np.abs(target - design @ new)
         deviation = float(np.median(miss)) / 0.6745
-        settled = bool(np.allclose(new, found, rtol=1e-12, atol=0.0))
+        converged = bool(np.allclose(new, found, rtol=1e-12, atol=0.0))
         found = new
-        if settled or deviation <= 1e-12 * float(np.abs(target).max(initial=0.0)):
+        # An exact fit has no deviation to weigh by
+        if converged or deviation <= 1e-12 * float(np.abs(target).max(initial=0.0)):
             break
         weights = np.minimum(1.0, 1.345 * deviation / np.maximum(miss, 1e-300))
     return float(found[0]), float(found[1])
 
 
 def validate_curve(lambdas: ArrayLike, values: ArrayLike) -> tuple[Floats, Floats]:
-    """Return positions and values as float64, after looking whether they make a curve with a bottom and two sides."""
+    """Return positions and values as float64; refuse what is no curve with a single λ = 0 and two sides."""
     at, f = np.asarray(lambdas, dtype=np.float64), np.asarray(values, dtype=np.float64)
     require(
         at.ndim == 1 and f.ndim >= 1 and f.shape[-1] == len(at), "curve", f"shapes {at.shape} and {f.shape}",
@@ -192,17 +195,17 @@ def validate_curve(lambdas: ArrayLike, values: ArrayLike) -> tuple[Floats, Float
 
 
 def noise_floor(metric: str, lambdas: ArrayLike, values: ArrayLike, rows: int | None) -> float:
-    """Return how large |N| + |P| must be before a curve's asymmetry means anything.
+    """Return how large |N| + |P| must be, in the unit of f, before a curve's asymmetry means anything.
 
-    Twice a standard error that n evaluated rows give. Of a share such as the error: 2 √(p (1 − p) / n), p the mean over
-    the curve, but at least 1/n and at most 1 − 1/n, so that the floor is never below about two rows. Of a mean
-    cross-entropy: 2 f(0) / √n, as if the losses of single rows spread as much as their mean (an exponential law), which
-    a mean alone does not tell. All points share their rows, so that both are cautious.
+    Two standard errors over n rows: 2 √(p (1 − p) / n) of a share ("error", "accuracy"), p its mean over the curve;
+    2 f(0) / √n of a mean cross-entropy ("loss"), as if row losses were exponential; 0 for unknown metrics or rows. All
+    points share their rows, so both are cautious.
     """
     at, f = validate_curve(lambdas, values)
     if rows is None or rows < 1:
         return 0.0
     if metric in {"error", "accuracy"}:
+        # Kept a row away from 0 and 1, or a curve without errors would have no noise
         share = min(max(float(np.nanmean(f)), 1 / rows), 1 - 1 / rows)
         return 2 * math.sqrt(max(share * (1 - share), 0.0) / rows)
     if metric == "loss":

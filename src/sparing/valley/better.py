@@ -1,7 +1,7 @@
-"""Which way a metric gets better: known by its name, said by the caller, or refused; never guessed.
+"""Whether lower or higher is better: known by a metric's name, declared by the caller, or refused; never guessed.
 
-Every summary here speaks of how much worse a model gets: asymmetry, widths, gaps, barriers, greedy soups and the titles
-of pictures. Read the wrong way round, each says the opposite of what was measured.
+Asymmetry, widths, gaps, barriers, greedy soups and figure titles all say how much worse a model gets. Read the wrong
+way round, each says the opposite of what was measured.
 """
 
 from __future__ import annotations
@@ -43,47 +43,47 @@ _TOP_K = re.compile(r"(?:top|acc|accuracy|precision|recall|ndcg|map)_?\d+(?:_acc
 
 
 class ByMetric(dict[str, T]):
-    """Numbers by metric that need to know which way it gets better; those of which nobody knows are refused."""
+    """Results by metric that depend on which way is better; looking up a metric where that is unknown is refused."""
 
     def __missing__(self, name: str) -> T:
-        """Refuse a metric whose direction is not known."""
+        """Refuse a metric of unknown direction."""
         raise UserError(
             f"metric {name!r}", got="a name that does not tell whether lower or higher is better",
             why="asymmetry, barriers, soups and titles are of how much worse a model gets",
             do=f'pass better={{{name!r}: "higher"}} or "lower", or set it on the function: evaluate.better = {{...}}',
         )  # fmt: skip
 
-    def each(self, make: Callable[[str], S]) -> ByMetric[S]:
-        """Make something for every metric that is known; the others stay refused."""
+    def map(self, make: Callable[[str], S]) -> ByMetric[S]:
+        """Compute something for every known metric; the others stay refused."""
         return ByMetric({name: make(name) for name in self})
 
 
-def better_by_metric(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> ByMetric[Better]:
-    """Say for each metric whether lower or higher is better.
+def better_by_metric(metrics: Iterable[str], declared: Mapping[str, Better] | None = None) -> ByMetric[Better]:
+    """Say for each metric whether lower or higher is better; what the caller declares outranks the name.
 
     Example:
         >>> senses(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
         {'val_Accuracy': 'higher', 'margin': 'higher'}
     """
-    names, told = list(metrics), dict(said or {})
-    for name, way in told.items():
+    names, given = list(metrics), dict(declared or {})
+    for name, way in given.items():
         why, do = f"measured were {', '.join(names)}", "name metrics that evaluate returns"
         require(name in names, "better", repr(name), why, do)
         do = 'pass "lower" or "higher"'
         require(way in get_args(Better), f"better[{name!r}]", repr(way), "a metric gets better one way", do)
-    found = {name: told.get(name) or _better_by_name(name) for name in names}
+    found = {name: given.get(name) or _better_by_name(name) for name in names}
     return ByMetric({name: way for name, way in found.items() if way is not None})
 
 
 def _better_by_name(name: str) -> Better | None:
-    plain = _SPLIT_PREFIX.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # a sign before it turns a metric round
+    plain = _SPLIT_PREFIX.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # not a leading minus: it flips the metric
     if _TOP_K.fullmatch(plain):
         return "higher"
     return next((way for way, known in _KNOWN.items() if plain in known), None)
 
 
 def declared_better(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[str, Better] | None:
-    """Return what is said of a measure's metrics: the argument, or else the measure's own attribute ``better``."""
+    """Return what the caller declares: the argument, or else the attribute ``better`` of ``evaluate``."""
     found: Any = getattr(evaluate, "better", None) if better is None else better
     holds = found is None or isinstance(found, Mapping)
     require(holds, "better", type(found).__name__, "it says of each metric by name", 'pass {"accuracy": "higher"}')
@@ -91,5 +91,5 @@ def declared_better(evaluate: object, better: Mapping[str, Better] | None) -> Ma
 
 
 def as_cost(value: N, way: Better) -> N:
-    """Turn a value, or an array of values, so that lower is better: −value where higher was."""
+    """Return the value, or its negative where higher is better: lower is then better."""
     return -value if way == "higher" else value

@@ -8,8 +8,8 @@ coefficient can be out of step with its data:
 2. for each metric, the gap as a function of the score that falls first, if at all, and then rises (least squares).
 
 It may fall first because the average of close models is mostly better than they are: in a convex valley the gap is
-−⅛ dᵀ H d, d their difference. Then the barrier between valleys begins. Few numbers are fitted, so that pairs are ranked
-which it has not seen.
+−⅛ dᵀ H d, d their difference. Then the barrier between valleys begins. Few numbers are fitted, so that the ranking
+holds for unseen pairs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 
 from sparing.errors import UserError, require
 
-METRICS = ("loss", "error")  # of what a gap is predicted: cross-entropy (nat) and share of wrong answers
+METRICS = ("loss", "error")  # whose gap is predicted: cross-entropy (nat) and share of wrong answers
 
-# features of the score. Those of task vectors rank pairs of another network worse, so they are told and not weighed
-# (``docs/results/valley.md``).
+# Features of the score. Those of task vectors rank pairs of another network worse, so they are reported only
+# (``docs/results/valley.md``)
 SCORE = ("disagreement", "layers", "distance")
 
 LEVEL = 0.9  # share of pairs whose gap should lie in the interval
@@ -41,7 +41,7 @@ LEVEL = 0.9  # share of pairs whose gap should lie in the interval
 _FORMAT, _VERSION = "sparing.valley.calibration", 1
 _FEWEST = 8  # pairs: with fewer the interval would be a guess
 _FOLDS = 10
-_SLOPE = 1e-3  # of the gaps' range over the scores' range: ranks pairs where the fit is flat
+_SLOPE = 1e-3  # share of (range of gaps / range of scores), so that pairs are ranked where the fit is flat
 
 Array = NDArray[np.float64]
 
@@ -50,14 +50,14 @@ Array = NDArray[np.float64]
 class Pair:
     """Two models whose average was evaluated."""
 
-    name: str  # what they are, for people: network, data, origin, epoch, seed
-    features: Mapping[str, float]  # as ``features_of`` gave them, those of the base included where there is one
-    gap: Mapping[str, float]  # measured gap by metric: value of the average less the mean of the two
+    name: str  # for readers: network, data, origin, epoch, seed
+    features: Mapping[str, float]  # from ``features_of``, with those of the base where there is one
+    gap: Mapping[str, float]  # measured, by metric: value of the average minus the mean of the two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """A score and, for each metric, a valley-shaped function of it with the residuals of pairs left out."""
+    """A score and, for each metric, a unimodal function of it with its held-out residuals."""
 
     names: tuple[str, ...]  # features in the score
     weights: tuple[float, ...]  # of the features, ≥ 0
@@ -76,18 +76,18 @@ class Fit:
         return _interpolate(np.asarray(self.scores), np.asarray(self.fitted[metric]), score)
 
     def interval(self, metric: str, score: float) -> tuple[float, float]:
-        """Return where the gap of ``LEVEL`` of such pairs lies, from the residuals of pairs of nearby score."""
+        """Return the interval that holds the gap of ``LEVEL`` of such pairs, from residuals at nearby scores."""
         distances = np.abs(np.asarray(self.scores) - score)
         near = np.argsort(distances, kind="stable")[: max(2 * _FEWEST, len(self.scores) // 3)]
         errors = np.sort(np.asarray(self.residuals[metric])[near])
-        # Conformal ranks: of n exchangeable residuals a further one lies between the outer ones with chance (n−1)/(n+1)
+        # Conformal ranks: a new residual lies between the outer two of n exchangeable ones with chance (n−1)/(n+1)
         cut = max(0, math.floor((1 - LEVEL) / 2 * (len(errors) + 1)) - 1)
         middle = self.gap(metric, score)
         return middle + min(0.0, float(errors[cut])), middle + max(0.0, float(errors[-1 - cut]))
 
 
 def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
-    """Fit the gap as a valley-shaped function of a weighted sum of features."""
+    """Fit the gap as a unimodal function of a weighted sum of features, with ten-fold cross-validated residuals."""
     usable = [
         pair
         for pair in pairs
@@ -100,7 +100,7 @@ def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
     gaps = {metric: np.array([pair.gap[metric] for pair in usable]) for metric in METRICS}
     weights = _nonnegative_weights(x, gaps["error"])
     left_out = {metric: np.empty(len(usable)) for metric in METRICS}
-    # Neighbours in the file are checkpoints of one run: leaving them out together shows what another run would meet
+    # Neighbors in the file are checkpoints of one run: held out together, they show the error on another run
     for fold in np.array_split(np.arange(len(usable)), min(_FOLDS, len(usable))):
         rest = np.setdiff1d(np.arange(len(usable)), fold)
         part = _nonnegative_weights(x[rest], gaps["error"][rest])
@@ -121,9 +121,9 @@ def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
 
 
 def unimodal_fit(values: Array) -> Array:
-    """Return the closest sequence, in least squares, that never rises up to some place and never falls from there.
+    """Return the closest sequence, in least squares, that never rises up to some index and never falls from there.
 
-    Pools adjacent violators (Ayer et al. 1955) from both ends, and joins the two where the errors are least.
+    Pools adjacent violators (Ayer et al. 1955) from both ends and splits where the total error is least.
 
     Example:
         >>> valley(np.array([0.0, -2.0, -1.0, 3.0, 2.0])).tolist()
@@ -136,9 +136,9 @@ def unimodal_fit(values: Array) -> Array:
 
 
 class _IsotonicFit(NamedTuple):
-    """A rising sequence of equal runs, closest to a beginning of some values."""
+    """The isotonic fit to a prefix of some values."""
 
-    runs: tuple[tuple[float, int], ...]  # mean and length of each run
+    runs: tuple[tuple[float, int], ...]  # mean and length of each constant run
     error: float  # sum of squared residuals
 
     def sequence(self) -> Array:
@@ -146,7 +146,7 @@ class _IsotonicFit(NamedTuple):
 
 
 def _isotonic_prefixes(values: Array) -> list[_IsotonicFit]:
-    """Fit a rising sequence to every beginning of some values, of length 0 to n."""
+    """Fit a rising sequence to every prefix of some values, of length 0 to n."""
     runs: list[tuple[float, int]] = []
     squares, found = 0.0, [_IsotonicFit((), 0.0)]
     for value in values.tolist():
@@ -161,7 +161,7 @@ def _isotonic_prefixes(values: Array) -> list[_IsotonicFit]:
 
 
 def ranks(values: Array) -> Array:
-    """Return the ranks of values from 0 to 1; equals share the middle of theirs."""
+    """Return ranks from 0 to 1; ties share the middle of theirs."""
     order = np.sort(values)
     middle = (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") - 1) / 2
     return np.asarray(middle / max(1, len(values) - 1), dtype=np.float64)
@@ -176,17 +176,20 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _interpolate(scores: Array, heights: Array, score: float) -> float:
-    """Read a fit between its scores; a slope from its lowest place on ranks what lies on one level."""
+    """Interpolate a fit between its scores; a small slope from its minimum on ranks scores on a plateau."""
     width = float(scores[-1] - scores[0])
     slope = _SLOPE * float(heights.max() - heights.min()) / width if width else 0.0
     return float(np.interp(score, scores, heights)) + slope * max(0.0, score - float(scores[int(heights.argmin())]))
 
 
 def _nonnegative_weights(x: Array, gaps: Array) -> Array:
-    """Find weights ≥ 0 whose score follows the ranks of the gaps best, in least squares with an intercept."""
+    """Fit weights ≥ 0 to the ranks of the gaps by least squares with an intercept.
+
+    The best subset whose plain solution is positive is the non-negative solution: exact, and cheap for few features.
+    """
     target = ranks(gaps)
     target, centred = target - target.mean(), x - x.mean(axis=0)
-    best, least = np.eye(x.shape[1])[0], math.inf  # the first feature alone, should nothing correlate
+    best, least = np.eye(x.shape[1])[0], math.inf  # the first feature alone if nothing correlates
     for size in range(1, x.shape[1] + 1):
         for subset in itertools.combinations(range(x.shape[1]), size):
             columns = list(subset)
@@ -199,7 +202,7 @@ def _nonnegative_weights(x: Array, gaps: Array) -> Array:
 
 
 def read(path: str | PathLike[str] | None = None) -> list[Pair]:
-    """Read measured pairs."""
+    """Read measured pairs from a file of ``write``, by default the shipped one."""
     shipped = resources.files("sparing.valley") / "calibration.json"
     try:
         document: Any = json.loads((shipped if path is None else Path(path)).read_text("utf-8"))
@@ -217,7 +220,7 @@ def read(path: str | PathLike[str] | None = None) -> list[Pair]:
 
 
 def write(path: str | PathLike[str], pairs: Sequence[Pair], *, source: str) -> None:
-    """Write measured pairs."""
+    """Write measured pairs, nonfinite features left out; ``source`` names the command and commit that measured them."""
     document = {
         "format": _FORMAT,
         "version": _VERSION,

@@ -1,8 +1,8 @@
-"""What lies beside the weights of a model folder: whether two folders hold one function, and what a merge inherits.
+"""Config and tokenizer files of model folders: whether two folders hold the same function, and what a merge inherits.
 
-Weights of equal names and shapes are averaged without a question, but they are one function only together with their
-settings and tokenizer: another epsilon, another rotary base or the same words under other numbers make it another one.
-So everything that says what a model computes must be equal; what does not is told.
+Weights of equal names and shapes can be averaged, but they are one function only with their config and tokenizer:
+another epsilon, another rotary base or the same tokens under other ids make it another one. So everything that decides
+what a model computes must be equal; other differences are reported.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
+from sparing.valley.compatible import first_difference
 from sparing.valley.settings import IGNORED, ModelConfig, compare_configs, config_of, flatten_config
 
 CONFIG: Final = "config.json"
 
-# settings of a tokenizer that change the numbers of a text
+# Settings of a tokenizer that change the ids of a text
 _TOKENIZER_FLAGS: Final = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token")
 
 _FORMATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# classes that do something in training alone, as they are called; ones with parts or weights are compared
+# Names of classes that act in training only; those with submodules or weights are compared all the same
 _DROPOUT_LIKE: Final = re.compile(r"(Dropout|DropPath|DropBlock|StochasticDepth)([123]d)?$")
 
-# what modules print of training and memory
+# What ``extra_repr`` says of training and memory only
 _TRAINING_REPR: Final = re.compile(
     r"(^|, )(inplace=(True|False)|\w*(dropout|layerdrop|drop_path|drop_prob|drop_rate)=[^,()]+)"
 )
@@ -43,40 +44,37 @@ _WHY: Final = "the same weights compute another function with it"
 def compare_folders(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
     """Refuse model folders whose settings, image preparation or tokenizers make different functions of their weights.
 
-    Settings are compared with their defaults filled in, where transformers is there and knows them. Of two vocabularies
-    every common token must have one number, and no number two tokens.
+    Configs are compared with their defaults filled in where transformers knows them. Returns the harmless differences,
+    in sentences.
     """
-    there = [(folder, label) for folder, label in zip(folders, labels, strict=True) if folder.is_dir()]
-    alone = [label for folder, label in zip(folders, labels, strict=True) if there and not folder.is_dir()]
-    notes = [f"{label} is a file of weights: its settings and tokenizer cannot be compared" for label in alone]
-    for folder, label in there[1:]:
-        pair = (there[0][0], folder, (there[0][1], label))
+    known = [(folder, label) for folder, label in zip(folders, labels, strict=True) if folder.is_dir()]
+    files = [label for folder, label in zip(folders, labels, strict=True) if known and not folder.is_dir()]
+    notes = [f"{label} is a file of weights: its settings and tokenizer cannot be compared" for label in files]
+    checks = (_compare_folder_configs, _compare_image_processors, _compare_tokenizers, _compare_usage)
+    for folder, label in known[1:]:
         try:
-            notes += [
-                told
-                for compare in (_compare_configs, _compare_image_processors, _compare_tokenizers, _compare_usage)
-                for told in compare(*pair)
-            ]
+            for check in checks:
+                notes += check(known[0][0], folder, (known[0][1], label))
         except UserError:
             raise
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-            why = f"its settings or tokenizer, or those of {there[0][1]}, are broken ({str(error)[:80]})"
+            why = f"its settings or tokenizer, or those of {known[0][1]}, are broken ({str(error)[:80]})"
             raise UserError("model", got=folder, why=why, do="save the model again with save_pretrained") from None
     return list(dict.fromkeys(notes))
 
 
 def require_same_function(models: Sequence[nn.Module | Mapping[str, Tensor]]) -> None:
-    """Refuse live models that make different functions of the same weights; states among them say nothing.
+    """Refuse live models that make different functions of the same weights; bare states are skipped.
 
-    Modules of one path must be of one class and print alike (sizes, epsilons, kinds of padding), dropout apart; buffers
-    that are in no state, such as rotary frequencies, must be equal; and so must what transformers' settings say.
+    Modules at one path must share class and repr (sizes, epsilons, padding), apart from dropout. Non-persistent
+    buffers, such as rotary frequencies, and transformers' configs must be equal too.
     """
     live = [(unwrap(one), f"model {at}") for at, one in enumerate(models, 1) if isinstance(one, nn.Module)]
     for other, label in live[1:]:
         first, labels = live[0][0], (live[0][1], label)
         if first is other:
             continue
-        _require_alike(_module_reprs(first), _module_reprs(other), labels)
+        _require_same_modules(_module_reprs(first), _module_reprs(other), labels)
         configs = [getattr(one, "config", None) for one in (first, other)]
         if all(callable(getattr(config, "to_dict", None)) for config in configs):
             mine, theirs = (_live_config(config, one) for config, one in zip(configs, (first, other), strict=True))
@@ -84,23 +82,27 @@ def require_same_function(models: Sequence[nn.Module | Mapping[str, Tensor]]) ->
 
 
 def _live_config(config: Any, model: nn.Module) -> ModelConfig:
-    """Settings of a live model: what it is says its class, which a config that was never saved does not name."""
     found = config_of(config)
-    return ModelConfig({**found.values, "architectures": [type(model).__name__]}, found.askers)
+    # A config that was never saved names no architectures
+    return ModelConfig({**found.values, "architectures": [type(model).__name__]}, found.readers)
 
 
-def _require_alike(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> None:
-    for name in dict.fromkeys([*mine, *theirs]):
+def _require_same_modules(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> None:
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return x.shape == y.shape and bool((x == y.to(x.device)).all())
+        return bool(x == y)
+
+    if (name := first_difference(mine, theirs, same)) is not None:
         one, other = mine.get(name), theirs.get(name)
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            same, got = one.shape == other.shape and bool((one == other.to(one.device)).all()), "other numbers"
-        else:
-            same, got = one == other, f"{one!s:.60} in {labels[0]} and {other!s:.60} in {labels[1]}"
-        require(same, f"models at {name or 'the top'!r}", got, _WHY, "pass models of one architecture and setting")
+        tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+        got = "other numbers" if tensors else f"{one!s:.60} in {labels[0]} and {other!s:.60} in {labels[1]}"
+        do = "pass models of one architecture and setting"
+        raise UserError(f"models at {name or 'the top'!r}", got=got, why=_WHY, do=do)
 
 
 def _module_reprs(model: nn.Module) -> dict[str, Any]:
-    """What each module is, by path, and the buffers that no state holds."""
+    """The class and repr of each module by path, and the non-persistent buffers."""
     found: dict[str, Any] = {
         path: f"{type(module).__name__}({_eval_repr(module)})" for path, module in model.named_modules()
         if not _identity_in_eval(module)
@@ -110,23 +112,23 @@ def _module_reprs(model: nn.Module) -> dict[str, Any]:
 
 
 def _identity_in_eval(module: nn.Module) -> bool:
-    """Whether a module is nothing in evaluation: an identity, or one that drops something in training."""
+    """Whether a module does nothing in eval mode, as dropout."""
     named = _DROPOUT_LIKE.search(type(module).__name__) and not module._modules and not module.state_dict()
     return isinstance(module, (nn.Identity, _DropoutNd)) or bool(named)
 
 
 def _eval_repr(module: nn.Module) -> str:
-    """What a module prints of itself, less what only training or memory asks for."""
+    """The ``extra_repr`` of a module without what matters in training only."""
     said = _TRAINING_REPR.sub("", module.extra_repr())
-    if isinstance(module, _NormBase):  # statistics move by it in training alone
+    if isinstance(module, _NormBase):  # momentum updates running statistics in training only
         said = re.sub(r"(^|, )momentum=[^,()]+", "", said)
-    if type(module) is nn.Embedding:  # its row is looked up as any other: only gradients spare it
+    if type(module) is nn.Embedding:  # padding_idx only masks gradients: lookups use that row as any other
         said = re.sub(r"(^|, )padding_idx=\d+", "", said)
     return said.removeprefix(", ")
 
 
 def dtype_notes(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
-    """Tell number formats that differ: the merge has that of the first model."""
+    """Report dtypes that differ from the first model's, which the merge will have."""
     first = ", ".join(sorted(kinds[0]))
     return [
         f"{label} is in {', '.join(sorted(kind))}; the merge is in {first}, as {labels[0]}"
@@ -135,7 +137,10 @@ def dtype_notes(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
 
 
 def config_text(folder: Path, kinds: set[str]) -> str | None:
-    """Return the text of a folder's config.json, made to load weights in the format in which they are written."""
+    """Return the text of a folder's config.json (None if missing) with the dtype that the written weights have.
+
+    transformers loads in the dtype that the config names: left as it is, a merge could be rounded on loading.
+    """
     if not (folder / CONFIG).is_file():
         return None
     config, changed = _read_json(folder / CONFIG), False
@@ -149,7 +154,7 @@ def config_text(folder: Path, kinds: set[str]) -> str | None:
 
 
 def _nested_dicts(tree: Any) -> Iterator[dict[str, Any]]:
-    """All mappings of a document."""
+    """All dicts of a JSON document."""
     if isinstance(tree, dict):
         yield tree
         for value in tree.values():
@@ -157,7 +162,7 @@ def _nested_dicts(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file; an empty mapping where there is none."""
+    """Read a JSON object; empty where there is no file."""
     try:
         found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
@@ -168,7 +173,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _folder_config(folder: Path) -> ModelConfig:
-    """Settings with their defaults, where transformers knows the model; else as they are written."""
+    """The config with its defaults, where transformers knows the model; else as written."""
     plain = _read_json(folder / CONFIG)
     if "model_type" not in plain:
         return ModelConfig(flatten_config(plain))
@@ -176,19 +181,17 @@ def _folder_config(folder: Path) -> ModelConfig:
         from transformers import AutoConfig
 
         return config_of(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
-    except Exception:  # noqa: BLE001 - not installed, or not known: what is written is compared
+    except Exception:  # noqa: BLE001 - transformers is missing or does not know it
         return ModelConfig(flatten_config(plain))
 
 
-def _compare_configs(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Compare config.json."""
+def _compare_folder_configs(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     if bare := [label for folder, label in zip((one, other), labels, strict=True) if not (folder / CONFIG).is_file()]:
         return [] if len(bare) > 1 else [f"{bare[0]} has no {CONFIG} to compare"]
     return compare_configs(CONFIG, _folder_config(one), _folder_config(other), labels)
 
 
 def _compare_image_processors(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Compare what is done to images before the model sees them."""
     file = "preprocessor_config.json"
     both = (one / file).is_file() and (other / file).is_file()
     found = [ModelConfig(flatten_config(_read_json(folder / file))) for folder in (one, other)]
@@ -196,7 +199,7 @@ def _compare_image_processors(one: Path, other: Path, labels: tuple[str, str]) -
 
 
 def _compare_tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Compare vocabularies, and how a text is cut."""
+    """Compare vocabularies and how a text is split."""
     words = [_vocabulary(folder) for folder in (one, other)]
     if not all(words):
         return [f"{labels[words.index({})]} has no tokenizer to compare"] if any(words) else []
@@ -214,7 +217,7 @@ def _compare_tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list
 
 
 def _require_same_ids(mine: Mapping[str, int], theirs: Mapping[str, int], labels: tuple[str, str]) -> None:
-    """Refuse a token of two numbers, and a number of two tokens."""
+    """Refuse a token with two ids, and an id with two tokens."""
     why, do = "row i of the embeddings would be the mean of two words", "merge models of one tokenizer"
     for token, number in mine.items():
         got = f"{number} in {labels[0]} and {theirs.get(token)} in {labels[1]}"
@@ -226,10 +229,10 @@ def _require_same_ids(mine: Mapping[str, int], theirs: Mapping[str, int], labels
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Token -> number, from whichever file says it; empty where none does."""
+    """Token -> id, from whichever file has it; empty where none does."""
     whole, settings = _read_json(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
     vocabulary = whole.get("model", {}).get("vocab") or _read_json(folder / "vocab.json")
-    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, numbered as they stand
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of their ids
         vocabulary = {pair[0]: at for at, pair in enumerate(vocabulary)}
     if not vocabulary and (folder / "vocab.txt").is_file():
         lines = (folder / "vocab.txt").read_text("utf-8").splitlines()
@@ -240,7 +243,7 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 
 def _tokenization(folder: Path) -> dict[str, Any]:
-    """What decides how a text is cut, beside the vocabulary, as far as the files say it."""
+    """What decides how a text is split, beside the vocabulary."""
     whole, settings = _normalized_tokenizer(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
     found: dict[str, Any] = {name: settings[name] for name in _TOKENIZER_FLAGS if name in settings}
     found |= {name: whole[name] for name in ("normalizer", "pre_tokenizer") if name in whole}
@@ -253,19 +256,19 @@ def _tokenization(folder: Path) -> dict[str, Any]:
 
 
 def _normalized_tokenizer(file: Path) -> dict[str, Any]:
-    """A tokenizer.json as the present version of tokenizers writes it, where that is there and reads it."""
+    """A tokenizer.json as the installed tokenizers would write it: older versions spell the same differently."""
     plain = _read_json(file)
     try:
         from tokenizers import Tokenizer
 
         found: dict[str, Any] = json.loads(Tokenizer.from_file(str(file)).to_str()) if plain else {}
-    except Exception:  # noqa: BLE001 - not installed, or another version's file: what is written is compared
+    except Exception:  # noqa: BLE001 - not installed, or the file of another version
         return plain
     return found
 
 
 def _compare_usage(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Tell differences in how a finished model is used: chat template, special tokens, generation."""
+    """Report differences in how a model is used: chat template, special tokens, generation."""
     notes = []
     if _chat_template(one) != _chat_template(other):
         notes.append(f"chat templates of {labels[0]} and {labels[1]} differ")

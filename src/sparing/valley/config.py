@@ -35,7 +35,7 @@ Group = GroupKind | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectionOptions:
-    """What every direction has: whose signs, how long, and which parameters."""
+    """What all directions share: signs, length, and which parameters move."""
 
     sign: Signs = "raw"
     """Signs as they are, "consistent" (ε ← |ε| · sign(θ)), or the sign-change ratio r in [0, 1]. Source: paper, §4."""
@@ -51,11 +51,10 @@ class DirectionOptions:
     """Parameters that move; the others stay, and ‖θ‖ does not count them."""
 
     def __post_init__(self) -> None:
-        """Refuse what no direction can have."""
         _check_options(self)
 
-    def _manner(self) -> str:
-        """Say in words what differs from the defaults."""
+    def _suffix(self) -> str:
+        """The options that differ from the defaults, in words."""
         words = []
         if self.sign != "raw":
             words.append("sign-consistent" if self.sign == "consistent" else f"sign-change ratio {self.sign:g}")
@@ -82,19 +81,18 @@ class Noise(DirectionOptions):
     """Distribution of the elements, dimensionless."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown distribution."""
         _require_choice("Noise", self.kind, get_args(NoiseKind))
         _check_options(self)
 
     @property
     def label(self) -> str:
         """Name for tables and plots."""
-        return self.kind + self._manner()
+        return self.kind + self._suffix()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Special(DirectionOptions):
-    """A direction made of the weights themselves.
+    """A direction derived from the weights themselves.
 
     Source: Li et al. 2024 (arXiv:2405.12489), §4: six special directions.
     """
@@ -106,7 +104,6 @@ class Special(DirectionOptions):
     """θ₀, the parameters at the start of the same run by canonical name; kind "initial" needs it."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown kind, and θ₀ where it is missing or not used."""
         _require_choice("Special", self.kind, get_args(SpecialKind))
         if self.kind == "initial":
             why, do = "this direction is θ₀ itself", "pass initial=, a copy of the parameters before training"
@@ -120,12 +117,12 @@ class Special(DirectionOptions):
     @property
     def label(self) -> str:
         """Name for tables and plots."""
-        return self.kind + self._manner()
+        return self.kind + self._suffix()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given(DirectionOptions):
-    """A direction that the user brings: a difference of two models, a gradient, an eigenvector of the Hessian."""
+    """A direction of the caller's own: a difference of two models, a gradient, an eigenvector of the Hessian."""
 
     vector: Vector = field(repr=False)
     """Canonical parameter name -> tensor; parameters that it does not name stay."""
@@ -134,14 +131,13 @@ class Given(DirectionOptions):
     """What tables and plots call it."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no vector."""
         _check_vector("Given.vector", self.vector)
         _check_options(self)
 
     @property
     def label(self) -> str:
         """Name for tables and plots."""
-        return self.name + self._manner()
+        return self.name + self._suffix()
 
 
 Direction = Noise | Special | Given

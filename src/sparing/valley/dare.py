@@ -34,10 +34,9 @@ class Dare(Method):
     """How the rescaled task vectors are merged. ``Ties(keep=1.0)`` elects signs without a second trimming."""
 
     seed: int = 0
-    """Of the draws; each model and tensor has a stream of its own, so that the order of tensors does not matter."""
+    """Of the draws; each model and tensor has its own stream, so that the order of tensors does not matter."""
 
     def __post_init__(self) -> None:
-        """Refuse a probability out of range."""
         why = "it is a probability, and 1 would leave nothing"
         require(0 <= self.drop < 1, "drop", self.drop, why, "pass 0 <= drop < 1, such as 0.9")
         whole = not (isinstance(self.then, Ties) and self.then.across == "model")
@@ -65,7 +64,7 @@ class Dare(Method):
         def read() -> Iterator[Tensor]:
             generator = stream(self.seed, "valley", "dare", name, model)
             for part in delta():
-                # Drawn in float32 on the CPU, so that devices and dtypes see one and the same draw
+                # Drawn in float32 on the CPU, so that all devices and dtypes see the same draw
                 draws = torch.rand(part.shape, generator=generator)
                 yield torch.where((draws >= self.drop).to(part.device), part / (1 - self.drop), 0.0)
 

@@ -1,8 +1,7 @@
-"""A direction in the space of a model's parameters, ready to be walked."""
+"""Resolve a direction: from its settings to tensors for the parameters of one model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +21,7 @@ from sparing.vectors import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resolved:
-    """A direction of one model, with what must be known to judge a curve along it."""
+    """A direction of one model, with what one must know to judge a curve along it."""
 
     label: str
     """Name for tables and plots."""
@@ -61,12 +60,12 @@ class Resolved:
 def direction_of(
     direction: Direction, model: nn.Module, *, seed: int, draw: int = 0, masks: MaskPolicy = "zeros"
 ) -> Resolved:
-    """Draw or take a direction and give it the wished signs and length.
+    """Draw or take a direction and set its signs and length.
 
-    Noise comes from a stream of its own for every kind, draw and parameter name, always in float32 on the CPU. So the
-    raw, consistent and ratio variants of one draw share every magnitude, and so do models whose parameters have the
-    same names and shapes, whatever their dtype and device. The elements that a sign-change ratio turns come from
-    another stream; those of a small ratio are among those of a larger one.
+    Every kind, draw and parameter name has its own stream of noise, always in float32 on the CPU. So the raw,
+    consistent and ratio variants of one draw share every magnitude, and so do models whose parameters have the same
+    names and shapes, whatever their dtype and device. The elements that a sign-change ratio flips come from another
+    stream; those of a small ratio are among those of a larger one.
 
     The sign of an exact zero is −1, as in the paper, but a masked weight stays zero along every direction, for every
     kind, sign and norm: ε is zero there before its length is set, and it counts in no norm, mean or ratio. What is
@@ -77,7 +76,7 @@ def direction_of(
         direction: Settings.
         model: Any module; it is only read.
         seed: Experiment.
-        draw: Which of several noises (index); special and given directions use it for a sign-change ratio alone.
+        draw: Which of several noises (index); special and given directions use it for a sign-change ratio only.
         masks: Whether exact zeros of a pruned matrix count as masked.
 
     Returns:
@@ -102,7 +101,10 @@ def direction_of(
     _require_finite("weights", theta)
     raw = {name: _epsilon(direction, name, theta[name], live.get(name), source, (seed, draw)) for name in names}
     _require_finite("direction", raw)
-    vector = {name: value.to(theta[name].dtype, copy=True) for name, value in _set_length(direction, model, raw, theta)}
+    vector = {
+        name: value.to(theta[name].dtype, copy=True)
+        for name, value in _set_length(direction, model, raw, theta).items()
+    }
     length = float(vectors.norm(vector))
     do = "take another direction, norm or group"
     require(length > 0, direction.label, "zero at every parameter that moves", "it leads nowhere", do)
@@ -123,14 +125,14 @@ def direction_of(
 
 
 def _given_tensors(direction: Direction, model: nn.Module) -> Vector:
-    """Return the tensors that a direction brings along, by canonical name."""
+    """Return the tensors that come with a direction, by canonical name."""
     given = direction.vector if isinstance(direction, Given) else getattr(direction, "initial", None) or {}
     aliases = tied(model)
     return {aliases.get(name, name): value for name, value in given.items() if name in aliases} | dict(given)
 
 
 def _moving_names(direction: Direction, model: nn.Module, source: Vector) -> tuple[str, ...]:
-    """Return the names that move, after holding the tensors that were brought against the model."""
+    """Return the names that move, after checking the given tensors against the model."""
     names, params = selected(model, direction.group), named_parameters(model)
     if isinstance(direction, Noise):
         return names
@@ -155,7 +157,7 @@ def _moving_names(direction: Direction, model: nn.Module, source: Vector) -> tup
 def _epsilon(
     direction: Direction, name: str, theta: Tensor, live: Tensor | None, source: Vector, key: tuple[int, int]
 ) -> Tensor:
-    """Return one tensor of the direction before its length is set, in float32, for float64 weights in float64."""
+    """Return one tensor of the direction before its length is set, in float32 or, for float64 weights, float64."""
     seed, draw = key
     match direction:
         case Noise():
@@ -169,28 +171,24 @@ def _epsilon(
     return _apply_mask(set_signs(raw, theta, direction.sign, turned), live)
 
 
-def _set_length(direction: Direction, model: nn.Module, raw: Vector, theta: Vector) -> list[tuple[str, Tensor]]:
-    """Give a direction its length."""
-    sized: Mapping[str, Tensor] = raw
+def _set_length(direction: Direction, model: nn.Module, raw: Vector, theta: Vector) -> Vector:
     match direction.norm:
         case "scaled":
-            sized = norms.scaled(raw, theta)
+            return norms.scaled(raw, theta)
         case "filter":
-            sized = norms.filtered(raw, theta, one_d=direction.one_d, layouts=filter_layouts(model))
+            return norms.filtered(raw, theta, one_d=direction.one_d, layouts=filter_layouts(model))
         case "group":
-            sized = norms.grouped(raw, theta, section_names(model))
+            return norms.grouped(raw, theta, section_names(model))
         case "raw":
-            pass
-    return list(sized.items())
+            return raw
 
 
 def _apply_mask(value: Tensor, live: Tensor | None) -> Tensor:
-    """Put masked entries to zero."""
+    """Set masked entries to zero."""
     return value if live is None else torch.where(live, value, torch.zeros((), dtype=value.dtype, device=value.device))
 
 
 def _require_finite(what: str, vector: Vector) -> None:
-    """Refuse a vector that holds an infinite number or none."""
     for name, value in vector.items():
         if not bool(torch.isfinite(value).all()):
             why = "no curve can be measured through it"

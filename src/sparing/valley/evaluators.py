@@ -1,7 +1,7 @@
-"""What is measured at every point of a walk: loss and error on fixed rows; and whether a measure can be trusted.
+"""What is measured at every point: loss and error on fixed rows; and whether an ``evaluate`` can be trusted.
 
-A measure is any function of a model that returns numbers by name. It must give the same numbers for the same weights,
-to the bit, and leave the model alone; both are tried once, where the walk begins.
+``evaluate`` is any function of a model that returns numbers by name. It must return the same numbers for the same
+weights, to the bit, and leave the model as it is; both are checked once, at λ = 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,16 @@ class Classification:
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, *, batch_size: int = 512) -> None:
-        """Take the rows."""
+        """Take the rows.
+
+        Args:
+            inputs: What the model takes, shape (rows, ...).
+            targets: Classes, integers, shape (rows,).
+            batch_size: Rows evaluated at once (count).
+
+        Raises:
+            UserError: If there are no rows, or inputs and targets differ in number.
+        """
         require(
             len(inputs) == len(targets) > 0 and targets.ndim == 1, "rows",
             f"{len(inputs)} inputs and targets of shape {tuple(targets.shape)}",
@@ -51,22 +60,15 @@ class Classification:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Evaluate a model in eval mode; its training flags are as before afterwards."""
-        return self._tally(model).means
+        """Return "loss" (mean, nat, raw: infinite or NaN where it is) and "error" (share of rows), in eval mode."""
+        return self._scores(model).means
 
     @torch.no_grad()
     def each(self, model: nn.Module) -> dict[str, Tensor]:
-        """Evaluate a model row by row, so that two models can be compared on the same rows.
+        """Return "loss" (nat) and "error" (0 or 1) of every row, float64, shape (rows,)."""
+        return self._scores(model).each
 
-        Args:
-            model: As above.
-
-        Returns:
-            "loss" (nat) and "error" (0 or 1) of every row, float64, shape (rows,).
-        """
-        return self._tally(model).each
-
-    def _tally(self, model: nn.Module) -> _RowScores:
+    def _scores(self, model: nn.Module) -> _RowScores:
         tally = _RowScores()
         with _eval_mode(model):
             for start in range(0, self.rows, self.batch_size):
@@ -79,7 +81,15 @@ class NextToken:
     """Cross-entropy and error of a language model's next token on fixed sequences; an ``evaluate`` for scans."""
 
     def __init__(self, tokens: Tensor, *, batch_size: int = 16) -> None:
-        """Take the sequences."""
+        """Take the sequences.
+
+        Args:
+            tokens: Token ids, integers, shape (sequences, length), length >= 2, without padding.
+            batch_size: Sequences evaluated at once (count).
+
+        Raises:
+            UserError: If there is nothing to predict.
+        """
         require(
             tokens.ndim == 2 and tokens.shape[0] > 0 and tokens.shape[1] > 1, "tokens", f"shape {tuple(tokens.shape)}",
             "every token but the first of a sequence is predicted", "pass shape (sequences, length) with length >= 2",
@@ -87,28 +97,21 @@ class NextToken:
         require(batch_size > 0, "batch_size", batch_size, "sequences come in batches", "pass batch_size >= 1")
         self.tokens, self.batch_size = tokens, batch_size
         self.rows = tokens.shape[0] * (tokens.shape[1] - 1)
-        """Predicted tokens behind each number (count). Those of one sequence hang together, so that a noise floor
-        reckoned from them is rather too low."""
+        """Predicted tokens behind each number (count). Those of one sequence are correlated, so that a noise floor
+        computed from them is rather too low."""
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Evaluate a model in eval mode; its training flags are as before afterwards."""
-        return self._tally(model).means
+        """Return "loss" (mean, nat per token) and "error" (share of tokens) in eval mode; training flags are kept."""
+        return self._scores(model).means
 
     @torch.no_grad()
     def each(self, model: nn.Module) -> dict[str, Tensor]:
-        """Evaluate a model sequence by sequence, so that two models can be compared on the same ones.
-
-        Args:
-            model: As above.
-
-        Returns:
-            "loss" (nat per token) and "error" (share of tokens) of every sequence, float64, shape (sequences,).
-        """
-        found = self._tally(model).each
+        """Return "loss" (nat per token) and "error" (share) of every sequence, float64, shape (sequences,)."""
+        found = self._scores(model).each
         return {name: values.view(len(self.tokens), -1).mean(1) for name, values in found.items()}
 
-    def _tally(self, model: nn.Module) -> _RowScores:
+    def _scores(self, model: nn.Module) -> _RowScores:
         tally = _RowScores()
         with _eval_mode(model):
             for batch in torch.split(self.tokens, self.batch_size):
@@ -129,6 +132,7 @@ class _RowScores:
         logits, targets = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.to(logits.device)
         losses = F.cross_entropy(logits, targets, reduction="none").double()
         self.loss += float(losses.sum())
+        # argmax takes NaN for the largest: a row that holds one is wrong
         right = (logits.argmax(-1) == targets) & ~logits.isnan().any(-1)
         self.parts.append((losses.cpu(), (~right).double().cpu()))
         self.wrong += int((~right).sum())
@@ -145,7 +149,7 @@ class _RowScores:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits of what a model returned."""
+    """Return the logits of what a model returned: a tensor, something with ``logits``, or a tuple starting with one."""
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(found, tuple | list) and found:
         return logits_of(found[0])
@@ -157,7 +161,6 @@ def logits_of(output: Any) -> Tensor:
 
 @contextlib.contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode within a block."""
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -168,7 +171,7 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def run_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
-    """Evaluate, and see that numbers come back."""
+    """Evaluate without gradients; refuse all but numbers by name."""
     with torch.no_grad():
         found = evaluate(model)
     require(
@@ -179,7 +182,7 @@ def run_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
 
 
 def require_same_metrics(found: Mapping[str, float], first: Mapping[str, float]) -> None:
-    """Refuse numbers that are there for some models only."""
+    """Refuse metrics that come back for some models only."""
     if odd := sorted(found.keys() ^ first.keys()):
         why, do = "a curve needs the same numbers everywhere", "return the same names for every model"
         raise UserError("evaluate", got=f"{odd[0]!r} at some points only", why=why, do=do)
@@ -202,7 +205,7 @@ def _describe(value: object) -> str:
 
 
 def check_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
-    """Evaluate twice where a walk begins, and see that the numbers are the model's and nothing else's."""
+    """Evaluate at θ, twice; refuse numbers that differ in a bit or are not finite, and any change of the model."""
     before = state_digests(model)
     first = run_evaluate(evaluate, model)
     after = state_digests(model)

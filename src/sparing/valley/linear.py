@@ -13,7 +13,7 @@ from sparing.errors import require
 from sparing.valley.method import Method
 from sparing.valley.slices import Slices, zip_slices
 
-# what is added to a slice of the base: slices of the task vectors, one of each model, to a slice
+# Slices of the task vectors, one of each model -> what is added to that slice of the base
 Rule = Callable[[Sequence[Tensor]], Tensor]
 
 
@@ -27,10 +27,9 @@ class Linear(Method):
     """
 
     weights: tuple[float, ...] | None = None
-    """Of the models in order, ≥ 0 (dimensionless); None weighs them alike."""
+    """Of the models in order, ≥ 0 (dimensionless); None for equal weights."""
 
     def __post_init__(self) -> None:
-        """Refuse weights that no mean has."""
         check_weights(self.weights)
 
     @property
@@ -46,7 +45,7 @@ class Linear(Method):
             for part, weight in zip(parts, weights, strict=True):
                 if weight > 0:
                     total += weight
-                    # Running mean: a mean of equal numbers is that number, which a sum of w · θ would round
+                    # As a running mean, equal numbers average to themselves; a sum of w · θ would round them
                     merged = torch.lerp(merged, upcast(part, merged), weight / total)
             yield merged.to(parts[0].dtype)
 
@@ -68,7 +67,6 @@ class TaskArithmetic(Method):
     """Of the models in order, w_t ≥ 0 (dimensionless); None is 1 for each."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a number."""
         check_scale(self.scale)
         check_weights(self.weights)
 
@@ -81,8 +79,8 @@ class TaskArithmetic(Method):
         """Return how slices are merged: to λ Σ w_t τ_t.
 
         Args:
-            name: Canonical name, which a sum does not ask for.
-            deltas: Task vectors τ_t of this name; they are counted and not read.
+            name: Canonical name (not used).
+            deltas: Task vectors τ_t of this name; only their number is used.
 
         Returns:
             What is added to a slice of the base.
@@ -105,28 +103,28 @@ def task_vectors(name: str, models: Sequence[Slices], base: Slices | None) -> li
     """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are."""
     require(base is not None, f"base at {name!r}", "none", "this method merges what was learned since", "pass base=...")
     assert base is not None
-    return [_difference(model, base) for model in models]
 
+    def difference(model: Slices) -> Slices:
+        return lambda: (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
 
-def _difference(model: Slices, base: Slices) -> Slices:
-    return lambda: (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
+    return [difference(model) for model in models]
 
 
 def add_to_base(base: Slices | None, deltas: Iterable[Tensor], first: Slices) -> Iterator[Tensor]:
-    """Add a merged task vector to the base."""
+    """Add slices of a merged task vector to the base, in the dtype of the first model."""
     assert base is not None
     for origin, template, delta in zip(base(), first(), deltas, strict=True):
         yield (origin.to(delta) + delta).to(template.dtype)
 
 
 def upcast(tensor: Tensor, beside: Tensor | None = None) -> Tensor:
-    """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or what it meets is."""
+    """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or ``beside`` is."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return tensor.to(dtype) if beside is None else tensor.to(beside.device, torch.promote_types(dtype, beside.dtype))
 
 
 def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:
-    """Return one weight for each of ``count`` models, 1 where none were given; another number of them is refused."""
+    """Return one weight for each of ``count`` models, 1 by default; refuse another number of them."""
     if weights is None:
         return [1.0] * count
     why = f"{count} models need as many weights"
@@ -144,5 +142,5 @@ def check_weights(weights: Sequence[float] | None) -> None:
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a factor that is not finite."""
+    """Refuse a scale that is not finite."""
     require(math.isfinite(scale), "scale", scale, "task vectors are multiplied by it", "pass a finite number")

@@ -1,4 +1,4 @@
-"""One verb for all methods of merging: states in, one state out, tensor by tensor."""
+"""One function for all merge methods: states in, one state out, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.companions import require_same_function
-from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of
+from sparing.valley.compatible import (
+    Model,
+    State,
+    is_statistic,
+    lora_pairs,
+    require_compatible,
+    state_of,
+    storage_key,
+)
 from sparing.valley.linear import Linear
 from sparing.valley.method import Method
 from sparing.valley.slices import Merging, Slices, merge_whole, slices_of, zip_slices
@@ -20,7 +28,7 @@ from sparing.valley.ties import Ties
 def merge(states: Sequence[Model], *, base: Model | None = None, method: Method | None = None) -> dict[str, Tensor]:
     """Merge models of one architecture.
 
-    Running statistics of norm layers are averaged whatever the method: estimate them anew before the model is used
+    Running statistics of norm layers are averaged whatever the method: re-estimate them before the model is used
     (``soup`` does that). Counters keep their dtype and take the largest value. Arithmetic is in float32, or float64
     where the models are.
 
@@ -63,12 +71,12 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
 
 
 def merged_tensor(method: Method, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-    """Merge the tensors of one name by the rule for its kind; ``merge`` is this over all names."""
+    """Merge the tensors of one name by the rule for its kind, in the dtype of the first; ``merge`` does it for all."""
     return merge_whole(rule_for(method, name, tensors[0].is_floating_point()), name, tensors, base)
 
 
 def rule_for(method: Method, name: str, floating: bool) -> Merging:
-    """Return how the tensors of a name are merged."""
+    """Return how tensors are merged: weights by the method, running statistics by a mean, counters by the largest."""
     if not floating:
         return _largest
     if is_statistic(name):
@@ -77,24 +85,23 @@ def rule_for(method: Method, name: str, floating: bool) -> Merging:
 
 
 def prepare_method(method: Method, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices] | None) -> Method:
-    """Return a method that knows of whole models what it must, before it merges their tensors one by one."""
+    """Let a method read the weights of the whole models if it must before it merges them tensor by tensor."""
     return method.ready(models, base) if isinstance(method, Ties) and base is not None else method
 
 
 def is_weight(name: str, floating: bool) -> bool:
-    """Say whether a tensor is merged by the method: one of floating numbers that are no running statistics."""
+    """Whether the method merges a tensor: a floating one that holds no running statistics."""
     return floating and not is_statistic(name)
 
 
 def require_base(method: Method, base: object | None) -> None:
     """Refuse a method that needs a base without one."""
-    name = type(method).__name__
-    missing = method.needs_base and base is None
-    require(not missing, "base", "none", f"{name} merges what was learned since", "pass base=..., or use Linear()")
+    why, do = f"{type(method).__name__} merges what was learned since", "pass base=..., or use Linear()"
+    require(base is not None or not method.needs_base, "base", "none", why, do)
 
 
 def warn_of_factors(names: Iterable[str]) -> None:
-    """Warn where the factors of LoRA are merged, whose product alone means something."""
+    """Warn where LoRA factors are merged, of which only the product means something."""
     if pairs := lora_pairs(names):
         warnings.warn(
             f"{len(pairs)} LoRA pairs, such as {pairs[0]!r}: (A, B) and (−A, −B) are one model, so the mean of factors "
@@ -110,10 +117,8 @@ def _largest(name: str, models: Sequence[Slices], base: Slices | None = None) ->
 
 
 def _first_names(states: Sequence[State]) -> dict[str, str]:
-    """Return for each name the first one that shares its memory in every state."""
+    """Return for each name the first one that shares its memory in every state: tied weights stay tied."""
     found: dict[object, str] = {}
-    return {name: found.setdefault(tuple(_place(name, state[name]) for state in states), name) for name in states[0]}
-
-
-def _place(name: str, value: Tensor) -> object:
-    return (value.data_ptr(), value.device, value.shape, value.stride()) if value.numel() else name
+    return {
+        name: found.setdefault(tuple(storage_key(name, state[name]) for state in states), name) for name in states[0]
+    }

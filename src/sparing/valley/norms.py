@@ -1,7 +1,6 @@
-"""How long a direction is: as a whole, by filter, by block. Vectors in, vectors out, norms in float64.
+"""Set the length of a direction: as a whole, by filter, by block. Norms are taken in float64.
 
-A direction keeps its dtype; only its length changes. Part of the direction that is zero stays zero whatever the weights
-are: it has no direction to be scaled along.
+A direction keeps its dtype. Parts of it that are zero stay zero whatever the weights are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sparing.vectors import Vector
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the filters of a tensor lie in it."""
+    """Where the filters of a tensor are."""
 
     # outputs are the second dimension, as in Hugging Face's ``Conv1D`` and in transposed convolutions
     transposed: bool = False
@@ -41,7 +40,7 @@ def scaled(direction: Vector, theta: Vector) -> dict[str, Tensor]:
 
 
 def grouped(direction: Vector, theta: Vector, parts: Mapping[str, str]) -> dict[str, Tensor]:
-    """Scale every block's part of a direction to the norm of that block's weights."""
+    """Scale every block's part of a direction to the norm of that block's weights; parts: name -> block."""
     members: dict[str, list[str]] = {}
     for name in direction:
         members.setdefault(parts[name], []).append(name)
@@ -57,8 +56,8 @@ def filtered(direction: Vector, theta: Vector, *, one_d: OneD, layouts: Mapping[
     """Scale every filter of a direction to the norm of that filter of the weights.
 
     A filter is what one output of a layer reads: a row of a linear layer, the kernels of one output channel, the
-    vector of one token. Li et al.'s code moves one-dimensional tensors along +θ by default, which is a sign-consistent
-    direction in disguise; that policy does not exist here.
+    vector of one token. Li et al.'s code moves 1-D tensors along +θ by default, a sign-consistent direction in
+    disguise; there is no such policy here.
 
     Source: Li et al. 2018, "Visualizing the loss landscape of neural nets" (arXiv:1712.09913), §4.
     """
@@ -71,7 +70,7 @@ def filtered(direction: Vector, theta: Vector, *, one_d: OneD, layouts: Mapping[
 
 
 def filter_norms(tensor: Tensor, layout: Layout) -> Tensor:
-    """Return the norm of every filter."""
+    """Return the norm of every filter, float64, in a shape that broadcasts over ``filter_view``."""
     wide = filter_view(tensor, layout).double()
     keep = {0} if not layout.transposed else {0, 2}
     norms: Tensor = torch.linalg.vector_norm(wide, dim=[d for d in range(wide.ndim) if d not in keep], keepdim=True)

@@ -1,4 +1,4 @@
-"""Pictures of curves and surfaces; the title says how lopsided they are."""
+"""Figures of curves and surfaces; the title says how lopsided they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES: Final = {"loss": "cross-entropy", "error": "error (share of rows)"}
 
 
 def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] = ()) -> Figure:
-    """Draw curves over λ, each as the mean over draws with its interval."""
+    """Draw at most seven curves over λ, each as the mean over draws with its interval; nonfinite values are gaps."""
     labels = list(names) or _labels(curves)
     return plots.lines(
         [_series(one, metric, label, role) for one, label, role in zip(curves, labels, ROLES, strict=False)],
@@ -34,7 +34,7 @@ def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] =
 
 
 def surface_figure(surface: Surface, metric: str) -> Figure:
-    """Draw a map of a plane."""
+    """Draw a plane as a heatmap, the first direction across, the second upwards."""
     values = surface.values[metric]
     half = float(surface.lambdas[-1] - surface.lambdas[-2]) / 2
     edges = [float(at) - half for at in surface.lambdas] + [float(surface.lambdas[-1]) + half]
@@ -53,7 +53,7 @@ def surface_figure(surface: Surface, metric: str) -> Figure:
 
 
 def axis(metric: str) -> plots.Axis:
-    """Name a metric and its unit for an edge of a picture."""
+    """The axis of a metric, with its unit."""
     return plots.Axis(NAMES.get(metric, metric), UNITS.get(metric, ""))
 
 
@@ -66,7 +66,7 @@ def _series(curve: Curve, metric: str, label: str, role: plots.Role) -> plots.Se
 
 
 def _labels(curves: Sequence[Curve]) -> list[str]:
-    """Name each curve by what tells it from the others."""
+    """Name each curve by what distinguishes it from the others."""
     parts = {
         "direction": [one.direction for one in curves], "width": [f"width {one.width:g}" for one in curves],
         "statistics": [f"{one.statistics} statistics" for one in curves],
@@ -85,7 +85,7 @@ def _title(curve: Curve, metric: str) -> str:
 
 
 def _verdict(found: Index) -> str:
-    """Which side is flatter, if the draws tell and the curve has a bottom at λ = 0."""
+    """Which side is flatter, if the draws can tell and the curve has a minimum at λ = 0."""
     if not found.minimum:
         sides = "on both sides" if found.falls == "both" else f"on the {found.falls} side"
         return f"not a minimum, better {sides}"
@@ -101,12 +101,9 @@ def _caption(curves: Sequence[Curve], metric: str, labels: Sequence[str]) -> str
         parts.append(f"{start}asymmetry {one.asymmetry[metric]}, SCR {one.consistency.mean():.2f}")
     ways = " and ".join(sorted({one.statistics for one in curves}))
     gaps = any(not np.isfinite(one.mean(metric)).all() for one in curves)
-    return (
-        "; ".join(parts)[:1].upper()
-        + "; ".join(parts)[1:]
-        + f". Batch-norm statistics: {ways}."
-        + (" Gaps: not finite." if gaps else "")
-    )
+    text = "; ".join(parts)
+    note = " Gaps: not finite." if gaps else ""
+    return f"{text[:1].upper()}{text[1:]}. Batch-norm statistics: {ways}.{note}"
 
 
 def _words(metric: str) -> str:

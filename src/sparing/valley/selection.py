@@ -19,7 +19,7 @@ from sparing.errors import UserError, require
 from sparing.valley.config import Group, GroupKind
 from sparing.valley.norms import Layout
 
-# masked are weights off a mask buffer; with "zeros" also exact zeros of a matrix that has more than 1 % of them
+# Masked are weights with a zero in their mask buffer; with "zeros" also exact zeros of matrices with over 1 % of them
 MaskPolicy = Literal["zeros", "buffers"]
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -30,7 +30,7 @@ _PRUNED = 0.01  # share of exact zeros: rounding never leaves that many in a tra
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a model that has a name of its own."""
+    """A named part of a model: a block or a layer."""
 
     name: str  # path of the block or layer; the role itself outside the repeated blocks
     role: str  # role of a block, or ``layer`` where layers in order stand in for blocks
@@ -38,7 +38,7 @@ class Section:
 
 
 def sections(model: nn.Module) -> list[Section]:
-    """Divide all parameters of a model into blocks, or into layers where it has no blocks of several layers."""
+    """Partition a model's parameters into blocks in order of use, or into layers where no block has several layers."""
     try:
         found = find_blocks(model)
     except UserError:  # no repeated blocks, or several kinds: order is all that is left
@@ -49,10 +49,10 @@ def sections(model: nn.Module) -> list[Section]:
 
 
 def selected(model: nn.Module, group: Group) -> tuple[str, ...]:
-    """Return the parameters that a group moves.
+    """Return the canonical names that a group moves, in order of registration; an empty group is refused.
 
     - "all": every one. "features": all but the classifier.
-    - "classifier": the head that ``find_blocks`` tells, else the last registered module that holds a matrix, if it
+    - "classifier": the head that ``find_blocks`` finds, else the last registered module that holds a matrix, if it
       is not one of the repeated blocks. Where it shares its weight with the embedding, that weight is the classifier.
     - "first": what comes before the body and its first block, or the whole first stage where the body has stages (stem
       and layer1 of a ResNet); of a model without blocks the first layer and its norm.
@@ -60,8 +60,8 @@ def selected(model: nn.Module, group: Group) -> tuple[str, ...]:
       in the name of their class and hold vectors only.
     - A tuple: each entry is a parameter's name, a module's path, a block's name or a role (embed, body, tail, head).
 
-    A frozen parameter is moved only if its own name stands in the tuple. A tied one is there once, under its first
-    name, and answers to all. Tensors that are not floating never move.
+    A frozen parameter moves only if the tuple names it. A tied one is listed once, under its first name, and is found
+    by all of them. Tensors that are not floating never move.
     """
     params, aliases = named_parameters(model), tied(model)
     chosen = set(_group_by_kind(model, group) if isinstance(group, str) else _group_by_name(model, group))
@@ -79,12 +79,12 @@ def selected(model: nn.Module, group: Group) -> tuple[str, ...]:
 
 
 def section_names(model: nn.Module) -> dict[str, str]:
-    """Return the block or layer of every parameter."""
+    """Return the name of the block or layer of every parameter."""
     return {name: section.name for section in sections(model) for name in section.params}
 
 
 def filter_layouts(model: nn.Module) -> dict[str, Layout]:
-    """Return where filters lie, for weights whose outputs are not the first dimension."""
+    """Return the layouts of weights whose outputs are not the first dimension."""
     names = _names_by_id(model)
     found: dict[str, Layout] = {}
     for place in walk(model):
@@ -99,12 +99,12 @@ def filter_layouts(model: nn.Module) -> dict[str, Layout]:
 
 
 def live_masks(model: nn.Module, names: Iterable[str], *, masks: MaskPolicy = "zeros") -> dict[str, Tensor]:
-    """Return the live entries of every masked weight.
+    """Return boolean masks, True where live, of every weight that has masked entries.
 
-    A mask is a buffer beside its parameter, of its shape, called ``weight_mask`` for ``weight`` (sparse training keeps
-    it there) or for ``weight_orig`` (``torch.nn.utils.prune``). A pruned checkpoint may have lost its masks and kept
-    its zeros: with "zeros" a tensor of two dimensions or more with more than 1 % exact zeros, but not zero as a whole,
-    is masked where it is zero. Training leaves no such share by chance; a matrix that is all zero was never trained.
+    A mask is a buffer of the parameter's shape beside it, ``weight_mask`` for ``weight`` (sparse training) or for
+    ``weight_orig`` (``torch.nn.utils.prune``). Checkpoints of pruned models may have lost it and kept the zeros: with
+    "zeros" a matrix with more than 1 % exact zeros is masked where it is zero. Training leaves no such share by chance;
+    a matrix of zeros only was never trained and has no mask.
     """
     require(masks in get_args(MaskPolicy), "masks", repr(masks), "no such policy", 'pass "zeros" or "buffers"')
     params = named_parameters(model)
@@ -130,12 +130,11 @@ def _pruned_mask(value: Tensor) -> Tensor | None:
 
 
 def _names_by_id(model: nn.Module) -> dict[int, str]:
-    """Return the canonical name of every parameter by its ``id``."""
     return {id(parameter): name for name, parameter in named_parameters(model).items()}
 
 
 def _is_layer(block: Block) -> bool:
-    """Say whether a block is one layer: no module in it, at most one matrix."""
+    """Whether a block is one layer: no module in it, at most one matrix."""
     nested = any("." in name.removeprefix(f"{block.name}.") for name in block.params)
     return not nested and sum(p.ndim > 1 for p in block.params.values()) < 2
 
@@ -143,7 +142,7 @@ def _is_layer(block: Block) -> bool:
 def _layer_sections(model: nn.Module) -> list[Section]:
     names, taken = _names_by_id(model), set[str]()
     gathered: list[tuple[str, list[str]]] = []
-    early: list[str] = []
+    early: list[str] = []  # vectors before the first matrix belong to its layer
     for place in walk(model):
         held = {names[id(p)]: p.ndim for p in place.module._parameters.values() if p is not None}
         fresh = [name for name in held if name not in taken]

@@ -28,7 +28,7 @@ def sgp(x: Tensor) -> Tensor:
 
 
 def centred(theta: Tensor, live: Tensor | None = None) -> Tensor:
-    """Return θ − μ, with μ the mean of this tensor, taken in float64."""
+    """Return θ − μ in float64, μ the mean of the live weights of this tensor; masked ones are left to the caller."""
     wide = theta.double()
     kept = wide if live is None else wide[live]
     return wide - kept.mean() if kept.numel() else wide
@@ -49,12 +49,13 @@ def special_direction(
 
 
 def set_signs(epsilon: Tensor, theta: Tensor, signs: Signs, generator: torch.Generator | None = None) -> Tensor:
-    """Give a direction the signs that are wished, its magnitudes stay."""
+    """Set the signs of one tensor of a direction and keep its magnitudes."""
     if signs == "raw":
         return epsilon
     turned = epsilon.abs() * sign(theta).to(epsilon.dtype)
     if signs == "consistent":
         return turned
+    # At one state of the generator the elements chosen at a small ratio are among those at a larger one
     chosen = torch.rand(epsilon.shape, generator=generator, dtype=torch.float32) < float(signs)
     return torch.where(chosen.to(epsilon.device), turned, epsilon)
 

@@ -1,7 +1,7 @@
-"""Two small demonstrations of why the valley is asymmetric: one simulated ReLU unit, and the units of a real network.
+"""Why the valley is asymmetric, in two small experiments: one simulated ReLU unit, and the units of a real network.
 
-A unit with weights w = a h + δ has learned its input h a little. Along sign(w) its pre-activation grows with λ: units
-that are active stay so on the positive side and are lost on the negative one.
+A unit with weights w = a h + δ has learned a little of its input h. Along sign(w) its pre-activation grows with λ:
+active units stay active on the positive side and turn off on the negative one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class UnitMove:
 
 
 def expected_shift(inputs: Tensor, slope: float) -> float:
-    """Return E[sign(w)ᵀh] = Σ_j |h_j| erf(a |h_j| / √2) for w = a h + δ, δ ~ N(0, 1).
+    """Return E[sign(w)ᵀh] = Σ_j |h_j| erf(a |h_j| / √2) for w = a h + δ, δ ~ N(0, 1): the shift per unit of λ.
 
-    Element j of w has mean a h_j and variance 1, so that E[sign(w_j)] = erf(a h_j / √2), which has the sign of h_j.
+    E[sign(w_j)] = erf(a h_j / √2) because w_j has mean a h_j and variance 1.
     """
     size = inputs.double().abs()
     return float((size * torch.erf(slope * size / math.sqrt(2))).sum())
@@ -51,7 +51,7 @@ def simulate_unit(
     steps: Sequence[float] = (-1.0, -0.5, 0.0, 0.5, 1.0),
     seed: int = 0,
 ) -> list[UnitMove]:
-    """Simulate one ReLU unit moved along the signs of its weights.
+    """Simulate one ReLU unit (``dimension`` inputs, slope a, draws of δ) moved along the signs of its weights.
 
     Source: Li et al. 2024, Listing 1.
     """
@@ -103,23 +103,23 @@ def activation_confusion(
     units: type[nn.Module] | tuple[type[nn.Module], ...] = nn.ReLU,
     call: Callable[[nn.Module, Any], object] | None = None,
 ) -> list[Activations]:
-    """Compare which units fire at θ and at θ + λ · direction.
+    """Compare which units are active at θ and at θ + λ · direction; one table for each λ.
 
-    A unit is one element of the output of a module of the type ``units``; it is active where the output is positive.
-    The model runs in evaluation mode, its statistics as they are; parameters and modes are put back.
+    A unit is one element of the output of a module of a type in ``units``, active where it is positive. The model runs
+    in eval mode with the statistics it has; parameters and modes are restored.
 
     Source: Li et al. 2024, Figure 28.
     """
-    kept = list(batches)
+    data = list(batches)
     run = call or _call
-    with _record_active(model, units) as heard, perturbing(model) as perturber, torch.no_grad():
-        before = _active_units(model, kept, run, heard)
+    with _record_active(model, units) as recorded, perturbing(model) as perturber, torch.no_grad():
+        before = _active_units(model, data, run, recorded)
         require(bool(before), "activation confusion", "no unit", "no module of these types ran",
                 "pass units=(nn.GELU, …), the types the model has, and at least one batch")  # fmt: skip
         tables = []
         for step in steps:
             perturber.to(direction, step)
-            tables.append(_activation_table(step, before, _active_units(model, kept, run, heard)))
+            tables.append(_activation_table(step, before, _active_units(model, data, run, recorded)))
     return tables
 
 
@@ -138,13 +138,13 @@ def _activation_table(step: float, before: list[Tensor], after: list[Tensor]) ->
 
 
 def _active_units(
-    model: nn.Module, batches: list[Any], run: Callable[[nn.Module, Any], object], heard: list[Tensor]
+    model: nn.Module, batches: list[Any], run: Callable[[nn.Module, Any], object], recorded: list[Tensor]
 ) -> list[Tensor]:
-    """Run all batches and return what was heard, one tensor of truth values for each call of a unit."""
-    heard.clear()
+    """Run all batches; return one boolean tensor for each call of a module of units."""
+    recorded.clear()
     for batch in batches:
         run(model, batch)
-    return list(heard)
+    return list(recorded)
 
 
 def _call(model: nn.Module, batch: Any) -> object:
@@ -153,8 +153,8 @@ def _call(model: nn.Module, batch: Any) -> object:
 
 @contextmanager
 def _record_active(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[list[Tensor]]:
-    """Note which units fire, with the model in evaluation mode; hooks and modes are put back."""
-    heard: list[Tensor] = []
+    """Record which units are active, in eval mode; hooks and modes are restored."""
+    recorded: list[Tensor] = []
 
     def note(module: nn.Module, args: object, output: Tensor) -> None:
         if not isinstance(output, Tensor):
@@ -163,13 +163,13 @@ def _record_active(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Modu
                 "pass types of activation modules",
             )
             raise UserError("units", got=got, why="a unit is an element of a tensor", do=do)
-        heard.append(output > 0)
+        recorded.append(output > 0)
 
     modes = {module: module.training for module in model.modules()}
     hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, units)]
     try:
         model.eval()
-        yield heard
+        yield recorded
     finally:
         for hook in hooks:
             hook.remove()

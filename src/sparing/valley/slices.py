@@ -1,9 +1,8 @@
-"""Tensors in slices, so that what a merge makes of them takes no memory to speak of, whatever their size.
+"""Tensors in slices, so that the temporaries of a merge take almost no memory, whatever the size of the tensors.
 
-A method compares several models, and makes copies by the dozen while it does. Of whole tensors they would take many
-times the largest; of slices they fit into a processor's cache. So every method works on slices, and a tensor in memory
-is cut exactly as one on disk: results are the same to the bit on any machine, although vector units round the last few
-numbers of an array by other instructions than the rest.
+A method makes dozens of temporaries. Of whole tensors they would take many times the largest; of slices they fit into a
+processor's cache. A tensor in memory is cut exactly as one on disk, so that both give the same bits: vector units round
+the last few numbers of an array by other instructions than the rest.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Slices = Callable[[], Iterator[Tensor]]
 
 
 def slice_lengths(count: int) -> list[int]:
-    """Return the lengths of the slices of a tensor, at least one.
+    """Return the lengths of the slices of a tensor of ``count`` numbers, at least one.
 
-    They differ by one at most: where there are several, none is so short that it looks like a scalar.
+    They differ by one at most: where there are several, none is as short as a scalar.
 
     Example:
         >>> lengths(SLICE + 1)
@@ -36,17 +35,17 @@ def slice_lengths(count: int) -> list[int]:
 
 
 def slices_of(tensor: Tensor) -> Slices:
-    """Return the slices of a tensor in memory: views, where it is contiguous."""
+    """Return the slices of a tensor in memory, flat: views where it is contiguous."""
     return lambda: iter(torch.split(tensor.reshape(-1), slice_lengths(tensor.numel())))
 
 
 def zip_slices(sources: Iterable[Slices]) -> Iterator[tuple[Tensor, ...]]:
-    """Read several tensors of one size in step."""
+    """Read several tensors of one size in lockstep."""
     return zip(*(source() for source in sources), strict=True)
 
 
 def join_slices(pieces: Iterable[Tensor], like: Tensor) -> Tensor:
-    """Put merged slices together."""
+    """Join merged slices to a new tensor with the shape, dtype and device of ``like``."""
     merged = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     flat, at = merged.view(-1), 0
     for piece in pieces:
@@ -60,6 +59,6 @@ Merging = Callable[[str, Sequence[Slices], Slices | None], Iterable[Tensor]]
 
 
 def merge_whole(merging: Merging, name: str, tensors: Sequence[Tensor], base: Tensor | None) -> Tensor:
-    """Merge tensors in memory by a method of slices."""
+    """Merge tensors in memory, one of each model, by a function of slices."""
     origin = None if base is None else slices_of(base)
     return join_slices(merging(name, [slices_of(tensor) for tensor in tensors], origin), tensors[0])

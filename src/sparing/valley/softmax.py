@@ -10,10 +10,9 @@ For one row x with logits W x, p = softmax(W x) and label y, with the cross entr
 Everything is the mean over rows; memory is O(N K), where the Hessian of the digits would have 640² entries a row.
 
 Source: Li et al. 2024 (arXiv:2405.12489), Listing 2, Figure 29 and Appendix D. The listing has three defects that are
-not repeated here. It contracts gradient and Hessian with the moved weights W + λE where the text says with the step E.
-It takes sign(0) = −1, which gives a sign to the coefficients that are exactly zero because their pixel is blank in
-every image (4.7 % on the digits); ``consistent_step`` leaves them where they are. And it builds the Hessian, which no
-result needs.
+not repeated here. It contracts gradient and Hessian with the moved weights W + λE where the text says the step E. It
+takes sign(0) = −1, which moves the coefficients that are exactly zero because their pixel is blank in every image
+(4.7 % on the digits); ``consistent_step`` does not. And it builds the Hessian, which no result needs.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from sparing.errors import UserError, require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftmaxPoint:
-    """What is known of the loss at W, and of the way it moves along a step E; each the mean over rows, in float64."""
+    """The loss at W and how it changes along a step E; each the mean over rows, in float64."""
 
     loss: float  # cross entropy (nat)
     error: float  # share of rows whose largest logit is not the label's
@@ -39,7 +38,7 @@ class SoftmaxPoint:
 
 
 def softmax_point(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor) -> SoftmaxPoint:
-    """Evaluate the closed forms at one place."""
+    """Evaluate the closed forms at W (K, D), along the step E (K, D), on inputs (N, D) and labels (N,)."""
     _check(weights, inputs, targets, step)
     x, w, e = inputs.double(), weights.double(), step.double()
     logits, moved = x @ w.T, x @ e.T
@@ -61,7 +60,7 @@ def softmax_point(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor
 
 
 def softmax_gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of the mean cross entropy for the weights."""
+    """Return the gradient of the mean cross entropy for the weights, (K, D), float64."""
     _check(weights, inputs, targets, weights)
     x = inputs.double()
     wrong = torch.softmax(x @ weights.double().T, -1)
@@ -81,7 +80,6 @@ def consistent_step(magnitudes: Tensor, weights: Tensor) -> Tensor:
 
 
 def _check(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor) -> None:
-    """Refuse shapes and labels that do not fit."""
     if weights.ndim != 2 or inputs.ndim != 2 or inputs.shape[1] != weights.shape[1] or step.shape != weights.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (weights, inputs, step))
         why = "weights and step are (K, D), inputs (N, D)"

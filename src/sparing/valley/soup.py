@@ -1,9 +1,9 @@
-"""Soups: the average of several models, of all of them or of those that help, with batch-norm statistics of its own."""
+"""Model soups: the average of several models, all or those that help, with re-estimated batch-norm statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,7 +70,7 @@ class WeightAverage:
         return {name: value.to(self._like[name], copy=True) for name, value in self._mean.items()}
 
     def add_(self, model: Model, weight: float = 1.0) -> None:
-        """Take a model into the mean."""
+        """Add a model of the same architecture, or its state, with a weight > 0."""
         check_weights([weight])
         state = {name: upcast(value) if value.is_floating_point() else value for name, value in state_of(model).items()}
         self._like = self._like or {name: value.dtype for name, value in state_of(model).items()}
@@ -101,20 +101,19 @@ def soup(
         how: "uniform" or "greedy".
         evaluate: Model -> numbers by name; greedy needs it, uniform reports it.
         calibrate: Batches of training inputs for batch-norm statistics.
-        model: A live model that is lent for evaluation and statistics and gets its own weights back; the first live
-            one among ``models`` by default.
-        weights: Of a uniform soup, ≥ 0; alike by default.
+        model: A live model to evaluate in, which gets its own weights back; by default the first live one among
+            ``models``.
+        weights: Of a uniform soup, ≥ 0; equal by default.
         metric: Which number decides; "error" by default, or the first if there is none.
         statistics: "exact" or "cumulative"; "stale" averages them.
-        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
-            it too.
+        better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any.
 
     Returns:
         The soup; with a live model and ``calibrate`` its batch-norm statistics are its own.
 
     Raises:
         UserError: If there are no models, they do not fit, weights are wrong, or greedy lacks a live model, an
-            ``evaluate`` or, with batch norm, ``calibrate``, or nobody knows which way its metric gets better.
+            ``evaluate`` or, with batch norm, ``calibrate``, or the better side of its metric is unknown.
 
     Source: Wortsman et al. 2022, "Model soups" (arXiv:2203.05482), Recipe 1 for the greedy one.
     """
@@ -125,13 +124,27 @@ def soup(
     require(how in {"uniform", "greedy"}, "how", repr(how), "there are two soups", 'pass "uniform" or "greedy"')
     if how == "uniform" and evaluate is None and calibrate is None:
         return _average(states, weights)
-    kitchen = _SoupBuilder(live_model(members, model), states, evaluate, calibrate, metric, statistics, better)
+    builder = _SoupBuilder(live_model(members, model), states, evaluate, calibrate, metric, statistics, better)
     if how == "uniform":
-        return kitchen.uniform(weights)
+        return builder.uniform(weights)
     why = "the greedy soup has equal weights"
     require(weights is None, "weights", weights, why, 'leave them out, or use how="uniform"')
     require(evaluate is not None, "evaluate", "none", "the greedy soup keeps what helps", "pass evaluate=...")
-    return kitchen.greedy()
+    return builder.greedy()
+
+
+def greedy_members(alone: Sequence[float], score: Callable[[list[int]], float]) -> list[int]:
+    """Add models to the mean, best first, while its score (lower is better) does not rise; return their indices.
+
+    Source: Wortsman et al. 2022, Recipe 1.
+    """
+    order = sorted(range(len(alone)), key=alone.__getitem__)  # stable: of equal models the first
+    kept, best = order[:1], alone[order[0]]
+    for at in order[1:]:
+        value = score([*kept, at])
+        if value <= best:
+            kept, best = [*kept, at], value
+    return kept
 
 
 def _average(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
@@ -143,7 +156,7 @@ def _average(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
 
 
 class _SoupBuilder:
-    """A live model in which soups are tasted."""
+    """Evaluates states in a live model, and keeps a record of them."""
 
     def __init__(
         self,
@@ -160,47 +173,54 @@ class _SoupBuilder:
         self.better, self.first = better, dict[str, float]()
         self.beside: dict[str, PairedMean] = {}
         self.test: McNemar | None = None
-        # The host's parameters and buffers are written, and a live member shares them
+        # The live model's parameters and buffers are overwritten, and a live member shares them
         self.states = [{name: value.clone() for name, value in state.items()} for state in states]
         self.refresher = Refresher(host, calibrate, statistics)
         self.record: list[dict[str, Any]] = []
 
     def uniform(self, weights: Sequence[float] | None) -> Soup:
         merged = _average(self.states, weights).state
-        with loading_states(self.host) as put:
-            found = [self._taste(put, state, [at]) for at, state in enumerate(self.states if self.evaluate else [])]
+        members = list(range(len(self.states)))
+        with loading_states(self.host) as load:
+            found = [
+                self._evaluated(load, state, [at]) for at, state in enumerate(self.states if self.evaluate else [])
+            ]
             if self.paired:
-                worth = [self._worth(one) for one in found]
-                self._pair(put, merged, self.states[worth.index(min(worth))])
-            self._taste(put, merged, list(range(len(self.states))))
-            return self._served(merged, list(range(len(self.states))))
+                scores = [self._score(one) for one in found]
+                self._pair(load, merged, self.states[scores.index(min(scores))])
+            # Last, so that the live model's statistics are the soup's
+            self._evaluated(load, merged, members)
+            return self._result(merged, members)
 
     def greedy(self) -> Soup:
-        with loading_states(self.host) as put:
-            alone = [self._worth(self._taste(put, state, [at])) for at, state in enumerate(self.states)]
-            order = sorted(range(len(alone)), key=lambda at: alone[at])  # stable: of equals the first
-            kept, best = order[:1], alone[order[0]]
-            for at in order[1:]:
-                value = self._worth(self._taste(put, merge([self.states[one] for one in [*kept, at]]), [*kept, at]))
-                self.record[-1]["kept"] = value <= best
-                if value <= best:
-                    kept, best = [*kept, at], value
+        tried: list[int] = []
+        with loading_states(self.host) as load:
+
+            def score(members: list[int]) -> float:
+                tried.append(members[-1])
+                return self._score(self._evaluated(load, merge([self.states[at] for at in members]), members))
+
+            alone = [self._score(self._evaluated(load, state, [at])) for at, state in enumerate(self.states)]
+            kept = greedy_members(alone, score)
+            for row, at in zip(self.record[len(alone) :], tried, strict=True):
+                row["kept"] = at in kept
             merged = merge([self.states[at] for at in kept])
             if self.paired:
-                self._pair(put, merged, self.states[order[0]])
-            put(merged)
+                self._pair(load, merged, self.states[kept[0]])
+            # The last candidate may have been refused: the statistics must be those of the soup
+            load(merged)
             with self.refresher.at_point():
-                return self._served(merged, kept)
+                return self._result(merged, kept)
 
-    def _taste(self, put: Any, state: State, members: list[int]) -> Mapping[str, float]:
-        """Evaluate a soup and write it down."""
-        put(state)
+    def _evaluated(self, load: Any, state: State, members: list[int]) -> Mapping[str, float]:
+        """Evaluate a state and record it."""
+        load(state)
         with self.refresher.at_point():
             if self.evaluate is None:
                 return {}
             found = run_evaluate(self.evaluate, self.host) if self.record else check_evaluate(self.evaluate, self.host)
             if self.paired and not self.record:
-                self._rows()  # what cannot be paired is refused before all is evaluated
+                self._rows()  # refuses numbers that cannot be paired before everything is evaluated
         self.first = self.first or found
         require_same_metrics(found, self.first)
         self.metric = self.metric or ("error" if "error" in found else next(iter(found)))
@@ -210,21 +230,21 @@ class _SoupBuilder:
 
     @property
     def paired(self) -> bool:
-        """Whether the measure tells of every row."""
+        """Whether ``evaluate`` gives the numbers of every row."""
         return callable(getattr(self.evaluate, "each", None))
 
-    def _pair(self, put: Any, soup_state: State, best: State) -> None:
+    def _pair(self, load: Any, soup_state: State, best: State) -> None:
         """Compare the soup with its best member on the same rows."""
         rows = []
         for state in (soup_state, best):
-            put(state)
+            load(state)
             with self.refresher.at_point():
                 rows.append(self._rows())
         for name, mine in rows[0].items():
             theirs = rows[1].get(name)
-            alike = theirs is not None and mine.shape == theirs.shape
-            require(alike, "evaluate.each", f"other rows of {name!r} for another model", "pairs are of the same rows",
-                    "return the same rows of each metric for every model")  # fmt: skip
+            got, do = f"other rows of {name!r} for another model", "return the same rows of each metric for every model"
+            fits = theirs is not None and mine.shape == theirs.shape
+            require(fits, "evaluate.each", got, "pairs are of the same rows", do)
             if theirs is None or not can_bound(mine, theirs):
                 continue
             self.beside[name] = paired_bootstrap(mine, theirs)
@@ -232,7 +252,7 @@ class _SoupBuilder:
                 self.test = mcnemar(mine == 0, theirs == 0)
 
     def _rows(self) -> dict[str, Tensor]:
-        """Numbers of every row by metric, in float64, of what the live model is now."""
+        """Numbers of every row by metric, float64, of the live model as it is now."""
         try:
             found = self.evaluate.each(self.host).items()  # type: ignore[union-attr]
             rows = {name: torch.as_tensor(value).detach().to("cpu", torch.float64) for name, value in found}
@@ -244,21 +264,18 @@ class _SoupBuilder:
         require(flat, "evaluate.each", "numbers of another shape", "there is one a row", "return shape (rows,)")
         return rows
 
-    def _worth(self, found: Mapping[str, float]) -> float:
-        """What decides: the metric, turned so that lower is better."""
+    def _score(self, found: Mapping[str, float]) -> float:
+        """The metric that decides, as a cost; NaN counts as the worst."""
         assert self.metric is not None
-        value = as_cost(
-            found[self.metric], better_by_metric(found, declared_better(self.evaluate, self.better))[self.metric]
-        )
+        better = better_by_metric(found, declared_better(self.evaluate, self.better))
+        value = as_cost(found[self.metric], better[self.metric])
         return math.inf if math.isnan(value) else value
 
-    def _served(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:
-        """The soup with the statistics that the live model has at this point."""
+    def _result(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:
+        """The soup, with the statistics that the live model has now."""
         refreshed = bool(self.refresher.layers) and self.refresher.statistics in {"exact", "cumulative"}
-        buffers = (
-            {name: value.detach().clone() for name, value in unwrap(self.host).named_buffers()} if refreshed else {}
-        )
-        state = {name: buffers.get(name, value) for name, value in merged.items()}
+        buffers = dict(unwrap(self.host).named_buffers()) if refreshed else {}
+        state = {name: buffers[name].detach().clone() if name in buffers else value for name, value in merged.items()}
         return Soup(
             state=state, members=tuple(members), record=tuple(self.record), beside_best=self.beside, mcnemar=self.test,
             refreshed=refreshed,

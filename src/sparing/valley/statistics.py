@@ -1,13 +1,9 @@
-"""Batch-norm statistics along a walk: re-estimated at every point, or stale, or of the evaluated batch itself.
+"""Batch-norm statistics at every point: re-estimated, or stale, or those of the evaluated batch itself.
 
-Statistics that belong to θ are wrong for θ + λε: they can turn a curve's flat side into its steep one. So every point
-clears them and estimates them anew from the same rows, as stochastic weight averaging and model soups do; this is what
-the paper does (its appendix A.3).
-
-A channel that does not vary at all, as in the network of zeros at λ = −1 along the weights themselves, is centred to
-zero and divided by √ε: batch norm's own ε, which torch wants positive, is the guard.
-
-Layers that keep no running statistics (LayerNorm, GroupNorm, batch norm without tracking) have nothing to re-estimate.
+The statistics of θ are wrong for θ + λε: they can turn a curve's flat side into its steep one. So every point clears
+them and re-estimates them from the same rows, as stochastic weight averaging, model soups and the paper do (appendix
+A.3). A channel that does not vary at all, as at λ = −1 along the weights themselves, is divided by batch norm's own √ε.
+Layers without running statistics (LayerNorm, GroupNorm, batch norm without tracking) have nothing to re-estimate.
 """
 
 from __future__ import annotations
@@ -30,10 +26,14 @@ Batch = Tensor | Mapping[str, Any] | Sequence[Any]
 
 
 class Refresher:
-    """Keeps the batch norms of one model in step with its parameters."""
+    """Keeps the batch norms of one model in step with its parameters.
+
+    ``calibrate`` holds batches of training inputs, never the evaluated rows; it is iterated at every point. "exact"
+    takes mean and unbiased variance of all rows as one batch; "cumulative" averages both over batches, which needs
+    less memory and misses the variance of the batches' means; with "batch", results depend on how rows are batched.
+    """
 
     def __init__(self, model: nn.Module, calibrate: Iterable[Batch] | None, statistics: Statistics = "exact") -> None:
-        """Look at the layers and the batches; nothing changes yet."""
         choices = get_args(Statistics)
         require(statistics in choices, "statistics", repr(statistics), "no such way", f"pass one of {choices}")
         self.model, self.statistics = model, statistics
@@ -60,7 +60,7 @@ class Refresher:
 
     @contextlib.contextmanager
     def at_point(self) -> Iterator[None]:
-        """Make the statistics right for the present parameters, for the length of a block."""
+        """Within a block, make the statistics those of the current parameters; evaluate in eval mode."""
         if self.statistics == "batch":
             with _batch_statistics_only(self.layers):
                 yield
@@ -71,24 +71,22 @@ class Refresher:
 
 
 def batch_norms(model: nn.Module) -> list[_NormBase]:
-    """Return the layers that normalise by running statistics."""
+    """Return the layers that normalize by running statistics, in order of registration."""
     return [one for one in model.modules() if isinstance(one, _NormBase) and one.running_mean is not None]
 
 
 def refresh_(model: nn.Module, calibrate: Iterable[Batch], statistics: Statistics = "exact") -> None:
-    """Re-estimate a model's batch-norm statistics for good, after its weights were averaged or merged.
+    """Re-estimate a model's batch-norm statistics in place, after its weights were averaged or merged.
 
-    Training flags and momenta stay as they were, and so does torch's random state; ``num_batches_tracked`` becomes the
-    number of batches.
+    Training flags, momenta and torch's random state are kept; ``num_batches_tracked`` becomes the number of batches.
     """
-    refresher = Refresher(model, calibrate, statistics)
-    with refresher.at_point():
+    with Refresher(model, calibrate, statistics).at_point():
         pass
 
 
 @torch.no_grad()
 def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[Batch]) -> None:
-    """Clear the statistics of these layers and estimate them from some batches, dropout off."""
+    """Set the statistics of these layers to the plain mean over batches of mean and unbiased variance, dropout off."""
     momenta = [layer.momentum for layer in layers]
     flags = [(module, module.training) for module in model.modules()]
     count = 0
@@ -96,7 +94,7 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
         model.eval()
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # the cumulative mean
+            layer.momentum = None  # torch's setting for a cumulative mean
             layer.training = True  # not train(): a subclass may hold children that must stay in eval mode
         for batch in batches:
             count += 1
@@ -116,7 +114,7 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
 
 @contextlib.contextmanager
 def _batch_statistics_only(layers: Sequence[_NormBase]) -> Iterator[None]:
-    """Take running statistics away: batch norm then uses the batch, whatever its training flag says."""
+    """Remove running statistics: batch norm then uses those of the batch, in eval mode too."""
     held = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     try:
         for layer, _, _ in held:
@@ -128,7 +126,7 @@ def _batch_statistics_only(layers: Sequence[_NormBase]) -> Iterator[None]:
 
 
 def run_model(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on inputs, moved to where its parameters are."""
+    """Run a model on inputs (or keyword arguments), moved to the device of its parameters."""
     device = next((parameter.device for parameter in model.parameters()), None)
     if isinstance(inputs, Mapping):
         moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
@@ -148,7 +146,7 @@ def _inputs_of(batch: Batch) -> Tensor | Mapping[str, Any]:
 
 
 def concat_batches(batches: Sequence[Tensor | Mapping[str, Any]]) -> Tensor | dict[str, Any]:
-    """Join batches of inputs into one."""
+    """Concatenate batches of inputs; what is no tensor is taken from the first batch."""
     require(len(batches) > 0, "calibrate", "no batch", "statistics need rows", "pass at least one batch")
     first = batches[0]
     try:

@@ -1,9 +1,9 @@
-"""Steering to the flat side: a line search from an average, held against plain scaling of its norm.
+"""Steering to the flat side: a line search from an average, compared with plain scaling of its norm.
 
 A step along the signs of the weights leads to the flat side of their valley (Li et al. 2024, arXiv:2405.12489, §4), so
-an average that lies on its steep side might gain by one. With batch norm such a step is hardly more than a larger norm,
-and a longer θ is a smoother function whatever its signs. So the plain θ (1 + l) is searched beside it, and both are
-judged on rows that no search has seen.
+an average on the steep side might gain by one. With batch norm such a step is little more than a larger norm, and a
+longer θ is a smoother function whatever its signs. So the plain θ (1 + l) is searched too, and both are judged on rows
+that no search has seen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = (-0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchPath:
-    """One line search: what was searched, what was chosen, and what that is worth on rows it has not seen."""
+    """One line search: its values, the chosen step, and its gain on rows the search has not seen."""
 
     along: Along  # direction, with the length ‖θ‖
     steps: tuple[float, ...]  # steps l of θ + l · direction (dimensionless), rising; 0 is among them
@@ -55,8 +55,8 @@ class Steered:
 
     @property
     def beyond(self) -> ByMetric[float]:
-        """Gain over that of plain norm scaling, by metric, on the test rows; above zero it speaks for the direction."""
-        return self.path.gain.each(lambda metric: self.path.gain[metric] - self.scaling.gain[metric])
+        """Gain minus that of plain norm scaling, by metric, on the test rows; above zero the direction helps."""
+        return self.path.gain.map(lambda metric: self.path.gain[metric] - self.scaling.gain[metric])
 
     def rows_of(self) -> list[dict[str, Any]]:
         """Return one row for each searched step of both paths, for a record."""
@@ -85,9 +85,9 @@ def steer(
     statistics: Statistics = "exact",
     better: Mapping[str, Better] | None = None,
 ) -> Steered:
-    """Search a step that betters a metric on held-out rows, and report its gain on others.
+    """Search for a step that improves a metric on held-out rows, and report its gain on others.
 
-    Only trainable parameters move, and exact zeros have no sign. The model is walked and ends as it began, to the bit.
+    Only trainable parameters move, and exact zeros have no sign. The model is restored, to the bit.
 
     Args:
         model: Live model at θ, such as one that has loaded a soup.
@@ -100,35 +100,33 @@ def steer(
         steps: Steps to try, in lengths of ‖θ‖; 0 is added.
         metric: Which number is searched.
         statistics: As in ``Refresher``.
-        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
-            it too.
+        better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any.
 
     Returns:
         The chosen step and its gain beside those of plain norm scaling, and the state there.
 
     Raises:
         UserError: If ``evaluate`` and ``test`` are one, a step is not finite, ``other`` is missing or of another
-            architecture or equal to the model, ``evaluate`` cannot be trusted, it and ``test`` measure different
-            things, or nobody knows which way the metric gets better.
+            architecture or equal to the model, ``evaluate`` is not deterministic or changes the model, it and ``test``
+            return other metrics, or the metric's better side is unknown.
     """
     why = "a gain on the searched rows is partly luck"
     require(test is not evaluate, "test", "the searched rows", why, "pass an evaluate on rows of their own")
     fine = all(map(math.isfinite, steps))
     require(fine, "steps", tuple(steps), "lengths are finite numbers", "pass numbers such as (-0.05, 0.05)")
     lengths = tuple(sorted({0.0, *map(float, steps)}))
-    said = declared_better(evaluate, better)
-    search = _LineSearch(model, evaluate, test, Refresher(model, calibrate, statistics), metric, said)
+    declared = declared_better(evaluate, better)
+    search = _LineSearch(model, evaluate, test, Refresher(model, calibrate, statistics), metric, declared)
     path = search.run(along, steering_direction(model, along, other), lengths)
     scaling = path if along == "self" else search.run("self", steering_direction(model, "self"), lengths)
     return Steered(path=path, scaling=scaling, state=search.state(steering_direction(model, along, other), path.step))
 
 
 def steering_direction(model: nn.Module, along: Along, other: Model | None = None) -> dict[str, Tensor]:
-    """Return what a step of 1 adds to the trainable parameters: a vector of the length ‖θ‖."""
+    """Return what a step of 1 adds to the trainable parameters: a vector of length ‖θ‖."""
     theta = {name: value.detach() for name, value in named_parameters(model).items() if value.requires_grad}
-    require(
-        bool(theta), "model", "no trainable parameters", "frozen ones do not move", "unfreeze what should be steered"
-    )
+    do = "unfreeze what should be steered"
+    require(bool(theta), "model", "no trainable parameters", "frozen ones do not move", do)
     if along == "self":
         return {name: value.clone() for name, value in theta.items()}
     if along == "sign":
@@ -143,8 +141,6 @@ def steering_direction(model: nn.Module, along: Along, other: Model | None = Non
 
 
 class _LineSearch:
-    """Values along lines from one model."""
-
     def __init__(
         self, model: nn.Module, evaluate: Evaluate, test: Evaluate, refresher: Refresher, metric: str,
         better: Mapping[str, Better] | None,
@@ -177,11 +173,11 @@ class _LineSearch:
             steps=lengths,
             searched={metric: tuple(one[metric] for one in found) for metric in start},
             step=step,
-            gain=ways.each(lambda metric: as_cost(before[metric] - after[metric], ways[metric])),
+            gain=ways.map(lambda metric: as_cost(before[metric] - after[metric], ways[metric])),
         )
 
     def state(self, vector: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
-        """Copy the weights and buffers at a step."""
+        """Return a copy of the weights and buffers at a step."""
         with perturbing(self.model) as perturber:
             perturber.to(vector, step)
             with self.refresher.at_point():
@@ -189,7 +185,7 @@ class _LineSearch:
 
 
 def _best_step(lengths: Sequence[float], values: Sequence[float]) -> float:
-    """Return the position of the least value that is a number; of equals the one nearest to zero."""
+    """Return the step of the least value that is not NaN; of equal ones the shortest."""
     ranked = [(value, abs(at), at) for at, value in zip(lengths, values, strict=True) if not math.isnan(value)]
     return min(ranked)[2]
 

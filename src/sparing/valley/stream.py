@@ -1,9 +1,9 @@
 """Merging checkpoints on disk, one tensor at a time: a model need not fit into memory to be merged.
 
 A checkpoint is a safetensors file, or a folder with one or with shards and their index, as transformers saves it.
-Where each tensor lies is known from the headers, those of the result included. So tensors are read slice by slice,
-merged, and written in the order in which they lie in the result; no tensor is ever whole in memory, nor is a shard.
-Files are read, not mapped: mapped pages would count as memory of the process until the system takes them back.
+The headers say where each tensor is, in the result too. So tensors are read slice by slice, merged, and written in the
+order of the result; no tensor is ever whole in memory. Files are read, not mapped: mapped pages would count as memory
+of the process until the system reclaims them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.valley.companions import CONFIG, compare_folders, config_text, dtype_notes
-from sparing.valley.compatible import require_averageable
+from sparing.valley.compatible import first_difference, require_averageable
 from sparing.valley.linear import Linear
 from sparing.valley.merge import is_weight, prepare_method, require_base, rule_for, warn_of_factors
 from sparing.valley.method import Method
@@ -47,16 +47,16 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies, and what it is."""
+    """One tensor of a checkpoint: what it is, and where."""
 
-    file: Path  # the file that holds it
-    shape: tuple[int, ...]  # its shape
-    kind: str  # its dtype as safetensors writes it, such as ``BF16``
-    start: int  # where its bytes begin in the file
+    file: Path
+    shape: tuple[int, ...]
+    kind: str  # dtype as safetensors spells it, such as ``BF16``
+    start: int  # offset of its data in the file (bytes)
 
     @property
     def count(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -70,7 +70,7 @@ class TensorEntry:
         return _DTYPES[self.kind].is_floating_point
 
 
-Checkpoint = Mapping[str, TensorEntry]  # tensor name -> its place
+Checkpoint = Mapping[str, TensorEntry]
 
 
 def merge_files(
@@ -79,18 +79,13 @@ def merge_files(
     *,
     base: str | Path | None = None,
     method: Method | None = None,
-    tell: Callable[[str, int], None] | None = None,
-    note: Callable[[str], object] = warn,
+    tell: Callable[[str, int], None] | None = None,  # called after each tensor with name and size (bytes)
+    note: Callable[[str], object] = warn,  # called with each difference that does not change the function
 ) -> Path:
-    """Merge checkpoints from disk to disk; ``merge`` does the same in memory, with the same numbers.
+    """Merge checkpoints from disk to disk, with the numbers of ``merge``; return the new folder.
 
-    The result has the files, names and dtypes of the first model, and the settings and tokenizer of the base (of the
-    first model where there is none); its config.json names the dtype that the weights have. It appears under its name
-    when it is whole; before, it is made in a folder beside it, which an exception removes. Settings and tokenizers of
-    the folders must make one function.
-
-    Warns:
-        UserWarning: Through ``note``.
+    The result has the files, names and dtypes of the first model, and the config and tokenizer of the base (of the
+    first model where there is none); its config.json names the dtype of the weights.
     """
     method, out = Linear() if method is None else method, Path(out).absolute()
     require(bool(models), "models", "none", "there is nothing to merge", "pass at least one")
@@ -101,11 +96,12 @@ def merge_files(
     found = [checkpoint(path) for path in paths]
     labels = [str(path) for path in paths]
     for other, label in zip(found[1:], labels[1:], strict=True):
-        _require_alike(found[0], other, labels[0], label)
+        _require_same_layout(found[0], other, labels[0], label)
     for sentence in [*compare_folders(paths, labels), *dtype_notes([floating_kinds(each) for each in found], labels)]:
         note(sentence)
     warn_of_factors(list(found[0]))
     out.parent.mkdir(parents=True, exist_ok=True)
+    # In a temporary folder on the same disk: the result appears under its name only when it is complete
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
         folder = Path(made) / "out"
         folder.mkdir()
@@ -118,12 +114,12 @@ def merge_files(
 
 
 def floating_kinds(entries: Checkpoint) -> set[str]:
-    """Number formats of the floating tensors of a checkpoint, as safetensors writes them."""
+    """Dtypes of the floating tensors of a checkpoint, as safetensors spells them."""
     return {place.kind for place in entries.values() if place.floating}
 
 
 def checkpoint(path: str | Path) -> dict[str, TensorEntry]:
-    """List the tensors of a checkpoint without reading them."""
+    """List the tensors of a checkpoint without reading them, in the order of the files and then of safetensors."""
     path = Path(path)
     if (path / INDEX).is_file():
         promised = _weight_map(path / INDEX)
@@ -143,14 +139,14 @@ def checkpoint(path: str | Path) -> dict[str, TensorEntry]:
 
 
 def read_tensor(name: str, place: TensorEntry) -> Tensor:
-    """Read one tensor from disk."""
+    """Read one tensor from disk, to the CPU."""
     with place.file.open("rb", buffering=0) as file:
         file.seek(place.start)
         return _read_numbers(file, name, place, place.count).view(place.shape)
 
 
 def read_slices(name: str, place: TensorEntry) -> Slices:
-    """Return the slices of a tensor on disk."""
+    """Return the slices of a tensor on disk, read when they are asked for."""
 
     def read() -> Iterator[Tensor]:
         with place.file.open("rb", buffering=0) as file:
@@ -162,9 +158,10 @@ def read_slices(name: str, place: TensorEntry) -> Slices:
 
 
 def _read_numbers(file: FileIO, name: str, place: TensorEntry, count: int) -> Tensor:
-    """Read so many numbers from where the file stands."""
+    """Read ``count`` elements at the file's position."""
     tensor = torch.empty(count, dtype=_DTYPES[place.kind])
     left = _memory_of(tensor)
+    # Unbuffered reads may return less than asked for
     while len(left):
         got = file.readinto(left)
         if not got:
@@ -187,7 +184,7 @@ def _write_weights(
     method: Method,
     tell: Callable[[str, int], None] | None,
 ) -> None:
-    """Write every file of the first checkpoint with merged tensors in it, and the index."""
+    """Write every file of the first checkpoint with merged tensors, and the index."""
     weights = [name for name, place in found[0].items() if is_weight(name, place.floating)]
     known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
     method = prepare_method(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
@@ -214,18 +211,19 @@ def _write_weights(
 
 
 def _require_averageable(name: str, places: Sequence[TensorEntry], labels: Sequence[str]) -> None:
-    """Refuse what cannot be averaged, before a method reads it."""
+    """Refuse what cannot be averaged, slice by slice, before a method reads it."""
     try:
         for parts in zip_slices(read_slices(name, place) for place in places):
             require_averageable(name, parts, labels)
     except UserError:
         for place, label in zip(places, labels, strict=True):
-            require_averageable(name, [read_tensor(name, place)], [label])  # says how many of all numbers are wrong
+            # Of the whole tensor, so that the message counts all bad numbers
+            require_averageable(name, [read_tensor(name, place)], [label])
         raise
 
 
 def _write_header(file: BinaryIO, places: Mapping[str, TensorEntry], shard: Path) -> None:
-    """Write the table of contents of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
+    """Write the header of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
     with safe_open(shard, framework="pt") as original:
         contents: dict[str, Any] = {"__metadata__": original.metadata() or {"format": "pt"}}
     start = 0
@@ -239,7 +237,7 @@ def _write_header(file: BinaryIO, places: Mapping[str, TensorEntry], shard: Path
 
 
 def _copy_companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
-    """Copy what lies beside the weights, from the base if it has it; config.json names the dtype of the merge."""
+    """Copy config and tokenizer files, from the base where it has them; config.json names the dtype of the merge."""
     if (config := config_text(base, kinds) or config_text(first, kinds)) is not None:
         (folder / CONFIG).write_text(config, encoding="utf-8")
     for source in (base, first):
@@ -250,7 +248,7 @@ def _copy_companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> 
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Read an index; a name that would lead out of the folder is refused."""
+    """Read an index; refuse file names that lead out of the folder."""
     try:
         promised: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         fine = bool(promised) and all(Path(file).name == file for file in promised.values())
@@ -275,6 +273,7 @@ def _header(file: Path) -> dict[str, TensorEntry]:
     for name, place in places.items():
         why, do = "such numbers cannot be averaged", "convert it to a floating dtype"
         require(place.kind in _DTYPES, f"{file} at {name!r}", place.kind, why, do)
+    # As safetensors orders tensors when it writes them: wide dtypes first, then names
     return dict(sorted(places.items(), key=lambda item: (-_itemsize(item[1].kind), item[0])))
 
 
@@ -286,18 +285,12 @@ def _unreadable(file: Path, error: Exception) -> UserError:
     return UserError("checkpoint", got=file, why=f"it is torn or no safetensors ({error})", do="download it again")
 
 
-def _require_alike(first: Checkpoint, other: Checkpoint, name: str, label: str) -> None:
-    """Name the first key at which two checkpoints differ."""
-
-    def said(place: TensorEntry | None) -> str:
-        return "nothing" if place is None else f"{place.kind} of shape {place.shape}"
-
-    for key in [*first, *(key for key in other if key not in first)]:
-        mine, theirs = first.get(key), other.get(key)
-        if mine is None or theirs is None or mine.shape != theirs.shape or mine.floating != theirs.floating:
-            raise UserError(
-                f"checkpoints, which first differ at {key!r}",
-                got=f"{said(mine)} in {name} and {said(theirs)} in {label}",
-                why="only models of one architecture can be merged",
-                do="pass checkpoints of the same model",
-            )
+def _require_same_layout(first: Checkpoint, other: Checkpoint, name: str, label: str) -> None:
+    key = first_difference(first, other, lambda x, y: x.shape == y.shape and x.floating == y.floating)
+    if key is not None:
+        entries = [first.get(key), other.get(key)]
+        mine, theirs = ("nothing" if one is None else f"{one.kind} of shape {one.shape}" for one in entries)
+        raise UserError(
+            f"checkpoints, which first differ at {key!r}", got=f"{mine} in {name} and {theirs} in {label}",
+            why="only models of one architecture can be merged", do="pass checkpoints of the same model",
+        )  # fmt: skip

@@ -28,7 +28,7 @@ PARALLEL: float = 0.999  # cosine beyond which two directions are one
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Surface:
-    """Numbers at θ + λᵢ · width · ε₁ + λⱼ · width · ε₂."""
+    """Values at θ + λᵢ · width · ε₁ + λⱼ · width · ε₂."""
 
     directions: tuple[str, str]  # names of both directions
     lambdas: Floats  # λ of both, shape (P,), rising and symmetric around 0; dimensionless
@@ -37,12 +37,12 @@ class Surface:
     consistency: tuple[float, float]  # SCR of both directions; 1/2 is no bias
     # cosine between the two directions: the axes of the picture stand at right angles, the directions may not
     cosine: float
-    statistics: str  # how batch-norm statistics were had; "none" without batch norm
+    statistics: str  # how batch-norm statistics were computed; "none" without batch norm
     seed: int  # of the draws
-    rows: int | None = None  # evaluated rows behind every number (count), if ``evaluate`` tells
+    rows: int | None = None  # evaluated rows behind every number (count), if ``evaluate`` says
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draw a map, the first direction across and the second upwards."""
+        """Draw a heatmap, the first direction across and the second upwards; nonfinite values are hatched."""
         from sparing.valley.plots import surface_figure
 
         return surface_figure(self, metric or next(iter(self.values)))
@@ -75,11 +75,10 @@ def scan2d(
     threads: int | None = None,
     label: str = "",
 ) -> Surface:
-    """Walk over the plane of two directions and measure.
+    """Measure a model over the plane of two directions.
 
     The first direction is draw 0 and the second draw 1, so that two noises of one kind differ. They are not made
-    orthogonal: in high dimension two draws nearly are. Each axis of the surface is the ``scan`` along its direction,
-    to the bit.
+    orthogonal: in high dimension two draws nearly are. Each axis equals the ``scan`` along its direction, to the bit.
 
     Args:
         model: As in ``scan``.
@@ -107,14 +106,10 @@ def scan2d(
     work = scan_task(model, evaluate, (first, second), calibrate, statistics, seed, threads)
     cosine = _cosine(DirectionCache(work))
     steps = [float(step) * width for step in at]
-    where: list[Point] = [
-        ((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b
-    ]  # fmt: skip
+    where: list[Point] = [((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b]
     found, zero, facts = measure_points(work, where, workers=workers, label=label)
     found.insert(len(found) // 2, zero)
-    values = {
-        name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero
-    }  # fmt: skip
+    values = {name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero}
     return Surface(
         directions=(first.label, second.label), lambdas=at, width=float(width), values=values,
         consistency=(facts[0, 0].sign_consistency, facts[1, 1].sign_consistency), cosine=cosine,
@@ -123,7 +118,7 @@ def scan2d(
 
 
 def _cosine(resolve: DirectionCache) -> float:
-    """Cosine between both directions, which must not be one."""
+    """Cosine between the two directions; refuses parallel ones."""
     a, b = resolve(0, 0).vector, resolve(1, 1).vector
     common = a.keys() & b.keys()
     inner = float(vectors.dot({n: a[n] for n in a if n in common}, {n: b[n] for n in a if n in common}))

@@ -32,11 +32,11 @@ class Ties(Method):
     """Factor of the merged task vector (dimensionless), λ."""
 
     weights: tuple[float, ...] | None = None
-    """Of the models in the election and in the mean, ≥ 0; None weighs them alike, as the paper does."""
+    """Of the models in the election and in the mean, ≥ 0; None for equal weights, as in the paper."""
 
     across: Literal["tensor", "model"] = "tensor"
     """Trim each tensor by itself, as mergekit does, or the whole task vector at once, as the authors' code does; the
-    latter by ``merge`` and ``merge_files``, which see all tensors."""
+    latter only in ``merge`` and ``merge_files``, which see all tensors."""
 
     tied: Literal["none", "plus"] = "none"
     """Which sign is elected where the changes add up to exactly zero: none, so that the base stays (the paper's
@@ -46,17 +46,15 @@ class Ties(Method):
     """Magnitudes from which a change is kept, one for each model; filled in by ``ready`` with ``across="model"``."""
 
     def __post_init__(self) -> None:
-        """Refuse shares and factors out of range."""
         require_keep(self.keep)
         check_scale(self.scale)
         check_weights(self.weights)
-        require(
-            self.across in {"tensor", "model"} and self.tied in {"none", "plus"},
-            "Ties",
+        got, do = (
             f"across={self.across!r}, tied={self.tied!r}",
-            "there is no such rule",
             'pass across="tensor" or "model", tied="none" or "plus"',
         )
+        fine = self.across in {"tensor", "model"} and self.tied in {"none", "plus"}
+        require(fine, "Ties", got, "there is no such rule", do)
 
     def ready(self, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices]) -> Ties:
         """Return the method with the thresholds of these models, where it trims the whole task vector.
@@ -104,26 +102,21 @@ class Ties(Method):
         return merged
 
     def _limits(self, name: str, deltas: Sequence[Slices]) -> Sequence[float]:
-        """Return the magnitude from which each task vector is kept."""
         if self.across == "tensor":
             return [threshold(delta, self.keep) for delta in deltas]
-        require(
-            self.thresholds is not None,
-            f"Ties at {name!r}",
-            'across="model"',
-            "one tensor does not tell the largest changes of the whole model",
-            'merge whole models by merge or merge_files, or use across="tensor"',
-        )
+        why = "one tensor does not tell the largest changes of the whole model"
+        do = 'merge whole models by merge or merge_files, or use across="tensor"'
+        require(self.thresholds is not None, f"Ties at {name!r}", 'across="model"', why, do)
         assert self.thresholds is not None
         return self.thresholds
 
 
 def threshold(values: Slices, keep: float) -> float:
-    """Return the smallest magnitude among the largest ⌊keep · n⌋, of which there is at least one.
+    """Return the smallest magnitude among the largest ⌊keep · n⌋, at least one; 0 where all are kept.
 
-    Among several slices it is selected by its bits: a magnitude is larger than another if its bits are, read as an
-    integer. Each reading counts how often every pattern of the next 16 bits occurs under the bits already known, and
-    so finds those 16. That takes two readings for float32 and four for float64, and no memory that grows with n.
+    Over several slices it is a radix select: magnitudes are ordered as their bits, read as integers. Each pass counts
+    the patterns of the next 16 bits under the bits already known: two passes for float32, four for float64, and no
+    memory that grows with n.
     """
     if keep >= 1:
         return 0.0
@@ -149,11 +142,11 @@ def _kept(count: int, keep: float) -> int:
     return max(1, math.floor(keep * count + 1e-9))  # 0.29 · 100 is 28.999… in binary
 
 
-_DIGIT = 16  # bits that one reading finds
+_DIGIT = 16  # bits found in one pass
 
 
 def _digits(values: Slices, bits: torch.dtype, shift: int, known: int) -> Tensor:
-    """Count the values of the digit at a shift, among magnitudes whose higher bits are the known ones."""
+    """Histogram of the digit at a shift, among magnitudes whose higher bits are the known ones."""
     counts = torch.zeros(1 << _DIGIT, dtype=torch.int64)
     for part in values():
         pattern = part.abs().view(bits) >> shift
@@ -165,18 +158,16 @@ def _digits(values: Slices, bits: torch.dtype, shift: int, known: int) -> Tensor
 
 
 def _chained(parts: Sequence[Slices]) -> Slices:
-    """Read several tensors one after the other, in the widest of their dtypes."""
+    """Chain the slices of several tensors, in the widest of their dtypes."""
     wide = torch.float32
     for part in parts:
         wide = torch.promote_types(wide, next(part()).dtype)
-    empty = torch.zeros(0, dtype=wide)
+    empty = torch.zeros(0, dtype=wide)  # a model may have no weights at all
     return lambda: (piece.to(wide) for part in [slices_of(empty), *parts] for piece in part())
 
 
 def trim(delta: Tensor, keep: float) -> Tensor:
-    """Zero all but the largest ⌊keep · n⌋ elements (at least one) of a task vector.
-
-    Elements as large as the smallest that is kept stay too, so that the result does not depend on their order.
+    """Zero all but the largest ⌊keep · n⌋ elements, at least one, and those that equal the smallest kept.
 
     Example:
         >>> trim(torch.tensor([3.0, -4.0, 1.0, 0.5, 2.0]), 0.4)
@@ -190,7 +181,7 @@ def _trimmed(delta: Tensor, limit: float) -> Tensor:
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["none", "plus"] = "none") -> Tensor:
-    """Return the sign of the weighted sum of task vectors: −1, 1, or for ties 0 or 1."""
+    """Return the sign of the weighted sum of task vectors; at zero 0 or, for "plus", 1."""
     total = torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights, strict=True):
         total = torch.add(total, delta, alpha=weight)
@@ -198,7 +189,7 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["non
 
 
 def disjoint_mean(deltas: Sequence[Tensor], sign: Tensor, weights: Sequence[float]) -> Tensor:
-    """Average, element by element, the task vectors whose sign is the elected one; zero where there is none."""
+    """Average elementwise the task vectors that have the elected sign; zero where there is none."""
     total, votes = torch.zeros_like(deltas[0]), torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights, strict=True):
         same = delta * sign > 0

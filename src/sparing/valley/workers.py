@@ -1,7 +1,7 @@
-"""Points of a walk, visited one after the other or shared out to processes, with the same numbers to the bit.
+"""Measure points one after the other or in several processes, with the same numbers to the bit.
 
-A point is visited from θ alone, never from the point before, and every process uses the same number of threads; so it
-does not matter who visits it, or when.
+Every point starts from θ, never from the point before, and every process uses the same number of threads; so it does
+not matter which process measures it, or when.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sparing.valley.directions import Resolved, direction_of
 from sparing.valley.evaluators import Evaluate, run_evaluate
 from sparing.valley.statistics import Batch, Refresher, Statistics
 
-# where to go from θ: which direction (index), which draw of it (index), how far (λ · width); one entry or more
+# Steps from θ, one or more: which direction (index), which draw of it (index), how far (λ · width)
 Point = tuple[tuple[int, int, float], ...]
 
-DirectionFacts = dict[tuple[int, int], Resolved]  # (direction, draw) -> what is known of it, without its vector
+DirectionFacts = dict[tuple[int, int], Resolved]  # (direction, draw) -> its facts, without the vector
 
 OnPoint = Callable[[], object]
-# chunks a worker gets (count): enough that none waits long for the last, few enough that draws are made seldom
+# Enough that no worker waits long for the last one, few enough that directions are seldom drawn again
 CHUNKS_PER_WORKER: int = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanTask:
-    """All that a visit needs."""
+    """What to measure, and how; sent to every worker."""
 
     model: nn.Module  # the model at θ
     evaluate: Evaluate  # what is measured
@@ -53,10 +53,9 @@ class ScanTask:
 
 
 class DirectionCache:
-    """Draws directions when they are first needed, keeps the last two, and notes what is known of each."""
+    """Draws directions when they are first needed (the model must then be at θ), keeps the last two and all facts."""
 
     def __init__(self, work: ScanTask) -> None:
-        """Take the settings."""
         self._work = work
         self._kept: dict[tuple[int, int], Resolved] = {}
         self.facts: DirectionFacts = {}  # of every direction drawn so far
@@ -65,7 +64,7 @@ class DirectionCache:
         return key in self._kept
 
     def __call__(self, which: int, draw: int) -> Resolved:
-        """Return a direction."""
+        """Return a draw of a direction, by their indices."""
         key = (which, draw)
         if key not in self._kept:
             while len(self._kept) > 1:
@@ -79,7 +78,7 @@ class DirectionCache:
 
 @contextlib.contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads within a block."""
+    """Set torch's number of threads within a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -89,9 +88,9 @@ def num_threads(count: int) -> Iterator[None]:
 
 
 def measure(
-    work: ScanTask, points: Sequence[Point], *, resolver: DirectionCache | None = None, tell: OnPoint = lambda: None
+    work: ScanTask, points: Sequence[Point], *, resolver: DirectionCache | None = None, on_point: OnPoint = lambda: None
 ) -> tuple[list[dict[str, float]], DirectionFacts]:
-    """Visit points one after the other; the model is as before afterwards, also after an exception."""
+    """Measure points one after the other; the model is restored, also after an exception."""
     resolve = DirectionCache(work) if resolver is None else resolver
     found: list[dict[str, float]] = []
     with num_threads(work.threads), perturbing(work.model) as perturber:
@@ -99,26 +98,26 @@ def measure(
         refresher = Refresher(work.model, work.calibrate, work.statistics)
         for point in points:
             if any((which, draw) not in resolve for which, draw, _ in point):
-                perturber.to({}, 0.0)  # directions are made of θ, not of where the last visit ended
+                perturber.to({}, 0.0)  # directions are computed from θ, not from the last point
             first, *rest = [(resolve(which, draw).vector, step) for which, draw, step in point]
             perturber.to(*first, *rest)
             with refresher.at_point():
                 found.append(run_evaluate(work.evaluate, work.model))
-            tell()
+            on_point()
     return found, resolve.facts
 
 
 def measure_all(
     work: ScanTask, points: Sequence[Point], *, workers: int = 1, resolver: DirectionCache | None = None,
-    tell: OnPoint = lambda: None,
+    on_point: OnPoint = lambda: None,
 ) -> tuple[list[dict[str, float]], DirectionFacts]:  # fmt: skip
-    """Visit points in this process or in several others; the numbers are the same to the bit."""
+    """Measure points in this process or in ``workers`` others, each with its own copy of the model."""
     require(workers >= 1, "workers", workers, "someone must do the work", "pass workers >= 1")
     if workers == 1 or len(points) < 2:
-        return measure(work, points, resolver=resolver, tell=tell)
+        return measure(work, points, resolver=resolver, on_point=on_point)
     size = math.ceil(len(points) / (CHUNKS_PER_WORKER * workers))
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
-    # By plain pickle: torch's own way to other processes would move the caller's parameters to shared memory.
+    # By plain pickle: torch's own multiprocessing would move the caller's parameters to shared memory
     state = (
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
@@ -133,7 +132,7 @@ def measure_all(
             found += values
             facts |= known
             for _ in chunk:
-                tell()
+                on_point()
     except BrokenProcessPool as error:
         raise RunError(
             "a worker of the scan died: out of memory, or the script starts the scan when it is imported; put it under "
@@ -145,7 +144,7 @@ def measure_all(
 
 
 def _context() -> multiprocessing.context.BaseContext:
-    """How processes start: from a server that has torch imported already, or anew where there is none (Windows)."""
+    """Start processes from a server that has imported torch already, or afresh where there is none (Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -164,19 +163,18 @@ def _pickle_task(work: ScanTask) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _RemoteError:
-    """An exception on its way back: not every class survives pickling, ours included."""
+    """An exception on its way to the parent: not every class survives pickling, ours included."""
 
     error: Exception | None
     parts: tuple[str, str, str, str] | None
     text: str
 
 
-_TASK: list[ScanTask] = []  # one entry: what this process, a worker, was started with
+_TASK: list[ScanTask] = []  # one entry in a worker: what it was started with
 
 
 def _init_worker(packed: bytes, state: tuple[torch.dtype, str, bool]) -> None:
-    """Set a worker up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends the pool
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the pool
     torch.set_default_dtype(state[0])
     torch.set_float32_matmul_precision(state[1])
     torch.use_deterministic_algorithms(state[2])
@@ -188,17 +186,17 @@ def _run_chunk(points: Sequence[Point]) -> tuple[list[dict[str, float]], Directi
         return measure(_TASK[0], points)
     except UserError as error:
         return _RemoteError(None, (error.what, str(error.got), error.why, error.do), str(error))
-    except Exception as error:  # noqa: BLE001  # anything evaluate raises belongs to the caller
+    except Exception as error:  # noqa: BLE001  # whatever evaluate raises is passed on to the caller
         text = traceback.format_exc()
         try:
             same = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
-        except Exception:  # noqa: BLE001  # an exception that cannot be sent is told as text
+        except Exception:  # noqa: BLE001  # an exception that cannot be sent goes as text
             same = None
         return _RemoteError(same, None, text)
 
 
 def _unwrap_result(result: Any) -> tuple[list[dict[str, float]], DirectionFacts]:
-    """What a chunk found, or the exception it ended with."""
+    """Return what a chunk measured, or raise the exception it ended with."""
     if not isinstance(result, _RemoteError):
         found: tuple[list[dict[str, float]], DirectionFacts] = result
         return found
