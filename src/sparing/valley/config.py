@@ -39,14 +39,11 @@ class DirectionOptions:
 
     sign: Signs = "raw"
     """Signs as they are, "consistent" (ε ← |ε| · sign(θ)), or the sign-change ratio r in [0, 1]. Source: paper, §4."""
-
     norm: Norm = "scaled"
     """Length of the direction: NS(ε) = ε/‖ε‖ · ‖θ‖ over all that moves ("scaled"), ε ("raw"), filter by filter
     ("filter", Li et al. 2018), or block by block ("group")."""
-
     one_d: OneD = "tensor"
     """What ``norm="filter"`` does with biases and norm weights, which have no filters; the other norms do not ask."""
-
     group: Group = "all"
     """Parameters that move; the others stay, and ‖θ‖ does not count them."""
 
@@ -99,7 +96,6 @@ class Special(DirectionOptions):
 
     kind: SpecialKind
     """Which one."""
-
     initial: Vector | None = field(default=None, kw_only=True, repr=False)
     """θ₀, the parameters at the start of the same run by canonical name; kind "initial" needs it."""
 
@@ -126,7 +122,6 @@ class Given(DirectionOptions):
 
     vector: Vector = field(repr=False)
     """Canonical parameter name -> tensor; parameters that it does not name stay."""
-
     name: str = field(default="given", kw_only=True)
     """What tables and plots call it."""
 

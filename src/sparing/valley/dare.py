@@ -27,12 +27,9 @@ class Dare(Method):
 
     drop: float = 0.9
     """Probability that an element is dropped, in [0, 1), p."""
-
     _: KW_ONLY
-
     then: TaskArithmetic | Ties = field(default_factory=TaskArithmetic)
     """How the rescaled task vectors are merged. ``Ties(keep=1.0)`` elects signs without a second trimming."""
-
     seed: int = 0
     """Of the draws; each model and tensor has its own stream, so that the order of tensors does not matter."""
 

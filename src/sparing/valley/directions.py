@@ -25,33 +25,24 @@ class Resolved:
 
     label: str
     """Name for tables and plots."""
-
     vector: dict[str, Tensor] = field(repr=False)
     """Canonical name -> direction, in the dtype, shape and device of the parameter; parameters that stay are absent,
     masked weights are exactly zero. It shares no memory with the model."""
-
     sign_consistency: float
     """SCR: share of elements where direction and weight have one sign, of those where neither is zero. A curve along a
     direction whose share is far from 1/2 is biased towards one side. NaN if there is no such element."""
-
     weighted_consistency: float
     """The same, every element with the weight |ε θ|."""
-
     cosine: float
     """Cosine of the angle between direction and weights."""
-
     theta_norm: float
     """‖θ‖ over the parameters that move, masked weights apart: the length that ``norm="scaled"`` gives."""
-
     direction_norm: float
     """‖direction‖ as it is stored."""
-
     zero_share: float
     """Exactly zero weights as a share of the elements of the parameters that move, masked ones too."""
-
     masked_share: float
     """Masked weights as a share of the same elements: they stay zero along this direction."""
-
     elements: int
     """Elements of the parameters that move (count), masked ones too."""
 

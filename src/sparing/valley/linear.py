@@ -60,9 +60,7 @@ class TaskArithmetic(Method):
 
     scale: float = 0.4
     """λ, common to all models (dimensionless)."""
-
     _: KW_ONLY
-
     weights: tuple[float, ...] | None = None
     """Of the models in order, w_t ≥ 0 (dimensionless); None is 1 for each."""
 

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.companions import require_same_function
-from sparing.valley.compatible import (
-    Model,
-    State,
-    is_statistic,
-    lora_pairs,
-    require_compatible,
-    state_of,
-    storage_key,
-)
+from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of, storage_key
 from sparing.valley.linear import Linear
 from sparing.valley.method import Method
 from sparing.valley.slices import Merging, Slices, merge_whole, slices_of, zip_slices

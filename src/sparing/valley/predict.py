@@ -28,25 +28,18 @@ class MergeForecast:
 
     gap: Mapping[str, float]
     """Predicted value of the average minus the mean of the two, by metric: loss (nat), error (share)."""
-
     interval: Mapping[str, tuple[float, float]]
     """Where nine in ten calibrated pairs of similar score lie, by metric."""
-
     verdict: Verdict
     """Whether the error's interval is below the tolerance, around it, or above it; and what overrides it."""
-
     reasons: tuple[str, ...]
     """Why, in sentences; the first decided."""
-
     features: Mapping[str, float]
     """What was measured on the weights: see ``FEATURES`` and ``TASK_FEATURES``."""
-
     agreement: Agreement
     """Sign agreement of all matrices, with that of every block."""
-
     score: float
     """The sum of features that ranks pairs, larger is worse."""
-
     pairs: int
     """Measured pairs behind the forecast (count)."""
 

@@ -33,15 +33,11 @@ class SignAware(Method):
 
     keep: float = 0.2
     """Share of elements kept in each task vector, in (0, 1]."""
-
     _: KW_ONLY
-
     scale: float = 1.0
     """Factor of the merged task vector (dimensionless)."""
-
     majority: float = 0.5
     """Share of Σ|τ_t| that the votes for a flip must exceed, in [0, 1); 0 lets any model flip a sign."""
-
     weights: tuple[float, ...] | None = None
     """Of the models in all votes, ≥ 0; None for equal weights."""
 

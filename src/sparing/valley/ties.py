@@ -25,23 +25,17 @@ class Ties(Method):
 
     keep: float = 0.2
     """Share of elements kept in each task vector, those largest in magnitude, in (0, 1]; k."""
-
     _: KW_ONLY
-
     scale: float = 1.0
     """Factor of the merged task vector (dimensionless), λ."""
-
     weights: tuple[float, ...] | None = None
     """Of the models in the election and in the mean, ≥ 0; None for equal weights, as in the paper."""
-
     across: Literal["tensor", "model"] = "tensor"
     """Trim each tensor by itself, as mergekit does, or the whole task vector at once, as the authors' code does; the
     latter only in ``merge`` and ``merge_files``, which see all tensors."""
-
     tied: Literal["none", "plus"] = "none"
     """Which sign is elected where the changes add up to exactly zero: none, so that the base stays (the paper's
     sgn(0) = 0), or plus, as in mergekit."""
-
     thresholds: tuple[float, ...] | None = None
     """Magnitudes from which a change is kept, one for each model; filled in by ``ready`` with ``across="model"``."""
 

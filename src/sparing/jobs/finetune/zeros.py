@@ -20,7 +20,7 @@ def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
     nothing. Gradients are masked as they come, so that clipping counts live weights alone.
 
     Args:
-        model: Whose zeros count: matrices with more than 1 % of them (``live_of``).
+        model: Whose zeros count: matrices with more than 1 % of them (``live_masks``).
         wanted: Whether to.
 
     Yields:
