@@ -116,7 +116,7 @@ def direction_of(
 
 
 def _given_tensors(direction: Direction, model: nn.Module) -> Vector:
-    """Return the tensors that come with a direction, by canonical name."""
+    """Return the tensors that come with a direction, by canonical name; those of tied parameters under any name."""
     given = direction.vector if isinstance(direction, Given) else getattr(direction, "initial", None) or {}
     aliases = tied(model)
     return {aliases.get(name, name): value for name, value in given.items() if name in aliases} | dict(given)

@@ -174,10 +174,8 @@ def run_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
     """Evaluate without gradients; refuse all but numbers by name."""
     with torch.no_grad():
         found = evaluate(model)
-    require(
-        isinstance(found, Mapping) and len(found) > 0, "evaluate", _describe(found), "it must say what it measured",
-        'return numbers by name, such as {"loss": 0.3, "error": 0.1}',
-    )  # fmt: skip
+    why, do = "it must say what it measured", 'return numbers by name, such as {"loss": 0.3, "error": 0.1}'
+    require(isinstance(found, Mapping) and len(found) > 0, "evaluate", _describe(found), why, do)
     return {str(name): _as_float(str(name), value) for name, value in found.items()}
 
 
@@ -206,6 +204,7 @@ def _describe(value: object) -> str:
 
 def check_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
     """Evaluate at θ, twice; refuse numbers that differ in a bit or are not finite, and any change of the model."""
+    # Digests, not copies: they see a change of a single bit and take no memory
     before = state_digests(model)
     first = run_evaluate(evaluate, model)
     after = state_digests(model)

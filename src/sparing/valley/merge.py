@@ -72,6 +72,7 @@ def rule_for(method: Method, name: str, floating: bool) -> Merging:
     if not floating:
         return _largest
     if is_statistic(name):
+        # A statistic is no change since the base: sign election and trimming mean nothing for it
         return Linear(getattr(method, "weights", None)).slices
     return method.slices
 

@@ -166,15 +166,16 @@ def scan(
     """
     at = grid(points, reach)
     _require_counts(widths, draws)
-    work = scan_task(model, evaluate, (direction,), calibrate, statistics, seed, threads)
+    task = scan_task(model, evaluate, (direction,), calibrate, statistics, seed, threads)
     count = draws if _is_random(direction) else 1
+    # By draw first, so that a worker's chunk needs few directions
     sides = [k for k in range(points) if k != points // 2]
     where: list[Point] = [
         ((0, draw, float(at[k]) * width),) for draw in range(count) for width in widths for k in sides
     ]
     declared = declared_better(evaluate, better)
     found, zero, facts = measure_points(
-        work, where, workers=workers, label=label, check=lambda at: _check_at_zero(at, floors, declared)
+        task, where, workers=workers, label=label, check=lambda at: _check_at_zero(at, floors, declared)
     )
     known = [facts[0, draw] for draw in range(count)]
     table = _table(found, zero, (count, len(widths), points))
@@ -212,27 +213,27 @@ def grid(points: int, reach: float) -> Floats:
 
 
 def measure_points(
-    work: ScanTask, points: Sequence[Point], *, workers: int = 1, label: str = "",
+    task: ScanTask, points: Sequence[Point], *, workers: int = 1, label: str = "",
     check: Callable[[Mapping[str, float]], object] = lambda zero: None,
 ) -> tuple[list[dict[str, float]], dict[str, float], DirectionFacts]:  # fmt: skip
     """Check ``evaluate`` at θ, then measure all points; return numbers at each, those at θ, and the directions' facts.
 
     ``check`` may refuse the numbers at θ before anything else is measured.
     """
-    _warn_half(work.model)
-    resolver = DirectionCache(work)
-    with num_threads(work.threads):
+    _warn_half(task.model)
+    directions = DirectionCache(task)
+    with num_threads(task.threads):
         for point in points[:1]:
             for which, draw, _ in point:
-                _warn_biased(work.directions[which], resolver(which, draw))
+                _warn_biased(task.directions[which], directions(which, draw))
         with _progress(label, len(points) + 1) as on_point:
-            zero = _measure_at_zero(work)
+            zero = _measure_at_zero(task)
             check(zero)
             on_point()
-            found, facts = measure_all(work, points, workers=workers, resolver=resolver, on_point=on_point)
+            found, facts = measure_all(task, points, workers=workers, directions=directions, on_point=on_point)
     for values in found:
         require_same_metrics(values, zero)
-    return found, zero, resolver.facts | facts
+    return found, zero, directions.facts | facts
 
 
 def _check_at_zero(
@@ -249,12 +250,13 @@ def _check_at_zero(
         require(share, f"evaluate: {name!r}", value, "noise floor and widths take it as a share in [0, 1]", do)
 
 
-def _measure_at_zero(work: ScanTask) -> dict[str, float]:
-    with perturbing(work.model) as perturber:
+def _measure_at_zero(task: ScanTask) -> dict[str, float]:
+    with perturbing(task.model) as perturber:
+        # evaluate has not been checked yet: whatever it writes must not reach the caller's parameters
         perturber.protect()
-        work.model.eval()
-        with Refresher(work.model, work.calibrate, work.statistics).at_point():
-            return check_evaluate(work.evaluate, work.model)
+        task.model.eval()
+        with Refresher(task.model, task.calibrate, task.statistics).at_point():
+            return check_evaluate(task.evaluate, task.model)
 
 
 def _table(

@@ -41,7 +41,7 @@ def sections(model: nn.Module) -> list[Section]:
     """Partition a model's parameters into blocks in order of use, or into layers where no block has several layers."""
     try:
         found = find_blocks(model)
-    except UserError:  # no repeated blocks, or several kinds: order is all that is left
+    except UserError:  # no repeated blocks, or several kinds: only the order of layers is left
         return _layer_sections(model)
     if all(_is_layer(block) for block in found if block.role == "body"):
         return _layer_sections(model)
@@ -199,6 +199,7 @@ def _classifier(model: nn.Module) -> list[str]:
     last = next((held for held in reversed(own) if any(p.ndim > 1 for p in held)), [])
     found = [names[id(p)] for p in last]
     body = {name for part in parts if part.role == "body" for name in part.params}
+    # A model that ends in its blocks has no classifier
     return [] if body & set(found) else found
 
 
@@ -206,6 +207,7 @@ def _first(parts: list[Section]) -> list[str]:
     body = [part for part in parts if part.role == "body"]
     if not body:
         return list(parts[0].params) if parts else []
+    # Blocks of one parent are a stage: "first" is then the whole first one
     stages = [part.name.rpartition(".")[0] for part in body]
     count = stages.count(stages[0]) if len(set(stages)) > 1 else 1
     return [name for part in [p for p in parts if p.role == "embed"] + body[:count] for name in part.params]

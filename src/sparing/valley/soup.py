@@ -31,17 +31,12 @@ class Soup:
 
     state: Mapping[str, Tensor]  # its weights and buffers, for ``load_state_dict``
     members: tuple[int, ...]  # which models are in it, by position, in the order in which they joined
-    # what was evaluated: rows with ``members`` (text), ``kept`` and one column for each metric; empty without
-    # ``evaluate``
-    record: tuple[Mapping[str, Any], ...]
-    # by metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each``, of 10 rows or more; of
-    # numbers other than 0 and 1, 10 that differ. The same rows chose soup and member: on other rows both will be a
-    # little worse.
+    record: tuple[Mapping[str, Any], ...]  # one row per evaluation: ``members`` (text), ``kept``, each metric
+    # By metric, the soup minus its best member, paired by rows; needs ``evaluate.each`` and 10 rows (10 that differ for
+    # numbers other than 0 and 1). The same rows chose soup and member: on other rows both will be a little worse.
     beside_best: Mapping[str, PairedMean]
-    # McNemar's test of the soup (first) and its best member on the same rows, where each is right or wrong
-    mcnemar: McNemar | None
-    # whether batch-norm statistics were estimated for it; else they are the members' mean, which is wrong for it
-    refreshed: bool
+    mcnemar: McNemar | None  # of the soup (first) and its best member, where each row is right or wrong
+    refreshed: bool  # whether batch-norm statistics were estimated for it; the members' mean is wrong for it
 
 
 class WeightAverage:

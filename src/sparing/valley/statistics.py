@@ -46,17 +46,13 @@ class Refresher:
                 'pass batches of training inputs, or statistics="stale" to see what goes wrong without',
             )  # fmt: skip
             assert calibrate is not None
-            require(
-                not isinstance(calibrate, Tensor | Mapping), "calibrate", type(calibrate).__name__,
-                "it is a sequence of batches", "pass a list: [inputs]",
-            )  # fmt: skip
-            require(
-                iter(calibrate) is not calibrate, "calibrate", type(calibrate).__name__,
-                "it can be iterated once, and every point needs it", "pass a list or a loader",
-            )  # fmt: skip
-            self._batches = (
-                [concat_batches([_inputs_of(batch) for batch in calibrate])] if statistics == "exact" else calibrate
-            )
+            got, single = type(calibrate).__name__, isinstance(calibrate, Tensor | Mapping)
+            require(not single, "calibrate", got, "it is a sequence of batches", "pass a list: [inputs]")
+            # An iterator, unlike a list or a loader, is its own iter() and is used up at the first point
+            why, do = "it can be iterated once, and every point needs it", "pass a list or a loader"
+            require(iter(calibrate) is not calibrate, "calibrate", got, why, do)
+            exact = statistics == "exact"
+            self._batches = [concat_batches([_inputs_of(one) for one in calibrate])] if exact else calibrate
 
     @contextlib.contextmanager
     def at_point(self) -> Iterator[None]:
@@ -88,6 +84,7 @@ def refresh_(model: nn.Module, calibrate: Iterable[Batch], statistics: Statistic
 def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[Batch]) -> None:
     """Set the statistics of these layers to the plain mean over batches of mean and unbiased variance, dropout off."""
     momenta = [layer.momentum for layer in layers]
+    # Flag by flag: restoring by train() would wake modules that the caller has frozen in eval mode
     flags = [(module, module.training) for module in model.modules()]
     count = 0
     try:
@@ -95,7 +92,8 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
         for layer in layers:
             layer.reset_running_stats()
             layer.momentum = None  # torch's setting for a cumulative mean
-            layer.training = True  # not train(): a subclass may hold children that must stay in eval mode
+            # Not train(): a subclass may hold children that must stay in eval mode
+            layer.training = True
         for batch in batches:
             count += 1
             run_model(model, _inputs_of(batch))

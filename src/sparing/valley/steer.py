@@ -157,13 +157,17 @@ class _LineSearch:
             known = f"measured were {', '.join(start)}"
             require(self.metric in start, "metric", repr(self.metric), known, "name one of them")
             require_same_metrics(before, start)
-            ways, found = better_by_metric(start, self.better), []
+            better, found = better_by_metric(start, self.better), []
             for length in lengths:
                 perturber.to(vector, length)
                 with self.refresher.at_point():
                     found.append(run_evaluate(self.evaluate, self.model))
                 require_same_metrics(found[-1], start)
-            step = _best_step(lengths, [as_cost(one[self.metric], ways[self.metric]) for one in found])
+            costs = [as_cost(one[self.metric], better[self.metric]) for one in found]
+            # Of equal costs the shortest step; NaN is never chosen, and θ itself, at step 0, is finite
+            step = min((value, abs(at), at) for value, at in zip(costs, lengths, strict=True) if not math.isnan(value))[
+                2
+            ]
             perturber.to(vector, step)
             with self.refresher.at_point():
                 after = run_evaluate(self.test, self.model)
@@ -173,7 +177,7 @@ class _LineSearch:
             steps=lengths,
             searched={metric: tuple(one[metric] for one in found) for metric in start},
             step=step,
-            gain=ways.map(lambda metric: as_cost(before[metric] - after[metric], ways[metric])),
+            gain=better.map(lambda metric: as_cost(before[metric] - after[metric], better[metric])),
         )
 
     def state(self, vector: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
@@ -182,12 +186,6 @@ class _LineSearch:
             perturber.to(vector, step)
             with self.refresher.at_point():
                 return {name: value.clone() for name, value in state_of(self.model).items()}
-
-
-def _best_step(lengths: Sequence[float], values: Sequence[float]) -> float:
-    """Return the step of the least value that is not NaN; of equal ones the shortest."""
-    ranked = [(value, abs(at), at) for at, value in zip(lengths, values, strict=True) if not math.isnan(value)]
-    return min(ranked)[2]
 
 
 def _rms(value: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def merge_files(
 
 def floating_kinds(entries: Checkpoint) -> set[str]:
     """Dtypes of the floating tensors of a checkpoint, as safetensors spells them."""
-    return {place.kind for place in entries.values() if place.floating}
+    return {entry.kind for entry in entries.values() if entry.floating}
 
 
 def checkpoint(path: str | Path) -> dict[str, TensorEntry]:
@@ -126,53 +126,53 @@ def checkpoint(path: str | Path) -> dict[str, TensorEntry]:
         files = [path / name for name in dict.fromkeys(promised.values())]
     else:
         promised, files = {}, [path / WEIGHTS if path.is_dir() else path]
-    places: dict[str, TensorEntry] = {}
+    entries: dict[str, TensorEntry] = {}
     for file in files:
         do = f"give a .safetensors file or a folder with {WEIGHTS} or {INDEX}"
         require(file.is_file(), "checkpoint", file, "there is no such file", do)
-        places |= _header(file)
+        entries |= _header(file)
     for name, file_name in promised.items():
-        if name not in places or places[name].file.name != file_name:
+        if name not in entries or entries[name].file.name != file_name:
             why = f"{INDEX} says that it holds {name!r}, and it does not"
             raise UserError("checkpoint", got=path / file_name, why=why, do="download the checkpoint again")
-    return places
+    return entries
 
 
-def read_tensor(name: str, place: TensorEntry) -> Tensor:
+def read_tensor(name: str, entry: TensorEntry) -> Tensor:
     """Read one tensor from disk, to the CPU."""
-    with place.file.open("rb", buffering=0) as file:
-        file.seek(place.start)
-        return _read_numbers(file, name, place, place.count).view(place.shape)
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        return _read_numbers(file, name, entry, entry.count).view(entry.shape)
 
 
-def read_slices(name: str, place: TensorEntry) -> Slices:
+def read_slices(name: str, entry: TensorEntry) -> Slices:
     """Return the slices of a tensor on disk, read when they are asked for."""
 
     def read() -> Iterator[Tensor]:
-        with place.file.open("rb", buffering=0) as file:
-            file.seek(place.start)
-            for count in slice_lengths(place.count):
-                yield _read_numbers(file, name, place, count)
+        with entry.file.open("rb", buffering=0) as file:
+            file.seek(entry.start)
+            for count in slice_lengths(entry.count):
+                yield _read_numbers(file, name, entry, count)
 
     return read
 
 
-def _read_numbers(file: FileIO, name: str, place: TensorEntry, count: int) -> Tensor:
+def _read_numbers(file: FileIO, name: str, entry: TensorEntry, count: int) -> Tensor:
     """Read ``count`` elements at the file's position."""
-    tensor = torch.empty(count, dtype=_DTYPES[place.kind])
+    tensor = torch.empty(count, dtype=_DTYPES[entry.kind])
     left = _memory_of(tensor)
-    # Unbuffered reads may return less than asked for
+    # An unbuffered read goes straight to the tensor's memory, and may return less than it was asked for
     while len(left):
         got = file.readinto(left)
         if not got:
             why = f"it ends within {name!r}, and did not when it was opened: it changed while it was read"
-            raise UserError("checkpoint", got=place.file, why=why, do="run again")
+            raise UserError("checkpoint", got=entry.file, why=why, do="run again")
         left = left[got:]
     return tensor
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a flat tensor."""
+    # NumPy has no bfloat16; bytes it has
     return tensor.view(torch.uint8).numpy().data
 
 
@@ -185,51 +185,52 @@ def _write_weights(
     tell: Callable[[str, int], None] | None,
 ) -> None:
     """Write every file of the first checkpoint with merged tensors, and the index."""
-    weights = [name for name, place in found[0].items() if is_weight(name, place.floating)]
+    weights = [name for name, entry in found[0].items() if is_weight(name, entry.floating)]
+    # Lazy readers: only a method that needs whole models reads here, a slice at a time
     known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
     method = prepare_method(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
     shards: dict[Path, dict[str, TensorEntry]] = {}
-    for name, place in found[0].items():
-        shards.setdefault(place.file, {})[name] = place
-    for shard, places in shards.items():
+    for name, entry in found[0].items():
+        shards.setdefault(entry.file, {})[name] = entry
+    for shard, entries in shards.items():
         target = WEIGHTS if len(shards) == 1 else shard.name
         with (folder / target).open("wb") as file:
-            _write_header(file, places, shard)
-            for name, place in places.items():
+            _write_header(file, entries, shard)
+            for name, entry in entries.items():
                 _require_averageable(name, [each[name] for each in found], labels)
                 models = [read_slices(name, each[name]) for each in found]
                 origin = models.pop() if ancestor else None
-                for piece in rule_for(method, name, place.floating)(name, models, origin):
+                for piece in rule_for(method, name, entry.floating)(name, models, origin):
                     file.write(_memory_of(piece))
                 if tell is not None:
-                    tell(name, place.size)
+                    tell(name, entry.size)
     if len(shards) > 1:
-        weight_map = {name: place.file.name for name, place in found[0].items()}
-        total = {"total_size": sum(place.size for place in found[0].values())}
+        weight_map = {name: entry.file.name for name, entry in found[0].items()}
+        total = {"total_size": sum(entry.size for entry in found[0].values())}
         text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2)
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
-def _require_averageable(name: str, places: Sequence[TensorEntry], labels: Sequence[str]) -> None:
+def _require_averageable(name: str, entries: Sequence[TensorEntry], labels: Sequence[str]) -> None:
     """Refuse what cannot be averaged, slice by slice, before a method reads it."""
     try:
-        for parts in zip_slices(read_slices(name, place) for place in places):
+        for parts in zip_slices(read_slices(name, entry) for entry in entries):
             require_averageable(name, parts, labels)
     except UserError:
-        for place, label in zip(places, labels, strict=True):
+        for entry, label in zip(entries, labels, strict=True):
             # Of the whole tensor, so that the message counts all bad numbers
-            require_averageable(name, [read_tensor(name, place)], [label])
+            require_averageable(name, [read_tensor(name, entry)], [label])
         raise
 
 
-def _write_header(file: BinaryIO, places: Mapping[str, TensorEntry], shard: Path) -> None:
+def _write_header(file: BinaryIO, entries: Mapping[str, TensorEntry], shard: Path) -> None:
     """Write the header of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
     with safe_open(shard, framework="pt") as original:
         contents: dict[str, Any] = {"__metadata__": original.metadata() or {"format": "pt"}}
     start = 0
-    for name, place in places.items():
-        end = start + place.size
-        contents[name] = {"dtype": place.kind, "shape": list(place.shape), "data_offsets": [start, end]}
+    for name, entry in entries.items():
+        end = start + entry.size
+        contents[name] = {"dtype": entry.kind, "shape": list(entry.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(contents, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -259,22 +260,24 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _header(file: Path) -> dict[str, TensorEntry]:
-    """List the tensors of one file; opening checks that the file is as long as its header says."""
-    places = {}
+    """List the tensors of one file."""
+    entries = {}
     try:
+        # safe_open checks that the file is as long as its header says; it does not give the offsets
         with safe_open(file, framework="pt"), file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            for name, entry in json.loads(opened.read(length)).items():
+            for name, fields in json.loads(opened.read(length)).items():
                 if name != "__metadata__":
-                    start = 8 + length + entry["data_offsets"][0]
-                    places[name] = TensorEntry(file, tuple(entry["shape"]), entry["dtype"], start)
+                    # Offsets count from the end of the header, which starts with its own length in 8 bytes
+                    start = 8 + length + fields["data_offsets"][0]
+                    entries[name] = TensorEntry(file, tuple(fields["shape"]), fields["dtype"], start)
     except (SafetensorError, OSError, ValueError) as error:
         raise _unreadable(file, error) from error
-    for name, place in places.items():
+    for name, entry in entries.items():
         why, do = "such numbers cannot be averaged", "convert it to a floating dtype"
-        require(place.kind in _DTYPES, f"{file} at {name!r}", place.kind, why, do)
+        require(entry.kind in _DTYPES, f"{file} at {name!r}", entry.kind, why, do)
     # As safetensors orders tensors when it writes them: wide dtypes first, then names
-    return dict(sorted(places.items(), key=lambda item: (-_itemsize(item[1].kind), item[0])))
+    return dict(sorted(entries.items(), key=lambda item: (-_itemsize(item[1].kind), item[0])))
 
 
 def _itemsize(kind: str) -> int:

@@ -103,11 +103,11 @@ def scan2d(
     """
     at = grid(points, reach)
     require(0 < width < float("inf"), "width", width, "λ is multiplied by it", "pass a number > 0")
-    work = scan_task(model, evaluate, (first, second), calibrate, statistics, seed, threads)
-    cosine = _cosine(DirectionCache(work))
+    task = scan_task(model, evaluate, (first, second), calibrate, statistics, seed, threads)
+    cosine = _cosine(DirectionCache(task))
     steps = [float(step) * width for step in at]
     where: list[Point] = [((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b]
-    found, zero, facts = measure_points(work, where, workers=workers, label=label)
+    found, zero, facts = measure_points(task, where, workers=workers, label=label)
     found.insert(len(found) // 2, zero)
     values = {name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero}
     return Surface(
@@ -117,9 +117,9 @@ def scan2d(
     )  # fmt: skip
 
 
-def _cosine(resolve: DirectionCache) -> float:
+def _cosine(directions: DirectionCache) -> float:
     """Cosine between the two directions; refuses parallel ones."""
-    a, b = resolve(0, 0).vector, resolve(1, 1).vector
+    a, b = directions(0, 0).vector, directions(1, 1).vector
     common = a.keys() & b.keys()
     inner = float(vectors.dot({n: a[n] for n in a if n in common}, {n: b[n] for n in a if n in common}))
     cosine = inner / (float(vectors.norm(a)) * float(vectors.norm(b)))

@@ -55,8 +55,8 @@ class ScanTask:
 class DirectionCache:
     """Draws directions when they are first needed (the model must then be at θ), keeps the last two and all facts."""
 
-    def __init__(self, work: ScanTask) -> None:
-        self._work = work
+    def __init__(self, task: ScanTask) -> None:
+        self._task = task
         self._kept: dict[tuple[int, int], Resolved] = {}
         self.facts: DirectionFacts = {}  # of every direction drawn so far
 
@@ -67,9 +67,10 @@ class DirectionCache:
         """Return a draw of a direction, by their indices."""
         key = (which, draw)
         if key not in self._kept:
+            # A vector is as large as the model; a plane needs two of them
             while len(self._kept) > 1:
                 self._kept.pop(next(iter(self._kept)))
-            found = direction_of(self._work.directions[which], self._work.model, seed=self._work.seed, draw=draw)
+            found = direction_of(self._task.directions[which], self._task.model, seed=self._task.seed, draw=draw)
             self._kept[key] = found
             values = {name: getattr(found, name) for name in Resolved.__dataclass_fields__}
             self.facts[key] = Resolved(**{**values, "vector": {}})
@@ -88,42 +89,43 @@ def num_threads(count: int) -> Iterator[None]:
 
 
 def measure(
-    work: ScanTask, points: Sequence[Point], *, resolver: DirectionCache | None = None, on_point: OnPoint = lambda: None
+    task: ScanTask,
+    points: Sequence[Point],
+    *,
+    directions: DirectionCache | None = None,
+    on_point: OnPoint = lambda: None,
 ) -> tuple[list[dict[str, float]], DirectionFacts]:
     """Measure points one after the other; the model is restored, also after an exception."""
-    resolve = DirectionCache(work) if resolver is None else resolver
+    directions = DirectionCache(task) if directions is None else directions
     found: list[dict[str, float]] = []
-    with num_threads(work.threads), perturbing(work.model) as perturber:
-        work.model.eval()
-        refresher = Refresher(work.model, work.calibrate, work.statistics)
+    with num_threads(task.threads), perturbing(task.model) as perturber:
+        task.model.eval()
+        refresher = Refresher(task.model, task.calibrate, task.statistics)
         for point in points:
-            if any((which, draw) not in resolve for which, draw, _ in point):
+            if any((which, draw) not in directions for which, draw, _ in point):
                 perturber.to({}, 0.0)  # directions are computed from θ, not from the last point
-            first, *rest = [(resolve(which, draw).vector, step) for which, draw, step in point]
+            first, *rest = [(directions(which, draw).vector, step) for which, draw, step in point]
             perturber.to(*first, *rest)
             with refresher.at_point():
-                found.append(run_evaluate(work.evaluate, work.model))
+                found.append(run_evaluate(task.evaluate, task.model))
             on_point()
-    return found, resolve.facts
+    return found, directions.facts
 
 
 def measure_all(
-    work: ScanTask, points: Sequence[Point], *, workers: int = 1, resolver: DirectionCache | None = None,
+    task: ScanTask, points: Sequence[Point], *, workers: int = 1, directions: DirectionCache | None = None,
     on_point: OnPoint = lambda: None,
 ) -> tuple[list[dict[str, float]], DirectionFacts]:  # fmt: skip
     """Measure points in this process or in ``workers`` others, each with its own copy of the model."""
     require(workers >= 1, "workers", workers, "someone must do the work", "pass workers >= 1")
     if workers == 1 or len(points) < 2:
-        return measure(work, points, resolver=resolver, on_point=on_point)
+        return measure(task, points, directions=directions, on_point=on_point)
     size = math.ceil(len(points) / (CHUNKS_PER_WORKER * workers))
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
-    # By plain pickle: torch's own multiprocessing would move the caller's parameters to shared memory
-    state = (
-        torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
-    pool = ProcessPoolExecutor(workers, _context(), initializer=_init_worker, initargs=(_pickle_task(work), state))
+    precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    state = (torch.get_default_dtype(), precision, deterministic)
+    # Settings that change bits are process-wide, and a fresh process starts from torch's defaults
+    pool = ProcessPoolExecutor(workers, _context(), initializer=_init_worker, initargs=(_pickle_task(task), state))
     found: list[dict[str, float]] = []
     facts: DirectionFacts = {}
     try:
@@ -147,14 +149,16 @@ def _context() -> multiprocessing.context.BaseContext:
     """Start processes from a server that has imported torch already, or afresh where there is none (Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    # Not "fork": a child of a process whose thread pools have run can hang
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
 
 
-def _pickle_task(work: ScanTask) -> bytes:
+def _pickle_task(task: ScanTask) -> bytes:
     try:
-        return pickle.dumps(work)
+        # Plain pickle: torch's own multiprocessing would move the caller's parameters to shared memory
+        return pickle.dumps(task)
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
         why = f"model, evaluate and calibrate are sent to other processes by pickle ({error})"
         do = "define evaluate at the top of a module, or use Classification or NextToken, or pass workers=1"
@@ -188,6 +192,7 @@ def _run_chunk(points: Sequence[Point]) -> tuple[list[dict[str, float]], Directi
         return _RemoteError(None, (error.what, str(error.got), error.why, error.do), str(error))
     except Exception as error:  # noqa: BLE001  # whatever evaluate raises is passed on to the caller
         text = traceback.format_exc()
+        # Pickled here, where failure can be caught: in the pool it would look as if the worker had died
         try:
             same = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
         except Exception:  # noqa: BLE001  # an exception that cannot be sent goes as text
@@ -202,6 +207,7 @@ def _unwrap_result(result: Any) -> tuple[list[dict[str, float]], DirectionFacts]
         return found
     if result.parts is not None:
         what, got, why, do = result.parts
+        # Rebuilt from its parts: its constructor takes keywords, which unpickling does not pass
         raise UserError(what, got=got, why=why, do=do)
     if result.error is not None:
         result.error.add_note(f"In a worker of the scan:\n{result.text}")
