@@ -34,7 +34,7 @@ class Agreement:
     """Shares of equal signs, from 0 to 1; NaN where no pair of elements votes."""
 
     element: float  # share of elements that agree, among those where both vote; SSR. The largest layers decide it.
-    tensor: float  # mean over tensors of their shares: each layer counts alike
+    tensor: float  # mean over tensors of their shares: all layers count the same
     # share weighted by |a| + |b|: 1 − Σ|a − b| / Σ(|a| + |b|) over flips, so that flips of tiny weights count little
     weighted: float
     chance: float  # expected ``element`` if the elements of every tensor were permuted at random
@@ -72,8 +72,7 @@ def sign_agreement(
 ) -> Agreement:
     """Compare the signs of two models, or of what two fine-tunings changed.
 
-    An exact zero votes for nobody: a masked or never-trained weight says nothing. The paper's sign(0) = −1 is an
-    option.
+    An exact zero does not count: a masked or never-trained weight says nothing. The paper's sign(0) = −1 is an option.
 
     Args:
         a: A model, its state or a vector.

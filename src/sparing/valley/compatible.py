@@ -124,7 +124,7 @@ def storage_key(name: str, value: Tensor) -> object:
 
 
 def _parameters_of_state(state: Model) -> dict[str, Tensor]:
-    """Return the parameters of a bare state, as far as names and memory tell."""
+    """Return the parameters of a bare state, as far as names and shared memory show."""
     found: dict[object, tuple[str, Tensor]] = {}
     for name, value in state_of(state).items():
         if value.is_floating_point() and not is_statistic(name):

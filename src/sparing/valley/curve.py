@@ -53,7 +53,7 @@ class Curve:
     seed: int
     """Of the draws."""
     rows: int | None = None
-    """Evaluated rows behind every number (count), if ``evaluate`` tells."""
+    """Evaluated rows behind every number (count), if ``evaluate`` says."""
     floors: Mapping[str, float] | None = None
     """Noise floors of |N| + |P| that the caller chose, by metric; the others are computed from ``rows``."""
     better: Mapping[str, Better] | None = None
@@ -191,11 +191,11 @@ class Curve:
         """Return one row per metric: what a table says of this curve.
 
         Returns:
-            Columns direction, width, metric, better ("unknown" where nobody says), asymmetry, asymmetry_low,
+            Columns direction, width, metric, better ("unknown" if undeclared), asymmetry, asymmetry_low,
             asymmetry_high, minimum (whether the model gets no better on either side), n, floor, minus and plus (branch
             means), at_zero, log_ratio, half_width_minus and half_width_plus (NaN where the metric has no height of
-            its own), cubic, sign_consistency (mean over draws) and statistics; NaN where a number needs to know which
-            way is better and nobody says.
+            its own), cubic, sign_consistency (mean over draws) and statistics; NaN where a number needs the better side
+            and it is unknown.
         """
         return [self._summary(name) for name in self.values]
 

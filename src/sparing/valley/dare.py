@@ -55,7 +55,7 @@ class Dare(Method):
             delta: The task vector.
 
         Returns:
-            What is left of it: the same at every reading, which draws anew from the start of its stream.
+            What is left of it; every reading draws from the start of the same stream, so that all are equal.
         """
 
         def read() -> Iterator[Tensor]:

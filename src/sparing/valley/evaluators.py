@@ -20,14 +20,14 @@ from sparing.valley.apply import state_digests
 from sparing.valley.statistics import run_model
 
 # model -> numbers by name, such as {"loss": nat, "error": share}. An attribute ``rows``, if any, counts the rows; an
-# attribute ``better`` says of metrics whose name does not tell whether "lower" or "higher" is better; a method
+# attribute ``better`` declares "lower" or "higher" for metrics whose name does not say which is better; a method
 # ``each``, model -> numbers of every row by name, shape (rows,), lets a soup be compared with its best member row by
 # row.
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 class Classification:
-    """Cross-entropy and error of a classifier on fixed rows; a ``evaluate`` for scans that can be sent to workers.
+    """Cross-entropy and error of a classifier on fixed rows; an ``evaluate`` for scans that can be sent to workers.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)

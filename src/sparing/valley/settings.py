@@ -61,7 +61,7 @@ class ModelConfig:
     """Settings by dotted name, and the code that reads them."""
 
     values: Mapping[str, Any]  # nested settings have their path before them
-    # by the start of the names that they read; empty where nobody is known
+    # By the prefix of the names that they read; empty for unknown configs
     readers: Mapping[str, ConfigReader] = field(default_factory=dict)
 
 
