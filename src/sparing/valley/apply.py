@@ -143,7 +143,7 @@ def perturbing(model: nn.Module) -> Iterator[Perturber]:
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
         >>> before = layer.weight.item()
-        >>> with walking(layer) as perturber:
+        >>> with perturbing(layer) as perturber:
         ...     perturber.to({"weight": torch.ones(1, 1)}, 0.5)
         ...     moved = layer.weight.item() - before
         >>> round(moved, 6), layer.weight.item() == before

@@ -62,7 +62,7 @@ def better_by_metric(metrics: Iterable[str], declared: Mapping[str, Better] | No
     """Say for each metric whether lower or higher is better; what the caller declares outranks the name.
 
     Example:
-        >>> senses(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
+        >>> better_by_metric(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
         {'val_Accuracy': 'higher', 'margin': 'higher'}
     """
     names, given = list(metrics), dict(declared or {})

@@ -126,7 +126,7 @@ def unimodal_fit(values: Array) -> Array:
     Pools adjacent violators (Ayer et al. 1955) from both ends and splits where the total error is least.
 
     Example:
-        >>> valley(np.array([0.0, -2.0, -1.0, 3.0, 2.0])).tolist()
+        >>> unimodal_fit(np.array([0.0, -2.0, -1.0, 3.0, 2.0])).tolist()
         [0.0, -2.0, -1.0, 2.5, 2.5]
     """
     falls, rises = _isotonic_prefixes(-values), _isotonic_prefixes(-values[::-1])

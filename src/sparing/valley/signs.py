@@ -72,7 +72,7 @@ def sign_alignment(direction: Vector, theta: Vector) -> SignAlignment:
     """Compare a direction with the weights, in float64.
 
     Example:
-        >>> alignment({"w": torch.tensor([1.0, -1.0, 5.0])}, {"w": torch.tensor([3.0, 1.0, 0.0])})[:2]
+        >>> sign_alignment({"w": torch.tensor([1.0, -1.0, 5.0])}, {"w": torch.tensor([3.0, 1.0, 0.0])})[:2]
         (0.5, 0.75)
     """
     inner = float(vectors.dot(direction, theta))

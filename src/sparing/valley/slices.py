@@ -27,7 +27,7 @@ def slice_lengths(count: int) -> list[int]:
     They differ by one at most: where there are several, none is as short as a scalar.
 
     Example:
-        >>> lengths(SLICE + 1)
+        >>> slice_lengths(SLICE + 1)
         [16385, 16384]
     """
     parts = max(1, math.ceil(count / SLICE))
