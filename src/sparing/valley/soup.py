@@ -129,10 +129,7 @@ def soup(
 
 
 def greedy_members(alone: Sequence[float], score: Callable[[list[int]], float]) -> list[int]:
-    """Add models to the mean, best first, while its score (lower is better) does not rise; return their indices.
-
-    Source: Wortsman et al. 2022, Recipe 1.
-    """
+    """Add models to the mean, best first, while its score (lower is better) does not rise; return their indices."""
     order = sorted(range(len(alone)), key=alone.__getitem__)  # stable: of equal models the first
     kept, best = order[:1], alone[order[0]]
     for at in order[1:]:
