@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from benchmarks.valley.store import Store
 from sparing.seeds import stream
-from sparing.valley.asymmetry import ratio, rises
+from sparing.valley.asymmetry import mean_rises, signed_ratio
 from sparing.valley.config import Noise
 from sparing.valley.evaluators import Classification
-from sparing.valley.intervals import ratio_interval, student
+from sparing.valley.intervals import ratio_interval, student_t_quantile
 from sparing.valley.scan import scan
 
 Floats = NDArray[np.float64]
@@ -71,7 +71,7 @@ def _scanned(sign: str) -> dict[str, Floats]:
         net.eval(), Classification(inputs[test], classes[test]), Noise("gaussian", sign=sign),  # type: ignore[arg-type]
         calibrate=[inputs[train[:256]]], points=7, draws=POPULATION, seed=0,
     )  # fmt: skip
-    return {metric: np.stack(rises(found.lambdas, values), 1) for metric, values in found.values.items()}
+    return {metric: np.stack(mean_rises(found.lambdas, values), 1) for metric, values in found.values.items()}
 
 
 def _of_net(sign: str, metric: str) -> tuple[tuple[float, float], Drawn]:
@@ -83,14 +83,14 @@ def _bootstrapped(pairs: Floats, rng: np.random.Generator) -> tuple[float, float
     """Percentiles of resampled means at levels moved outwards (Hesterberg 2015, section 5.3)."""
     n = len(pairs)
     means = pairs[rng.integers(n, size=(RESAMPLES, n))].mean(1)
-    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student(0.975, n - 1))
-    low, high = np.quantile(ratio(means[:, 0], means[:, 1]), [tail, 1 - tail], method="inverted_cdf")
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t_quantile(0.975, n - 1))
+    low, high = np.quantile(signed_ratio(means[:, 0], means[:, 1]), [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
 
 
 def measured(mean: tuple[float, float], drawn: Drawn, n: int) -> dict[str, Any]:
     """Share of intervals that hold the truth, and their mean length."""
-    truth = float(ratio(np.array(mean[0]), np.array(mean[1])))
+    truth = float(signed_ratio(np.array(mean[0]), np.array(mean[1])))
     rng = np.random.default_rng(n)
     ends = np.array([ratio_interval(drawn(rng, n)) for _ in range(SAMPLES)])
     old = np.array([_bootstrapped(drawn(rng, n), rng) for _ in range(OLD_SAMPLES)])

@@ -11,7 +11,7 @@ from torch import nn
 from sparing import scaling
 from sparing.seeds import stream
 from sparing.valley import Noise, merge, scan, sign_agreement
-from sparing.valley.apply import walking
+from sparing.valley.apply import perturbing
 from sparing.valley.config import NoiseKind, Special, SpecialKind
 from sparing.valley.directions import direction_of
 
@@ -47,9 +47,9 @@ def test_a_masked_weight_is_zero_at_every_point(direction):
     resolved = direction_of(direction, model, seed=3)
     assert any(bool((value != 0).any()) for value in resolved.vector.values())
     weights = dict(model.named_parameters())
-    with walking(model) as walker:
+    with perturbing(model) as perturber:
         for at in (-1.0, 0.5):
-            walker.to(resolved.vector, at)
+            perturber.to(resolved.vector, at)
             assert all(bool((weights[name][where] == 0).all()) for name, where in dead.items())
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.apply import fingerprint, kept, walking
+from sparing.valley.apply import perturbing, preserve_buffers, state_digests
 from valley import walks
 
 
@@ -26,13 +26,13 @@ def test_a_step_is_theta_plus_lambda_times_vector():
     model = walks.normed()
     theta = {name: p.detach().clone() for name, p in named_parameters(model).items()}
     a, b = vector_of(model, "a"), vector_of(model, "b")
-    with walking(model) as walker:
+    with perturbing(model) as perturber:
         for step in (0.3, -1.0, 0.0, 0.7):
-            walker.to(a, step)
+            perturber.to(a, step)
             for name, p in named_parameters(model).items():
                 # one product and one sum, perhaps fused: within an ulp of each
                 torch.testing.assert_close(p.detach(), theta[name] + step * a[name], rtol=0, atol=2e-15)
-        walker.to(a, 0.3, (b, -0.2))
+        perturber.to(a, 0.3, (b, -0.2))
         for name, p in named_parameters(model).items():
             expected = theta[name] + 0.3 * a[name] - 0.2 * b[name]
             torch.testing.assert_close(p.detach(), expected, rtol=0, atol=3e-15)
@@ -43,34 +43,34 @@ def test_visits_leave_no_trace():
     model = walks.plain()
     a, b, c = (vector_of(model, name) for name in "abc")
 
-    def at(walker, *where):
-        walker.to(*where)
+    def at(perturber, *where):
+        perturber.to(*where)
         return [p.detach().clone() for p in model.parameters()]
 
-    with walking(model) as walker:
-        straight = at(walker, a, 0.37)
-    with walking(model) as walker:
-        at(walker, b, 0.1)
-        at(walker, c, -2.0, (a, 0.5))
-        at(walker, {"0.weight": b["0.weight"]}, 1.0)
-        assert all(torch.equal(x, y) for x, y in zip(at(walker, a, 0.37), straight, strict=True))
+    with perturbing(model) as perturber:
+        straight = at(perturber, a, 0.37)
+    with perturbing(model) as perturber:
+        at(perturber, b, 0.1)
+        at(perturber, c, -2.0, (a, 0.5))
+        at(perturber, {"0.weight": b["0.weight"]}, 1.0)
+        assert all(torch.equal(x, y) for x, y in zip(at(perturber, a, 0.37), straight, strict=True))
 
 
 def test_step_zero_is_theta_to_the_bit():
     model = nn.Linear(2, 1)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[-0.0, 1e-45]]))
-    with walking(model) as walker:
-        walker.to({"weight": torch.full((1, 2), float("inf"))}, 0.0)
+    with perturbing(model) as perturber:
+        perturber.to({"weight": torch.full((1, 2), float("inf"))}, 0.0)
         assert torch.equal(model.weight.detach().view(torch.int32), torch.tensor([[-(2**31), 1]], dtype=torch.int32))
 
 
 def test_parameters_that_a_vector_does_not_name_stay_at_theta():
     model = walks.plain()
     before = model[0].bias.detach().clone()
-    with walking(model) as walker:
-        walker.to(vector_of(model), 1.0)
-        walker.to({"0.weight": torch.ones_like(model[0].weight)}, 1.0)
+    with perturbing(model) as perturber:
+        perturber.to(vector_of(model), 1.0)
+        perturber.to({"0.weight": torch.ones_like(model[0].weight)}, 1.0)
         assert torch.equal(model[0].bias, before)
 
 
@@ -88,8 +88,8 @@ def test_all_is_as_it_was(error, dtype):
         model[5].weight[0, 1] = -0.0
     before = walks.state(model)
     try:
-        with walking(model) as walker:
-            walker.to(vector_of(model), 0.8)
+        with perturbing(model) as perturber:
+            perturber.to(vector_of(model), 0.8)
             model.train()
             torch.rand(3)
             model[1].running_mean.fill_(7)
@@ -107,7 +107,7 @@ def test_all_is_as_it_was(error, dtype):
 def test_buffers_are_the_same_objects():
     model = walks.normed()
     buffer = model[1].running_mean
-    with kept(model):
+    with preserve_buffers(model):
         model[1].running_mean = torch.zeros(4)
     assert model[1].running_mean is buffer
 
@@ -115,8 +115,8 @@ def test_buffers_are_the_same_objects():
 def test_a_changed_dtype_is_changed_back():
     model = walks.normed()
     before = walks.state(model)
-    with walking(model) as walker:
-        walker.guard()
+    with perturbing(model) as perturber:
+        perturber.protect()
         model.half()
     assert walks.same(before, walks.state(model))
 
@@ -125,8 +125,8 @@ def test_tied_weights_move_once_and_stay_tied():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     theta = model[0].weight.detach().clone()
-    with walking(model) as walker:
-        walker.to({"0.weight": torch.ones(3, 3)}, 0.5)
+    with perturbing(model) as perturber:
+        perturber.to({"0.weight": torch.ones(3, 3)}, 0.5)
         assert model[2].weight is model[0].weight
         assert torch.equal(model[2].weight, theta + 0.5)
     assert model[2].weight is model[0].weight
@@ -142,8 +142,8 @@ def test_layouts_are_kept_on_the_way():
     for one in (model, turned, gap):
         before, theta = one.weight.stride(), one.weight.detach().clone()
         vector = {"weight": torch.randn(one.weight.shape, generator=stream(2))}
-        with walking(one) as walker:
-            walker.to(vector, 0.5)
+        with perturbing(one) as perturber:
+            perturber.to(vector, 0.5)
             assert one is gap or one.weight.stride() == before
             torch.testing.assert_close(one.weight.detach(), theta + 0.5 * vector["weight"], rtol=0, atol=1e-6)
         assert one.weight.stride() == before
@@ -159,8 +159,8 @@ def test_gradients_and_optimizers_outlive_a_walk():
             optimizer.zero_grad()
             model(walks.vectors(8)).square().sum().backward()
             if k:
-                with walking(model) as walker:
-                    walker.to(vector_of(model), 1.0)
+                with perturbing(model) as perturber:
+                    perturber.to(vector_of(model), 1.0)
             optimizer.step()
     assert all(torch.equal(x, y) for x, y in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
@@ -168,8 +168,8 @@ def test_gradients_and_optimizers_outlive_a_walk():
 def test_no_deep_copy(monkeypatch):
     monkeypatch.setattr(copy, "deepcopy", lambda *_: pytest.fail("a deep copy"))
     model = walks.plain()
-    with walking(model) as walker:
-        walker.to(vector_of(model), 1.0)
+    with perturbing(model) as perturber:
+        perturber.to(vector_of(model), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -183,19 +183,19 @@ def test_no_deep_copy(monkeypatch):
 def test_vectors_that_do_not_fit_are_refused(vector, match):
     model = walks.plain()
     before = walks.state(model)
-    with pytest.raises(UserError, match=match), walking(model) as walker:
-        walker.to(vector, 1.0)
+    with pytest.raises(UserError, match=match), perturbing(model) as perturber:
+        perturber.to(vector, 1.0)
     assert walks.same(before, walks.state(model))
 
 
 def test_fingerprint_sees_a_bit_and_a_flag():
     model = walks.normed()
-    first = fingerprint(model)
-    assert fingerprint(model) == first
+    first = state_digests(model)
+    assert state_digests(model) == first
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = -model[0].weight[0, 0, 0, 0]
-    assert [name for name, value in fingerprint(model).items() if first[name] != value] == ["parameter 0.weight"]
+    assert [name for name, value in state_digests(model).items() if first[name] != value] == ["parameter 0.weight"]
     model[3].train()
     model[6].num_batches_tracked += 1
-    changed = [name for name, value in fingerprint(model).items() if first[name] != value]
+    changed = [name for name, value in state_digests(model).items() if first[name] != value]
     assert changed == ["parameter 0.weight", "buffer 6.num_batches_tracked", "training flag of 3"]

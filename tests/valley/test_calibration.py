@@ -20,7 +20,7 @@ from sparing.valley.calibration import (
     ranks,
     read,
     spearman,
-    valley,
+    unimodal_fit,
     write,
 )
 
@@ -57,7 +57,7 @@ def brute(values: np.ndarray) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_valley_is_the_closest_of_all(seed: int):
     values = numbers(9, seed)
-    found = valley(values)
+    found = unimodal_fit(values)
     low = int(found.argmin())
     assert (np.diff(found[: low + 1]) <= 1e-15).all()
     assert (np.diff(found[low:]) >= -1e-15).all()
@@ -66,8 +66,8 @@ def test_valley_is_the_closest_of_all(seed: int):
 
 def test_valley_leaves_a_valley_alone():
     values = np.array([3.0, 1.0, -2.0, -1.0, 5.0])
-    assert valley(values).tolist() == values.tolist()
-    assert valley(np.array([2.0])).tolist() == [2.0]
+    assert unimodal_fit(values).tolist() == values.tolist()
+    assert unimodal_fit(np.array([2.0])).tolist() == [2.0]
 
 
 def test_ranks_and_their_correlation():
@@ -112,7 +112,7 @@ def test_weights_are_those_of_non_negative_least_squares():
     x, y = np.random.default_rng(3).normal(size=(40, 4)), numbers(40, 4)
     target = ranks(y)
     expected = nnls(x - x.mean(0), target - target.mean())[0]
-    np.testing.assert_allclose(calibration._weights(x, y), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(calibration._nonnegative_weights(x, y), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_gaps_keep_their_rank_beyond_the_pairs():

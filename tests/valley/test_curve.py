@@ -31,7 +31,7 @@ def test_asymmetry_is_that_of_the_mean_curve_with_its_interval():
     for name, values in found.values.items():
         floor = asym.noise_floor(name, AT, values.mean(0), 1000)
         assert found.floor(name) == floor > 0
-        assert found.asymmetry[name] == intervals.asymmetry(AT, values, floor=floor)
+        assert found.asymmetry[name] == intervals.asymmetry_index(AT, values, floor=floor)
         assert found.asymmetry[name].value == pytest.approx(0.5 * 0.3025 / 0.385, abs=1e-12)
         assert found.branches[name] == asym.branch_means(AT, values.mean(0))
     # N + P is the same in all draws, so that the index is linear in the slopes and Fieller's interval Student's of them

@@ -13,13 +13,13 @@ from sparing.valley import slices
 from sparing.valley.dare import Dare
 from sparing.valley.linear import TaskArithmetic
 from sparing.valley.merge import merge
-from sparing.valley.slices import joined, slices_of
+from sparing.valley.slices import join_slices, slices_of
 from sparing.valley.ties import Ties
 
 
 def thinned(method: Dare, name: str, model: int, delta: torch.Tensor) -> torch.Tensor:
     """What is left of a task vector."""
-    return joined(method.thinned(name, model, slices_of(delta))(), delta)
+    return join_slices(method.thinned(name, model, slices_of(delta))(), delta)
 
 
 def test_known_draw_by_hand():

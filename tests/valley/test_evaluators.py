@@ -12,7 +12,7 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.evaluators import Classification, NextToken, logits_of, numbers, trusted
+from sparing.valley.evaluators import Classification, NextToken, check_evaluate, logits_of, run_evaluate
 from valley import walks
 
 
@@ -102,7 +102,7 @@ def test_evaluators_use_eval_mode_and_put_flags_back():
 
 
 def test_numbers_of_many_kinds_become_floats():
-    found = numbers(lambda _: {"a": 1, "b": torch.tensor(0.5), "c": np.float32(2), "d": math.inf}, nn.Linear(1, 1))
+    found = run_evaluate(lambda _: {"a": 1, "b": torch.tensor(0.5), "c": np.float32(2), "d": math.inf}, nn.Linear(1, 1))
     assert found == {"a": 1.0, "b": 0.5, "c": 2.0, "d": math.inf}
     assert all(type(value) is float for value in found.values())
 
@@ -113,12 +113,12 @@ def test_numbers_of_many_kinds_become_floats():
 )  # fmt: skip
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(UserError, match="evaluate"):
-        numbers(lambda _: value, nn.Linear(1, 1))
+        run_evaluate(lambda _: value, nn.Linear(1, 1))
 
 
 def test_measures_run_without_gradients():
     seen = []
-    numbers(lambda model: seen.append(torch.is_grad_enabled()) or {"loss": 1.0}, nn.Linear(1, 1))
+    run_evaluate(lambda model: seen.append(torch.is_grad_enabled()) or {"loss": 1.0}, nn.Linear(1, 1))
     assert seen == [False]
 
 
@@ -167,19 +167,19 @@ def dropping(model):
 )
 def test_a_measure_that_changes_the_model_is_refused(measure, match):
     with pytest.raises(UserError, match=match):
-        trusted(measure, walks.normed())
+        check_evaluate(measure, walks.normed())
 
 
 def test_a_measure_that_is_not_deterministic_is_refused():
     clock = itertools.count()
     with pytest.raises(UserError, match=r"'loss': got 0.0 and then 1.0; the same weights"):
-        trusted(lambda _: {"error": 0.5, "loss": float(next(clock))}, walks.plain())
+        check_evaluate(lambda _: {"error": 0.5, "loss": float(next(clock))}, walks.plain())
     values = iter([1.0, 1.0 + 2**-52])
     with pytest.raises(UserError, match="same weights"):
-        trusted(lambda _: {"loss": next(values)}, walks.plain())
+        check_evaluate(lambda _: {"loss": next(values)}, walks.plain())
     names = iter(["loss", "cost"])
     with pytest.raises(UserError, match="None"):
-        trusted(lambda _: {next(names): 1.0}, walks.plain())
+        check_evaluate(lambda _: {next(names): 1.0}, walks.plain())
 
 
 def test_dropout_in_a_measure_is_found():
@@ -192,18 +192,18 @@ def test_dropout_in_a_measure_is_found():
         return {"loss": loss}
 
     with pytest.raises(UserError, match="dropout"):
-        trusted(measure, net.eval())
+        check_evaluate(measure, net.eval())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_at_the_start_is_refused(value):
     with pytest.raises(UserError, match="λ = 0"):
-        trusted(lambda _: {"error": 0.0, "loss": value}, walks.plain())
+        check_evaluate(lambda _: {"error": 0.0, "loss": value}, walks.plain())
 
 
 def test_trusted_returns_the_numbers():
     measure = Classification(walks.vectors(9), walks.classes(9))
-    assert trusted(measure, walks.plain()) == measure(walks.plain())
+    assert check_evaluate(measure, walks.plain()) == measure(walks.plain())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparing.seeds import stream
-from sparing.valley.features import FEATURES, TASK_FEATURES, features_of, matrices
+from sparing.valley.features import FEATURES, TASK_FEATURES, features_of, matrices_of
 
 
 def drawn(label: str) -> dict[str, torch.Tensor]:
@@ -62,8 +62,8 @@ def test_every_number_grows_with_distance_and_is_symmetric():
 
 def test_scales_of_norms_do_not_count_where_there_are_matrices():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    assert list(matrices(dict(model.named_parameters()))) == ["0.weight"]
-    assert list(matrices({"scale": torch.ones(3)})) == ["scale"]
+    assert list(matrices_of(dict(model.named_parameters()))) == ["0.weight"]
+    assert list(matrices_of({"scale": torch.ones(3)})) == ["scale"]
 
 
 def test_what_is_not_defined_is_nan():

@@ -11,8 +11,8 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.apply import fingerprint
-from sparing.valley.interpolate import between, interpolate
+from sparing.valley.apply import state_digests
+from sparing.valley.interpolate import interpolate, interpolate_tensor
 
 
 class Quadratic:
@@ -130,7 +130,7 @@ def test_stale_statistics_are_those_of_the_ends():
 @pytest.mark.parametrize("fails", [False, True])
 def test_both_ends_are_as_before(fails: bool):
     a, b = normed("a").train(), normed("bb")
-    before = fingerprint(a), fingerprint(b)
+    before = state_digests(a), state_digests(b)
     if fails:
         calls = iter(range(100))
 
@@ -143,7 +143,7 @@ def test_both_ends_are_as_before(fails: bool):
             interpolate(a, b, evaluate, calibrate=[ROWS])
     else:
         interpolate(a, b, measure, calibrate=[ROWS])
-    assert (fingerprint(a), fingerprint(b)) == before
+    assert (state_digests(a), state_digests(b)) == before
 
 
 def test_a_state_beside_a_live_model_either_way():
@@ -155,10 +155,10 @@ def test_a_state_beside_a_live_model_either_way():
 
 def test_ends_are_met_to_the_bit():
     a, b = torch.randn(100, generator=stream(1)), torch.randn(100, generator=stream(2))
-    assert torch.equal(between("w", a, b, 0.0), a)
-    assert torch.equal(between("w", a, b, 1.0), b)
-    assert torch.equal(between("w", a, a, 0.3), a)
-    assert between("n", torch.tensor(3), torch.tensor(5), 0.0).item() == 5
+    assert torch.equal(interpolate_tensor("w", a, b, 0.0), a)
+    assert torch.equal(interpolate_tensor("w", a, b, 1.0), b)
+    assert torch.equal(interpolate_tensor("w", a, a, 0.3), a)
+    assert interpolate_tensor("n", torch.tensor(3), torch.tensor(5), 0.0).item() == 5
 
 
 def test_rows_and_picture():

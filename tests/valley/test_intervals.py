@@ -18,21 +18,21 @@ AT = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 30, 99])
 @pytest.mark.parametrize("share", [0.6, 0.9, 0.975, 0.995])
 def test_student_quantiles_against_scipy(freedom, share):
-    assert intervals.student(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-10)
+    assert intervals.student_t_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-10)
 
 
 @pytest.mark.parametrize("n", [2, 3, 40])
 def test_interval_of_a_mean_against_scipy(n):
     rows = np.random.default_rng(n).normal(size=n)
     low, high = stats.ttest_1samp(rows, 0.0).confidence_interval(0.95)
-    assert intervals.interval(rows) == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9))
+    assert intervals.mean_interval(rows) == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 10, 30])
 def test_coverage_of_a_mean(n):
     """2000 normal samples: the share of 95 % intervals that hold 0 has a standard error of 0.5 %; asked are four."""
     rng = np.random.default_rng(n)
-    held = sum(low <= 0 <= high for low, high in (intervals.interval(rng.normal(size=n)) for _ in range(2000)))
+    held = sum(low <= 0 <= high for low, high in (intervals.mean_interval(rng.normal(size=n)) for _ in range(2000)))
     assert 0.93 <= held / 2000 <= 0.97
 
 
@@ -49,7 +49,7 @@ def test_coverage_of_an_asymmetry_index(n):
     held = 0
     for _ in range(2000):
         a, c = 2 + rng.normal(scale=0.5, size=(n, 1)), 1 + rng.normal(scale=0.5, size=(n, 1))
-        low, high = intervals.asymmetry(AT, a * AT**2 - c * AT**3).interval
+        low, high = intervals.asymmetry_index(AT, a * AT**2 - c * AT**3).interval
         held += low <= truth <= high
     assert held / 2000 >= 0.93
 
@@ -78,13 +78,13 @@ def test_draws_that_do_not_tell_give_the_whole_range():
 
 def test_value_is_that_of_the_mean_curve():
     draws = np.array([[4.0, 1.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 1.0, 0.0]])
-    found = intervals.asymmetry(AT, draws)
+    found = intervals.asymmetry_index(AT, draws)
     assert found.value == index(AT, draws.mean(0)) == pytest.approx((6 - 3) / 9)
     assert found.n == 2
 
 
 def test_equal_draws_have_an_interval_of_one_point():
-    found = intervals.asymmetry(AT, np.tile(AT**2 - 0.5 * AT**3, (5, 1)))
+    found = intervals.asymmetry_index(AT, np.tile(AT**2 - 0.5 * AT**3, (5, 1)))
     # arcs of a nearly singular quadratic form: the root of float64's rounding
     assert found.interval == (pytest.approx(found.value, abs=1e-7), pytest.approx(found.value, abs=1e-7))
 
@@ -96,22 +96,22 @@ def test_size_does_not_matter():
 
 
 def test_one_draw_has_no_interval():
-    found = intervals.asymmetry(AT, [AT**2])
+    found = intervals.asymmetry_index(AT, [AT**2])
     assert found.value == 0
     assert all(map(math.isnan, found.interval))
     assert f"{found}" == "+0.00"
 
 
 def test_below_the_floor_neither_value_nor_interval():
-    found = intervals.asymmetry(AT, [AT**2, AT**2], floor=10.0)
+    found = intervals.asymmetry_index(AT, [AT**2, AT**2], floor=10.0)
     assert math.isnan(found.value)
     assert all(map(math.isnan, found.interval))
     assert (found.floor, f"{found}") == (10.0, "not above noise")
 
 
 def test_a_draw_that_is_not_finite_leaves_no_interval():
-    assert all(map(math.isnan, intervals.interval([1.0, 1.0, np.inf])))
-    found = intervals.asymmetry(AT, [AT**2, np.where(AT == -1, np.inf, AT**2)])
+    assert all(map(math.isnan, intervals.mean_interval([1.0, 1.0, np.inf])))
+    found = intervals.asymmetry_index(AT, [AT**2, np.where(AT == -1, np.inf, AT**2)])
     assert found.value == 1.0
     assert all(map(math.isnan, found.interval))
 
@@ -127,13 +127,13 @@ def test_a_draw_that_is_not_finite_leaves_no_interval():
     ],
 )  # fmt: skip
 def test_what_is_no_minimum_is_flagged(curve, value, falls, words):
-    found = intervals.asymmetry(AT, [curve])
+    found = intervals.asymmetry_index(AT, [curve])
     assert (found.value, found.falls, found.minimum) == (pytest.approx(value), falls, not falls)
     assert f"{found}" == f"{value:+.2f}{words}"
 
 
 def test_a_fall_within_the_noise_is_none():
-    assert intervals.asymmetry(AT, [np.maximum(-AT, 0) - 0.005 * np.maximum(AT, 0)], floor=0.01).minimum
+    assert intervals.asymmetry_index(AT, [np.maximum(-AT, 0) - 0.005 * np.maximum(AT, 0)], floor=0.01).minimum
 
 
 def test_formats():
@@ -144,6 +144,6 @@ def test_formats():
 
 def test_refusals():
     with pytest.raises(UserError, match="level"):
-        intervals.interval([1.0, 2.0], level=1.0)
+        intervals.mean_interval([1.0, 2.0], level=1.0)
     with pytest.raises(UserError, match="level"):
         intervals.ratio_interval([[1.0, 2.0]], level=0.0)

@@ -13,7 +13,7 @@ from sparing.errors import UserError
 from sparing.seeds import stream
 from sparing.valley.config import Noise, NoiseKind
 from sparing.valley.noises import draw, expected_consistency, moments
-from sparing.valley.signs import align, alignment
+from sparing.valley.signs import set_signs, sign_alignment
 
 KINDS = get_args(NoiseKind)
 COUNT = 200_000
@@ -102,14 +102,14 @@ def test_draws_meet_the_expected_ratio_within_the_binomial_error(kind, sign, sha
     """The count of positive weights is exact, so only the noise is random: the binomial error bounds what is left."""
     count, positive = 40_000, round(40_000 * share)
     theta = torch.cat([torch.full((positive,), 0.3), torch.full((count - positive,), -0.7)])
-    epsilon = align(draw(kind, (count,), stream(1, kind)), theta, sign, stream(1, kind, "turn"))
+    epsilon = set_signs(draw(kind, (count,), stream(1, kind)), theta, sign, stream(1, kind, "turn"))
     noise = Noise(kind, sign=sign)
     for strict in (False, True):
         voters = count if strict else int(epsilon.count_nonzero())
         found = int((epsilon * theta > 0).sum()) / voters
         expected = expected_consistency(noise, share, strict=strict)
         assert abs(found - expected) <= SIGMAS * math.sqrt(expected * (1 - expected) / voters) + 1e-12
-    plain = alignment({"w": epsilon}, {"w": theta}).plain
+    plain = sign_alignment({"w": epsilon}, {"w": theta}).plain
     assert plain == int((epsilon * theta > 0).sum()) / int(epsilon.count_nonzero())
 
 

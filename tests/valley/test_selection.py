@@ -13,7 +13,7 @@ from sparing.errors import UserError
 from sparing.scaling.apply import apply_
 from sparing.scaling.plan import plan
 from sparing.valley.norms import Layout
-from sparing.valley.selection import layouts_of, live_of, parts_of, sections, selected
+from sparing.valley.selection import filter_layouts, live_masks, section_names, sections, selected
 from valley import architectures as nets
 
 
@@ -68,7 +68,7 @@ def test_sections_are_a_partition(name):
     held = [n for section in sections(model) for n in section.params]
     assert sorted(held) == sorted(named_parameters(model))
     assert len(held) == len(set(held))
-    assert parts_of(model).keys() == set(held)
+    assert section_names(model).keys() == set(held)
 
 
 @pytest.mark.parametrize("name", ["resnet", "vgg"])
@@ -120,7 +120,7 @@ def test_layers_in_order_stand_in_for_blocks():
 
 def test_a_norm_before_every_matrix_belongs_to_the_first_layer():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert parts_of(model) == {
+    assert section_names(model) == {
         "0.weight": "1",
         "0.bias": "1",
         "1.weight": "1",
@@ -214,14 +214,14 @@ def test_a_backbone_without_head_has_no_classifier():
 def test_masks_of_sparse_training_are_found():
     model = nets.mlp()
     masks = apply_(model, plan(model, density=0.25))
-    live = live_of(model, selected(model, "all"), masks="buffers")
+    live = live_masks(model, selected(model, "all"), masks="buffers")
     assert live.keys() == masks.keys()
     assert all(torch.equal(live[name], masks[name]) for name in masks)
 
 
 def test_masks_of_torch_pruning_are_found():
     layer = prune.random_unstructured(nn.Linear(6, 6), "weight", 0.5)
-    live = live_of(nn.Sequential(layer), ["0.weight_orig", "0.bias"], masks="buffers")
+    live = live_masks(nn.Sequential(layer), ["0.weight_orig", "0.bias"], masks="buffers")
     assert live.keys() == {"0.weight_orig"}
     assert torch.equal(live["0.weight_orig"], layer.weight_mask.bool())
 
@@ -232,26 +232,26 @@ def test_exact_zeros_are_a_mask_above_one_percent_but_not_of_a_matrix_never_trai
     with torch.no_grad():
         layer.weight.fill_(1.0).view(-1)[:zeros] = 0
         layer.bias.zero_()
-    assert (live_of(layer, ["weight", "bias"]).keys() == {"weight"}) == masked
-    assert live_of(layer, ["weight", "bias"], masks="buffers") == {}
+    assert (live_masks(layer, ["weight", "bias"]).keys() == {"weight"}) == masked
+    assert live_masks(layer, ["weight", "bias"], masks="buffers") == {}
     if masked:
-        assert int(live_of(layer, ["weight"])["weight"].sum()) == 100 - zeros
+        assert int(live_masks(layer, ["weight"])["weight"].sum()) == 100 - zeros
 
 
 def test_a_buffer_of_another_shape_is_no_mask_and_unknown_policies_are_refused():
     layer = nn.Linear(3, 3)
     layer.register_buffer("weight_mask", torch.ones(3, dtype=torch.bool))
-    assert live_of(layer, ["weight"]) == {}
+    assert live_masks(layer, ["weight"]) == {}
     with pytest.raises(UserError, match="no such policy"):
-        live_of(layer, ["weight"], masks="ignore")
+        live_masks(layer, ["weight"], masks="ignore")
 
 
 def test_layouts_of_weights_that_have_inputs_first():
     model = nn.Sequential(
         nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.Linear(3, 3), nn.Conv1d(2, 2, 1)
     )
-    assert layouts_of(model) == {"1.weight": Layout(transposed=True, groups=2)}
-    found = layouts_of(zoo.gpt2(layers=1))
+    assert filter_layouts(model) == {"1.weight": Layout(transposed=True, groups=2)}
+    found = filter_layouts(zoo.gpt2(layers=1))
     assert set(found) == {
         f"transformer.h.0.{p}.weight" for p in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     }

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from sparing.errors import UserError
-from sparing.valley.companions import require_one_function
-from sparing.valley.settings import Described, compared, described, flat
+from sparing.valley.companions import require_same_function
+from sparing.valley.settings import ModelConfig, compare_configs, config_of, flatten_config
 
 SMALL = {
     "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -33,7 +33,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 
 
 def told(one, other):
-    return compared("config", one, other, ("a", "b"))
+    return compare_configs("config", one, other, ("a", "b"))
 
 
 PAIRS = {
@@ -62,7 +62,7 @@ def test_what_is_told_changes_no_logits_and_what_is_refused_does(name):
     other.load_state_dict(one.state_dict())
     tokens = torch.arange(12 if kind is RobertaForMaskedLM else 20).remainder(13)[None] + 3
     try:
-        require_one_function([one, other])
+        require_same_function([one, other])
         refused = ""
     except UserError as error:
         refused = str(error)
@@ -80,13 +80,13 @@ def test_what_is_told_changes_no_logits_and_what_is_refused_does(name):
     (Qwen2VLConfig, "image_token_id", (5, 6)),
 ])  # fmt: skip
 def test_what_the_code_of_a_model_reads_is_refused(config, key, values):
-    one, other = (described(config(**({"vocab_size": 33} if config is EsmConfig else {}), **{key: x})) for x in values)
+    one, other = (config_of(config(**({"vocab_size": 33} if config is EsmConfig else {}), **{key: x})) for x in values)
     with pytest.raises(UserError, match=f"'{key}': got {values[0]} in a and {values[1]} in b"):
         told(one, other)
 
 
 def test_a_reward_model_reads_before_its_padding():
-    kinds = [described(LlamaConfig(**SMALL | {"pad_token_id": x}, architectures=[kind]))
+    kinds = [config_of(LlamaConfig(**SMALL | {"pad_token_id": x}, architectures=[kind]))
              for kind in ("LlamaForSequenceClassification", "LlamaForCausalLM") for x in (1, 2)]  # fmt: skip
     with pytest.raises(UserError, match="'pad_token_id'"):
         told(*kinds[:2])
@@ -95,7 +95,7 @@ def test_a_reward_model_reads_before_its_padding():
 
 def test_parts_are_read_by_their_own_code():
     def config(**changes):
-        return described(Qwen2VLConfig(text_config={"max_position_embeddings": 64, "eos_token_id": 3} | changes))
+        return config_of(Qwen2VLConfig(text_config={"max_position_embeddings": 64, "eos_token_id": 3} | changes))
 
     notes = " ".join(told(config(), config(max_position_embeddings=32, eos_token_id=4, unheard_of=1)))
     assert all(f"'text_config.{name}'" in notes for name in ("max_position_embeddings", "eos_token_id", "unheard_of"))
@@ -104,12 +104,12 @@ def test_parts_are_read_by_their_own_code():
 def test_without_code_a_language_model_is_told_by_what_it_is_called():
     plain = {"architectures": ["XForCausalLM"], "rope_theta": 1e4, "rope_scaling": None, "max_position_embeddings": 8}
     one, other = ({**plain, "eos_token_id": 3}, {**plain, "eos_token_id": 4, "max_position_embeddings": 16})
-    assert len(told(Described(flat(one)), Described(flat(other)))) == 2
+    assert len(told(ModelConfig(flatten_config(one)), ModelConfig(flatten_config(other)))) == 2
     for refused in ({"rope_scaling": {"type": "yarn", "factor": 2}}, {"rope_theta": None}):
         with pytest.raises(UserError, match="'max_position_embeddings'"):
-            told(*(Described(flat(each | refused)) for each in (one, other)))
+            told(*(ModelConfig(flatten_config(each | refused)) for each in (one, other)))
     with pytest.raises(UserError, match="'unheard_of'"):
-        told(Described(flat(one)), Described(flat(one | {"unheard_of": 1})))
+        told(ModelConfig(flatten_config(one)), ModelConfig(flatten_config(one | {"unheard_of": 1})))
 
 
 class OwnDropout(nn.Linear):
@@ -122,7 +122,7 @@ def test_adapters_of_other_dropouts_are_one_function():
         return peft.get_peft_model(nn.Sequential(nn.Linear(2, 2)), settings)
 
     for other in (adapted(0.0), adapted(0.3)):
-        require_one_function([adapted(0.1), other])
+        require_same_function([adapted(0.1), other])
 
 
 @pytest.mark.parametrize(("one", "other"), [
@@ -135,7 +135,7 @@ def test_adapters_of_other_dropouts_are_one_function():
 ])  # fmt: skip
 def test_what_computes_something_else_in_evaluation_is_refused(one, other):
     with pytest.raises(UserError, match=r"models at '0'|models at 'the top'"):
-        require_one_function([nn.Sequential(one), nn.Sequential(other)])
+        require_same_function([nn.Sequential(one), nn.Sequential(other)])
 
 
 @pytest.mark.parametrize(("one", "other"), [
@@ -143,4 +143,4 @@ def test_what_computes_something_else_in_evaluation_is_refused(one, other):
     (nn.Hardtanh(inplace=True), nn.Hardtanh()), (nn.BatchNorm2d(2, momentum=None), nn.BatchNorm2d(2)),
 ])  # fmt: skip
 def test_what_only_training_or_memory_asks_for_is_one_function(one, other):
-    require_one_function([nn.Sequential(one), nn.Sequential(other)])
+    require_same_function([nn.Sequential(one), nn.Sequential(other)])

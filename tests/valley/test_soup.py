@@ -11,7 +11,7 @@ from torch import nn
 from sparing.errors import UserError
 from sparing.report.pairs import mcnemar
 from sparing.seeds import stream
-from sparing.valley.apply import fingerprint
+from sparing.valley.apply import state_digests
 from sparing.valley.evaluators import Classification, NextToken
 from sparing.valley.soup import WeightAverage, soup
 
@@ -62,13 +62,13 @@ def test_models_may_be_generated():
 def test_statistics_of_a_soup_are_its_own():
     """Mean and unbiased variance of what its first layer gives on the calibration rows; the members' are another."""
     models = [normed("a"), normed("bb")]
-    before = [fingerprint(model) for model in models]
+    before = [state_digests(model) for model in models]
     found = soup(models, calibrate=[ROWS[:16], ROWS[16:]])
     hidden = nn.functional.linear(ROWS, found.state["0.weight"], found.state["0.bias"])
     torch.testing.assert_close(found.state["1.running_mean"], hidden.mean(0), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(found.state["1.running_var"], hidden.var(0), rtol=1e-12, atol=1e-13)
     assert found.refreshed
-    assert [fingerprint(model) for model in models] == before
+    assert [state_digests(model) for model in models] == before
     states = [model.state_dict() for model in models]
     alone = soup(states, calibrate=[ROWS[:16], ROWS[16:]], model=normed("host"))
     assert all(torch.equal(alone.state[name], value) for name, value in found.state.items())

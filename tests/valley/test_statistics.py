@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.valley.statistics import Refresher, batch_norms, joined, refresh_
+from sparing.valley.statistics import Refresher, batch_norms, concat_batches, refresh_
 from valley import walks
 
 
@@ -213,4 +213,4 @@ def test_without_batch_norm_nothing_is_asked_for():
 
 def test_joined_mappings_need_the_same_names():
     with pytest.raises(UserError, match="one shape"):
-        joined([{"a": torch.ones(1)}, {"b": torch.ones(1)}])
+        concat_batches([{"a": torch.ones(1)}, {"b": torch.ones(1)}])

@@ -10,8 +10,8 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.seeds import stream
-from sparing.valley.apply import fingerprint
-from sparing.valley.steer import STEPS, direction, steer
+from sparing.valley.apply import state_digests
+from sparing.valley.steer import STEPS, steer, steering_direction
 
 
 class Bowl:
@@ -36,7 +36,7 @@ def test_directions_have_the_length_of_the_weights():
     other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     size = nn.utils.parameters_to_vector(model.parameters()).norm().item()
     for along in ("sign", "difference", "self"):
-        vector = direction(model, along, other)
+        vector = steering_direction(model, along, other)
         assert math.sqrt(sum(float(value.square().sum()) for value in vector.values())) == pytest.approx(
             size, rel=1e-12
         )
@@ -44,7 +44,7 @@ def test_directions_have_the_length_of_the_weights():
 
 def test_sign_direction_by_hand():
     """θ = (3, −4, 0): root mean square √(25/3), signs (+, −, 0); scaled to ‖θ‖ = 5 it is 5 (1, −1, 0)/√2."""
-    found = direction(weights(3.0, -4.0, 0.0), "sign")["weight"].flatten().tolist()
+    found = steering_direction(weights(3.0, -4.0, 0.0), "sign")["weight"].flatten().tolist()
     assert found == pytest.approx([5 / math.sqrt(2), -5 / math.sqrt(2), 0.0], rel=1e-12)
 
 
@@ -53,14 +53,14 @@ def test_signs_keep_each_tensors_own_size():
     model = nn.Linear(4, 1).double()
     model.weight.data.fill_(-1.0)
     model.bias.data.fill_(10.0)
-    found = direction(model, "sign")
+    found = steering_direction(model, "sign")
     torch.testing.assert_close(found["weight"], model.weight.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(found["bias"], model.bias.detach(), rtol=1e-12, atol=0)
 
 
 def test_difference_leads_away_from_the_member():
     """(3, 4) − (3, 0) = (0, 4), scaled to ‖(3, 4)‖ = 5."""
-    found = direction(weights(3.0, 4.0), "difference", weights(3.0, 0.0))
+    found = steering_direction(weights(3.0, 4.0), "difference", weights(3.0, 0.0))
     assert found["weight"].flatten().tolist() == pytest.approx([0.0, 5.0])
 
 
@@ -117,11 +117,11 @@ def test_not_a_number_is_never_chosen():
 def test_frozen_parameters_stay():
     model = nn.Linear(2, 2).double()
     model.bias.requires_grad_(False)
-    assert list(direction(model, "sign")) == ["weight"]
-    assert list(direction(model, "difference", nn.Linear(2, 2).double())) == ["weight"]
+    assert list(steering_direction(model, "sign")) == ["weight"]
+    assert list(steering_direction(model, "difference", nn.Linear(2, 2).double())) == ["weight"]
     model.weight.requires_grad_(False)
     with pytest.raises(UserError, match="no trainable parameters"):
-        direction(model, "sign")
+        steering_direction(model, "sign")
 
 
 def test_batch_norm_is_refreshed_and_the_model_restored():
@@ -135,9 +135,9 @@ def test_batch_norm_is_refreshed_and_the_model_restored():
         seen.append(torch.allclose(model[1].running_mean, hidden.mean(0), atol=1e-5))  # float32
         return {"loss": float(model(rows).square().mean())}
 
-    before = fingerprint(model)
+    before = state_digests(model)
     found = steer(model, evaluate, test=lambda model: evaluate(model), calibrate=[rows])
-    assert fingerprint(model) == before
+    assert state_digests(model) == before
     assert all(seen)
     hidden = nn.functional.linear(rows, found.state["0.weight"], found.state["0.bias"])
     torch.testing.assert_close(found.state["1.running_mean"], hidden.mean(0), rtol=1e-4, atol=1e-5)  # float32

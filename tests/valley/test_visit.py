@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.valley.apply import fingerprint
-from sparing.valley.visit import host_of, visiting
+from sparing.valley.apply import state_digests
+from sparing.valley.visit import live_model, loading_states
 
 
 def net() -> nn.Sequential:
@@ -21,28 +21,28 @@ def test_weights_and_buffers_are_put_in_and_taken_back():
     model, other = net(), net()
     other[1].running_mean.fill_(3.0)
     other[1].num_batches_tracked.fill_(9)
-    before, storage = fingerprint(model), model[0].weight.data_ptr()
-    with visiting(model) as put:
+    before, storage = state_digests(model), model[0].weight.data_ptr()
+    with loading_states(model) as put:
         assert not model.training
         put(other.state_dict())
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
         put(net().state_dict())
-    assert fingerprint(model) == before
+    assert state_digests(model) == before
     assert model[0].weight.data_ptr() == storage
 
 
 def test_everything_is_taken_back_after_an_exception():
     model = net()
-    before = fingerprint(model)
+    before = state_digests(model)
 
     def fail() -> None:
-        with visiting(model) as put:
+        with loading_states(model) as put:
             put(net().state_dict())
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
         fail()
-    assert fingerprint(model) == before
+    assert state_digests(model) == before
 
 
 def test_a_lender_may_be_wrapped_and_tied():
@@ -50,21 +50,21 @@ def test_a_lender_may_be_wrapped_and_tied():
     model[1].weight = model[0].weight
     other = copy.deepcopy(model)
     other[0].weight.data.fill_(5.0)
-    with visiting(nn.DataParallel(model)) as put:
+    with loading_states(nn.DataParallel(model)) as put:
         put(other.state_dict())
         assert model[1].weight is model[0].weight
         assert float(model[1].weight.detach().mean()) == 5.0
 
 
 def test_a_state_that_lacks_a_parameter_is_refused():
-    with pytest.raises(UserError, match=r"state at '0\.weight': got nothing"), visiting(net()) as put:
+    with pytest.raises(UserError, match=r"state at '0\.weight': got nothing"), loading_states(net()) as put:
         put({"other": torch.zeros(1)})
 
 
 def test_the_host_is_the_one_given_or_the_first_live_one():
     first, second = net(), net()
-    assert host_of([first.state_dict(), second]) is second
-    assert host_of([first, second]) is first
-    assert host_of([first], second) is second
+    assert live_model([first.state_dict(), second]) is second
+    assert live_model([first, second]) is first
+    assert live_model([first], second) is second
     with pytest.raises(UserError, match="states only"):
-        host_of([first.state_dict()])
+        live_model([first.state_dict()])

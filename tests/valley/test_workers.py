@@ -17,7 +17,7 @@ from sparing.valley.directions import direction_of
 from sparing.valley.evaluators import Classification
 from sparing.valley.scan import scan
 from sparing.valley.surface import scan2d
-from sparing.valley.workers import Resolver, Work, threads, visit, visit_all
+from sparing.valley.workers import DirectionCache, ScanTask, measure, measure_all, num_threads
 from valley import walks
 
 RAW, ALIGNED = Noise("gaussian"), Noise("gaussian", sign="consistent")
@@ -27,7 +27,7 @@ MEASURE = Classification(walks.images(30, "test", dtype=torch.float32), walks.cl
 
 def work_of(**changes):
     model = walks.normed(torch.float32)
-    return Work(**{"model": model, "evaluate": MEASURE, "directions": (RAW, ALIGNED), "seed": 3, **CPU} | changes)
+    return ScanTask(**{"model": model, "evaluate": MEASURE, "directions": (RAW, ALIGNED), "seed": 3, **CPU} | changes)
 
 
 POINTS = [((which, draw, step),) for which in (0, 1) for draw in (0, 1, 2) for step in (-0.5, 0.4, 1.0)]
@@ -35,10 +35,10 @@ POINTS = [((which, draw, step),) for which in (0, 1) for draw in (0, 1, 2) for s
 
 def test_chunks_and_another_order_give_the_plain_loop():
     work = work_of()
-    plain, facts = visit(work, POINTS)
-    pieces = [value for start in range(0, len(POINTS), 4) for value in visit(work, POINTS[start : start + 4])[0]]
+    plain, facts = measure(work, POINTS)
+    pieces = [value for start in range(0, len(POINTS), 4) for value in measure(work, POINTS[start : start + 4])[0]]
     assert pieces == plain
-    assert visit(work, POINTS[::-1])[0] == plain[::-1]
+    assert measure(work, POINTS[::-1])[0] == plain[::-1]
     assert set(facts) == {(which, draw) for which in (0, 1) for draw in (0, 1, 2)}
 
 
@@ -69,7 +69,7 @@ class Pool:
         return type("Future", (), {"result": lambda _: pickle.loads(pickle.dumps(result))})()
 
     def shutdown(self, **_):
-        workers._WORK.clear()
+        workers._TASK.clear()
 
 
 @pytest.fixture
@@ -87,21 +87,21 @@ def test_a_surface_in_chunks_is_that_of_the_plain_loop():
 
 def test_progress_is_told_after_each_point():
     told = []
-    visit_all(work_of(), POINTS, tell=lambda: told.append(1))
+    measure_all(work_of(), POINTS, on_point=lambda: told.append(1))
     assert len(told) == len(POINTS)
 
 
 def test_directions_are_made_of_theta_wherever_the_walk_is():
     work = work_of(directions=(Special("self"), Special("sign", sign=0.5)))
-    alone = [visit(work, [point])[0][0] for point in POINTS]
-    assert visit(work, POINTS)[0] == alone
+    alone = [measure(work, [point])[0][0] for point in POINTS]
+    assert measure(work, POINTS)[0] == alone
 
 
 def test_what_cannot_be_sent_is_refused_before_a_process_starts(monkeypatch):
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("a process was started"))
     for change in ({"evaluate": lambda _: {"loss": 1.0}}, {"calibrate": threading.Lock()}):
         with pytest.raises(UserError, match="workers=1"):
-            visit_all(work_of(**change), POINTS, workers=2)
+            measure_all(work_of(**change), POINTS, workers=2)
 
 
 class UnsendableError(Exception):
@@ -129,7 +129,7 @@ def unsendable(model):
 def test_errors_find_their_way_back(measure, error, match):
     told = []
     with pytest.raises(error, match=match) as raised:
-        visit_all(work_of(evaluate=measure), POINTS, workers=2, tell=lambda: told.append(1))
+        measure_all(work_of(evaluate=measure), POINTS, workers=2, on_point=lambda: told.append(1))
     assert error is not ArithmeticError or "In a worker of the scan" in raised.value.__notes__[0]
     assert told == []
 
@@ -143,14 +143,14 @@ def test_a_worker_that_dies_is_told(monkeypatch):
     monkeypatch.setattr(workers, "ProcessPoolExecutor", Broken)
     monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
     with pytest.raises(RunError, match="a worker of the scan died"):
-        visit_all(work_of(), POINTS, workers=2)
+        measure_all(work_of(), POINTS, workers=2)
 
 
 def test_threads_come_back():
     before = torch.get_num_threads()
-    with threads(before + 1):
+    with num_threads(before + 1):
         assert torch.get_num_threads() == before + 1
-    with pytest.raises(ValueError, match="mine"), threads(before + 1):
+    with pytest.raises(ValueError, match="mine"), num_threads(before + 1):
         raise ValueError("mine")
     assert torch.get_num_threads() == before
 
@@ -165,7 +165,7 @@ def test_every_visit_uses_the_threads_of_the_work():
 
 def test_a_resolver_keeps_two_vectors_and_all_facts():
     model = nn.Linear(3, 2)
-    resolve = Resolver(Work(model=model, evaluate=MEASURE, directions=(RAW, Given({"bias": torch.ones(2)}))))
+    resolve = DirectionCache(ScanTask(model=model, evaluate=MEASURE, directions=(RAW, Given({"bias": torch.ones(2)}))))
     first = resolve(0, 0)
     assert resolve(0, 0) is first
     assert torch.equal(first.vector["weight"], direction_of(RAW, model, seed=0).vector["weight"])
@@ -179,4 +179,4 @@ def test_a_resolver_keeps_two_vectors_and_all_facts():
 
 def test_workers_must_be():
     with pytest.raises(UserError, match="workers"):
-        visit_all(work_of(), POINTS, workers=0)
+        measure_all(work_of(), POINTS, workers=0)

@@ -48,13 +48,4 @@ from sparing.valley.steer import steer as steer
 from sparing.valley.surface import scan2d
 from sparing.valley.ties import Ties as Ties
 
-__all__ = [
-    "Noise",
-    "interpolate",
-    "merge",
-    "predict_merge",
-    "scan",
-    "scan2d",
-    "sign_agreement",
-    "soup",
-]
+__all__ = ["Noise", "interpolate", "merge", "predict_merge", "scan", "scan2d", "sign_agreement", "soup"]

@@ -1,8 +1,8 @@
 """How far the signs of two models agree, and how far they would by chance.
 
-Li et al. 2024 (arXiv:2405.12489, §5) compare models by the share of weights of equal sign, which follows the gap of
-their average. A share alone misleads: half of all signs agree between strangers, and the scales of norm layers, which
-are all positive, agree always. So the share stands here beside its chance level and corrected by it.
+Li et al. 2024 (arXiv:2405.12489, §5) compare models by the share of weights of equal sign, which tracks the gap of
+their average. That share alone misleads: half of all signs agree between unrelated models, and the scales of norm
+layers, all positive, always agree. So it is reported beside its chance level and corrected for it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sparing.errors import require
 from sparing.valley.compatible import Model, vectors_of
 from sparing.vectors import Vector, axpy
 
+# How parameters are grouped: one by one, by the block in their name, or by what a mapping or function says
 By = Literal["tensor", "block"] | Mapping[str, str] | Callable[[str], str]
-"""Groups of parameters: each its own, by the block in their name, or what a mapping or function makes of the name."""
 
+# The sign of an exact zero: none, so that the pair does not count, or −1 as in §1 of the paper
 Zero = Literal["abstain", "minus"]
-"""What the sign of an exact zero is: none, so that the pair does not count, or −1 as in the paper (its §1)."""
 
 _BLOCK = re.compile(r"^((?:[^.]+\.)*?\d+)\.")
 
@@ -33,30 +33,16 @@ _BLOCK = re.compile(r"^((?:[^.]+\.)*?\d+)\.")
 class Agreement:
     """Shares of equal signs, from 0 to 1; NaN where no pair of elements votes."""
 
-    element: float
-    """Share of elements that agree, among those where both vote; SSR. The largest layers decide it."""
-
-    tensor: float
-    """Mean over tensors of their shares: each layer counts alike."""
-
+    element: float  # share of elements that agree, among those where both vote; SSR. The largest layers decide it.
+    tensor: float  # mean over tensors of their shares: all layers count the same
+    # share weighted by |a| + |b|: 1 − Σ|a − b| / Σ(|a| + |b|) over flips, so that flips of tiny weights count little
     weighted: float
-    """Share weighted by |a| + |b|: 1 − Σ|a − b| / Σ(|a| + |b|) over flips, so that flips of tiny weights count
-    little."""
-
-    chance: float
-    """Expected ``element`` if the elements of every tensor were permuted at random."""
-
-    corrected: float
-    """(element − chance) / (1 − chance): 0 for strangers, 1 for equal signs; NaN where chance is 1."""
-
-    zeros: float
-    """Share of elements left out because either is exactly zero."""
-
-    votes: int
-    """Elements compared (count)."""
-
+    chance: float  # expected ``element`` if the elements of every tensor were permuted at random
+    corrected: float  # (element − chance) / (1 − chance): 0 for strangers, 1 for equal signs; NaN where chance is 1
+    zeros: float  # share of elements left out because either is exactly zero
+    votes: int  # elements compared (count)
+    # the same for each group, where groups were asked for
     groups: Mapping[str, Agreement] = field(default_factory=dict)
-    """The same for each group, where groups were asked for."""
 
     @property
     def error(self) -> float:
@@ -71,12 +57,11 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """What is summed over one pair of tensors."""
+    """Sums over one pair of tensors."""
 
     agree: float
     votes: float
-    expected: float
-    """votes · chance"""
+    expected: float  # votes · chance
     agree_weight: float
     vote_weight: float
     elements: int
@@ -87,8 +72,7 @@ def sign_agreement(
 ) -> Agreement:
     """Compare the signs of two models, or of what two fine-tunings changed.
 
-    An exact zero votes for nobody: a masked or never-trained weight says nothing. The paper's sign(0) = −1 is an
-    option.
+    An exact zero does not count: a masked or never-trained weight says nothing. The paper's sign(0) = −1 is an option.
 
     Args:
         a: A model, its state or a vector.
@@ -116,38 +100,21 @@ def sign_agreement(
     first, second, *ancestor = vectors_of(a, b, *([] if base is None else [base]))
     if ancestor:
         first, second = axpy(-1.0, ancestor[0], first), axpy(-1.0, ancestor[0], second)
-    return compare(first, second, by=by, zero=zero)
+    return compare_signs(first, second, by=by, zero=zero)
 
 
-def compare(a: Vector, b: Vector, *, by: By | None = None, zero: Zero = "abstain") -> Agreement:
-    """Compare the signs of two vectors of equal names and shapes, which are not checked; as ``sign_agreement``.
-
-    Args:
-        a: Floating tensors by name.
-        b: The same names and shapes.
-        by: Groups to tell apart.
-        zero: What the sign of an exact zero is.
-
-    Returns:
-        The shares.
-    """
+def compare_signs(a: Vector, b: Vector, *, by: By | None = None, zero: Zero = "abstain") -> Agreement:
+    """``sign_agreement`` of two vectors whose names and shapes are known to be equal."""
     counts = {name: _count(value, b[name], zero) for name, value in a.items()}
     groups: dict[str, list[_Count]] = {}
     if by is not None:
         for name, count in counts.items():
             groups.setdefault(group_of(name, by), []).append(count)
-    return _summed(counts.values(), {name: _summed(parts, {}) for name, parts in groups.items()})
+    return _total(counts.values(), {name: _total(parts, {}) for name, parts in groups.items()})
 
 
 def group_of(name: str, by: By) -> str:
-    """Return the group of a parameter.
-
-    Args:
-        name: Canonical name.
-        by: How to group.
-
-    Returns:
-        For blocks the name up to its first number, or of the module that holds the parameter.
+    """Return the group of a parameter; a block is its name up to the first number, or else its module.
 
     Example:
         >>> group_of("model.layers.3.mlp.up.weight", "block"), group_of("lm_head.weight", "block")
@@ -167,16 +134,8 @@ def group_of(name: str, by: By) -> str:
 def chance_level(a: tuple[int, int], b: tuple[int, int]) -> float:
     """Return the expected share of agreeing signs under a random permutation of one tensor's elements.
 
-    Let p be the share of positive elements among those that are not zero. Whatever the number of pairs in which both
-    vote, each such pair is a random voter of a beside a random voter of b, so the expectation is
-    p_a p_b + (1 − p_a)(1 − p_b): exact, given that one pair votes.
-
-    Args:
-        a: How many elements of a are positive and negative (counts).
-        b: The same of b.
-
-    Returns:
-        Between 0 and 1; NaN if either has no sign at all.
+    With p the positive share of the nonzero elements it is p_a p_b + (1 − p_a)(1 − p_b), exact given that one pair
+    votes: each such pair is a random voter of a beside a random voter of b. Arguments are (positive, negative) counts.
 
     Example:
         >>> chance_level((3, 1), (1, 1))
@@ -206,8 +165,8 @@ def _count(x: Tensor, y: Tensor, zero: Zero) -> _Count:
     )
 
 
-def _summed(counts: Iterable[_Count], groups: Mapping[str, Agreement]) -> Agreement:
-    """Join the counts of several tensors."""
+def _total(counts: Iterable[_Count], groups: Mapping[str, Agreement]) -> Agreement:
+    """Combine the counts of several tensors."""
     parts = list(counts)
     voting = [part for part in parts if part.votes]
     votes, elements = sum(part.votes for part in parts), sum(part.elements for part in parts)
@@ -218,7 +177,7 @@ def _summed(counts: Iterable[_Count], groups: Mapping[str, Agreement]) -> Agreem
         tensor=_share(sum(part.agree / part.votes for part in voting), len(voting)),
         weighted=_share(sum(part.agree_weight for part in parts), weight),
         chance=_share(expected, votes),
-        # Rounding leaves a trace of 1 − chance where all signs are certain
+        # Where all signs are certain, rounding leaves a tiny 1 − chance instead of 0
         corrected=_share(agree - expected, votes - expected) if votes - expected > 1e-9 * votes else math.nan,
         zeros=_share(elements - votes, elements),
         votes=int(votes),

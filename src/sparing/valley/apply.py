@@ -1,8 +1,8 @@
-"""Walking: a live model is put at θ + λε, again and again, and ends where it began, to the bit.
+"""Perturb a live model: put it at θ + λε, again and again, and leave it at θ, to the bit.
 
-The parameters' own storage is never written. While a walk lasts they read from a flat copy of those that move, which is
-filled anew for every step; at the end, and also after an exception, each gets its own storage back. So there is no
-arithmetic to undo and no deep copy of the model: beside the weights live one flat copy and one flat direction.
+The parameters' own storage is never written. Meanwhile they read from a flat copy of those that move, which is refilled
+for every step; at the end, also after an exception, each gets its own storage back. So no arithmetic has to be undone
+and the model is never deep-copied: memory holds one flat copy and one or two flat directions besides the weights.
 """
 
 from __future__ import annotations
@@ -20,48 +20,34 @@ from sparing.errors import UserError
 from sparing.vectors import Vector
 
 
-class Walker:
-    """Moves a model's parameters; ``walking`` makes one."""
+class Perturber:
+    """Moves a model's parameters; made by ``perturbing``."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Note the parameters; nothing moves yet.
-
-        Args:
-            model: Any module, wrapped or not.
-        """
         self._params = named_parameters(model)
-        self._parts: list[_Part] = []
+        self._parts: list[_FlatGroup] = []
 
     @torch.no_grad()
     def to(self, vector: Vector, step: float, *more: tuple[Vector, float]) -> None:
-        """Put the parameters at θ + step · vector, counted from where the walk began.
+        """Set the parameters to θ + step · vector (+ ...), in the parameter's precision; names left out stay at θ.
 
-        The steps before leave no trace: the same arguments give the same bits in any order of visits. At step 0 the
-        parameters are θ, to the bit. The sum is taken in the parameter's precision.
-
-        Args:
-            vector: Canonical parameter name -> tensor of its shape; parameters it does not name are at θ.
-            step: λ, dimensionless.
-            more: Further pairs of vector and step, added in turn: a plane needs one.
-
-        Raises:
-            UserError: If the model has no parameter of a name, or its shape differs, or it is not floating.
+        Earlier steps leave no trace: the same arguments give the same bits in any order, and step 0 gives θ.
         """
         pairs = [(vector, step), *more]
         for one, _ in pairs:
-            self._admit(one)
+            self._add_parameters(one)
         for part in self._parts:
-            part.home_()
+            part.reset_()
             for one, length in pairs:
                 part.add_(one, length)
 
-    def guard(self) -> None:
-        """Let trainable parameters read from a copy, at θ: whatever writes to them then leaves the originals alone."""
+    def protect(self) -> None:
+        """Let trainable parameters read from a copy of θ, so that whatever writes to them spares the originals."""
         params = self._params.items()
         self.to({name: one for name, one in params if one.requires_grad and one.is_floating_point()}, 0.0)
 
-    def _admit(self, vector: Vector) -> None:
-        """Make flat copies for parameters that move for the first time."""
+    def _add_parameters(self, vector: Vector) -> None:
+        """Allocate flat copies for parameters that move for the first time."""
         known = {name for part in self._parts for name in part.params}
         fresh: dict[tuple[torch.device, torch.dtype], dict[str, nn.Parameter]] = {}
         for name, value in vector.items():
@@ -74,49 +60,49 @@ class Walker:
             parameter = self._params[name]
             _require_shape(name, value, parameter)
             fresh.setdefault((parameter.device, parameter.dtype), {})[name] = parameter
-        self._parts += [_Part(params) for params in fresh.values()]
+        self._parts += [_FlatGroup(params) for params in fresh.values()]
 
-    def _end_(self) -> None:
+    def restore_(self) -> None:
         """Give every parameter its own storage back."""
         for part in self._parts:
-            part.return_()
+            for name, parameter in part.params.items():
+                parameter.data = part.originals[name]
         self._parts.clear()
 
 
-class _Part:
-    """Parameters of one device and dtype, which read from one flat tensor."""
+class _FlatGroup:
+    """Parameters of one device and dtype that read from one flat tensor."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self.params = params
-        self._own = {name: parameter.data for name, parameter in params.items()}
-        first = next(iter(self._own.values()))
-        self._flat = torch.empty(sum(own.numel() for own in self._own.values()), dtype=first.dtype, device=first.device)
+        self.originals = {name: parameter.data for name, parameter in params.items()}
+        first, size = next(iter(self.originals.values())), sum(one.numel() for one in self.originals.values())
+        self._flat = torch.empty(size, dtype=first.dtype, device=first.device)
         self._views = self._cut(self._flat)
         self._vectors: list[tuple[Vector, Tensor]] = []
 
     def _cut(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat tensor with the shapes and, where dense, the strides of the parameters."""
         views, start = {}, 0
-        for name, own in self._own.items():
-            piece = flat[start : start + own.numel()]
-            # Kernels choose by memory layout (channels last): another layout might round another way.
-            views[name] = piece.as_strided(own.shape, own.stride(), start) if _dense(own) else piece.view(own.shape)
-            start += own.numel()
+        for name, one in self.originals.items():
+            piece = flat[start : start + one.numel()]
+            # Kernels are chosen by memory layout (channels last), and another kernel may round differently
+            views[name] = piece.as_strided(one.shape, one.stride(), start) if _is_dense(one) else piece.view(one.shape)
+            start += one.numel()
         return views
 
-    def home_(self) -> None:
+    def reset_(self) -> None:
         """Fill the flat tensor with θ and let the parameters read from it."""
-        torch._foreach_copy_(list(self._views.values()), list(self._own.values()))
+        torch._foreach_copy_(list(self._views.values()), list(self.originals.values()))
         for name, parameter in self.params.items():
             parameter.data = self._views[name]
 
     def add_(self, vector: Vector, step: float) -> None:
-        """Add a multiple of a vector to the flat tensor."""
-        if step:
+        if step:  # 0 · ε would turn an infinite ε into NaN, and −0 into +0
             self._flat.add_(self._flattened(vector), alpha=step)
 
     def _flattened(self, vector: Vector) -> Tensor:
-        """The vector as one flat tensor; the last two are kept, which is what a line or a plane needs."""
+        """The vector as one flat tensor; the last two are cached, which is what a line or a plane needs."""
         for known, flat in self._vectors:
             if known is vector:
                 return flat
@@ -127,12 +113,8 @@ class _Part:
         self._vectors.append((vector, flat))
         return flat
 
-    def return_(self) -> None:
-        for name, parameter in self.params.items():
-            parameter.data = self._own[name]
 
-
-def _dense(tensor: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill their storage without gap or overlap, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -152,48 +134,34 @@ def _require_shape(name: str, value: Tensor, parameter: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def walking(model: nn.Module) -> Iterator[Walker]:
-    """Move a model's parameters within a block; afterwards all is as it was, to the bit, also after an exception.
+def perturbing(model: nn.Module) -> Iterator[Perturber]:
+    """Move a model's parameters within a block and restore it afterwards, to the bit, also after an exception.
 
-    Restored are the parameters that moved, buffers (their contents and, where one was exchanged, the tensor itself),
-    the training flags of all modules, and torch's global random state. Not restored are ``grad`` and what else the
-    block changes.
-
-    Args:
-        model: Any module. Modules wrapped in FSDP, whose parameters are shards, cannot walk.
-
-    Yields:
-        A walker; its ``to(vector, step)`` puts the model at θ + step · vector.
+    Restored are the parameters that moved, buffers (contents and, where one was replaced, the tensor itself), training
+    flags and torch's global random state; ``grad`` and anything else is not. FSDP's sharded parameters cannot move.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
         >>> before = layer.weight.item()
-        >>> with walking(layer) as walker:
-        ...     walker.to({"weight": torch.ones(1, 1)}, 0.5)
+        >>> with perturbing(layer) as perturber:
+        ...     perturber.to({"weight": torch.ones(1, 1)}, 0.5)
         ...     moved = layer.weight.item() - before
         >>> round(moved, 6), layer.weight.item() == before
         (0.5, True)
     """
-    walker = Walker(model)
+    perturber = Perturber(model)
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), kept(model):
+    with torch.random.fork_rng(devices=devices), preserve_buffers(model):
         try:
-            yield walker
+            yield perturber
         finally:
-            walker._end_()
+            perturber.restore_()
 
 
 @contextlib.contextmanager
-def kept(model: nn.Module) -> Iterator[None]:
-    """Restore buffers and training flags after a block, to the bit, also after an exception.
-
-    Args:
-        model: Any module; its buffers are copied.
-
-    Yields:
-        Nothing.
-    """
-    places = [
+def preserve_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore buffers and training flags after a block, to the bit, also after an exception."""
+    saved = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
@@ -204,29 +172,23 @@ def kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, copy in places:
+            for module, name, buffer, copy in saved:
                 buffer.copy_(copy)
+                # The block may have replaced the tensor itself, as "batch" statistics do
                 module._buffers[name] = buffer
         for module, flag in flags:
             module.training = flag
 
 
-def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """Return what identifies the state of a model to the bit: to be compared before and after something.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Name -> digest (SHA-256) of every parameter and buffer, and the training flag of every module.
-    """
-    state: dict[str, Any] = {f"parameter {name}": _digest(value) for name, value in named_parameters(model).items()}
-    state |= {f"buffer {name}": _digest(value) for name, value in model.named_buffers()}
+def state_digests(model: nn.Module) -> dict[str, Any]:
+    """Return digests of all parameters, buffers and training flags, to compare before and after something."""
+    state: dict[str, Any] = {f"parameter {name}": _sha256(value) for name, value in named_parameters(model).items()}
+    state |= {f"buffer {name}": _sha256(value) for name, value in model.named_buffers()}
     state |= {f"training flag of {name or 'the model'}": module.training for name, module in model.named_modules()}
     return state
 
 
-def _digest(tensor: Tensor) -> tuple[object, ...]:
+def _sha256(tensor: Tensor) -> tuple[object, ...]:
     flat = tensor.detach().contiguous().reshape(-1)
     raw = flat.view(torch.uint8).cpu().numpy().data if flat.numel() else b""
     return tuple(tensor.shape), tensor.dtype, hashlib.sha256(raw).hexdigest()

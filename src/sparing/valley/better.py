@@ -1,7 +1,7 @@
-"""Which way a metric gets better: known by its name, said by the caller, or refused; never guessed.
+"""Whether lower or higher is better: known by a metric's name, declared by the caller, or refused; never guessed.
 
-Every summary here speaks of how much worse a model gets: asymmetry, widths, gaps, barriers, greedy soups and the titles
-of pictures. Read the wrong way round, each says the opposite of what was measured.
+Asymmetry, widths, gaps, barriers, greedy soups and figure titles all say how much worse a model gets. Read the wrong
+way round, each says the opposite of what was measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from sparing.errors import UserError, require
 Better = Literal["lower", "higher"]
 """Where the good values of a metric are."""
 
-SHARES: Final = frozenset({"error", "accuracy"})
-"""Metrics that are shares of rows by their name, in [0, 1]."""
+SHARES: Final = frozenset({"error", "accuracy"})  # metrics that are shares of rows by their name, in [0, 1]
 
 _KNOWN: Final[Mapping[Better, frozenset[str]]] = {
     "lower": frozenset({
@@ -38,70 +37,59 @@ _KNOWN: Final[Mapping[Better, frozenset[str]]] = {
 T = TypeVar("T")
 S = TypeVar("S")
 N = TypeVar("N", float, NDArray[np.float64])
-_PART = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/]")
-_OF_TOP = re.compile(r"(?:top|acc|accuracy|precision|recall|ndcg|map)_?\d+(?:_acc|_accuracy)?")
-"""Metrics of the first k answers, which all rise: top-1, acc@5, top5_acc, recall@10."""
+_SPLIT_PREFIX = re.compile(r"^(?:train|val|valid|validation|test|eval|dev)[_/]")
+# metrics of the first k answers, which all rise: top-1, acc@5, top5_acc, recall@10
+_TOP_K = re.compile(r"(?:top|acc|accuracy|precision|recall|ndcg|map)_?\d+(?:_acc|_accuracy)?")
 
 
-class Judged(dict[str, T]):
-    """Numbers by metric that need to know which way it gets better; those of which nobody knows are refused."""
+class ByMetric(dict[str, T]):
+    """Results by metric that depend on which way is better; looking up a metric where that is unknown is refused."""
 
     def __missing__(self, name: str) -> T:
-        """Refuse a metric whose direction is not known."""
+        """Refuse a metric of unknown direction."""
         raise UserError(
             f"metric {name!r}", got="a name that does not tell whether lower or higher is better",
             why="asymmetry, barriers, soups and titles are of how much worse a model gets",
             do=f'pass better={{{name!r}: "higher"}} or "lower", or set it on the function: evaluate.better = {{...}}',
         )  # fmt: skip
 
-    def each(self, make: Callable[[str], S]) -> Judged[S]:
-        """Make something for every metric that is known; the others stay refused."""
-        return Judged({name: make(name) for name in self})
+    def map(self, make: Callable[[str], S]) -> ByMetric[S]:
+        """Compute something for every known metric; the others stay refused."""
+        return ByMetric({name: make(name) for name in self})
 
 
-def senses(metrics: Iterable[str], said: Mapping[str, Better] | None = None) -> Judged[Better]:
-    """Say for each metric whether lower or higher is better.
-
-    Args:
-        metrics: Names of what was measured.
-        said: What the caller says of some; it outranks the name. Others must be known by their name: in small letters,
-            ``-``, ``@`` and spaces as ``_``, without ``val_``, ``test_`` and the like before it.
-
-    Returns:
-        Metric -> "lower" or "higher"; what is neither said nor known is missing, and refused when it is asked for.
-
-    Raises:
-        UserError: If something else is said, or of a metric that is not there.
+def better_by_metric(metrics: Iterable[str], declared: Mapping[str, Better] | None = None) -> ByMetric[Better]:
+    """Say for each metric whether lower or higher is better; what the caller declares outranks the name.
 
     Example:
-        >>> senses(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
+        >>> better_by_metric(["val_Accuracy", "margin", "norm"], {"margin": "higher"})
         {'val_Accuracy': 'higher', 'margin': 'higher'}
     """
-    names, told = list(metrics), dict(said or {})
-    for name, way in told.items():
+    names, given = list(metrics), dict(declared or {})
+    for name, way in given.items():
         why, do = f"measured were {', '.join(names)}", "name metrics that evaluate returns"
         require(name in names, "better", repr(name), why, do)
         do = 'pass "lower" or "higher"'
         require(way in get_args(Better), f"better[{name!r}]", repr(way), "a metric gets better one way", do)
-    found = {name: told.get(name) or _by_name(name) for name in names}
-    return Judged({name: way for name, way in found.items() if way is not None})
+    found = {name: given.get(name) or _better_by_name(name) for name in names}
+    return ByMetric({name: way for name, way in found.items() if way is not None})
 
 
-def _by_name(name: str) -> Better | None:
-    plain = _PART.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # a sign before it turns a metric round
-    if _OF_TOP.fullmatch(plain):
+def _better_by_name(name: str) -> Better | None:
+    plain = _SPLIT_PREFIX.sub("", re.sub(r"(?<=.)[-@ ]", "_", name.lower()))  # not a leading minus: it flips the metric
+    if _TOP_K.fullmatch(plain):
         return "higher"
     return next((way for way, known in _KNOWN.items() if plain in known), None)
 
 
-def said_of(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[str, Better] | None:
-    """Return what is said of a measure's metrics: the argument, or else the measure's own attribute ``better``."""
+def declared_better(evaluate: object, better: Mapping[str, Better] | None) -> Mapping[str, Better] | None:
+    """Return what the caller declares: the argument, or else the attribute ``better`` of ``evaluate``."""
     found: Any = getattr(evaluate, "better", None) if better is None else better
     holds = found is None or isinstance(found, Mapping)
     require(holds, "better", type(found).__name__, "it says of each metric by name", 'pass {"accuracy": "higher"}')
     return found  # type: ignore[no-any-return]
 
 
-def cost(value: N, way: Better) -> N:
-    """Turn a value, or an array of values, so that lower is better: −value where higher was."""
+def as_cost(value: N, way: Better) -> N:
+    """Return the value, or its negative where higher is better: lower is then better."""
     return -value if way == "higher" else value

@@ -8,8 +8,8 @@ coefficient can be out of step with its data:
 2. for each metric, the gap as a function of the score that falls first, if at all, and then rises (least squares).
 
 It may fall first because the average of close models is mostly better than they are: in a convex valley the gap is
-−⅛ dᵀ H d, d their difference. Then the barrier between valleys begins. Few numbers are fitted, so that pairs are ranked
-which it has not seen.
+−⅛ dᵀ H d, d their difference. Then the barrier between valleys begins. Few numbers are fitted, so that the ranking
+holds for unseen pairs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ from numpy.typing import NDArray
 
 from sparing.errors import UserError, require
 
-METRICS = ("loss", "error")
-"""Of what a gap is predicted: cross-entropy (nat) and share of wrong answers."""
+METRICS = ("loss", "error")  # whose gap is predicted: cross-entropy (nat) and share of wrong answers
 
+# Features of the score. Those of task vectors rank pairs of another network worse, so they are reported only
+# (``docs/results/valley.md``)
 SCORE = ("disagreement", "layers", "distance")
-"""Features of the score. Those of task vectors rank pairs of another network worse, so they are told and not weighed
-(``docs/results/valley.md``)."""
 
-LEVEL = 0.9
-"""Share of pairs whose gap should lie in the interval."""
+LEVEL = 0.9  # share of pairs whose gap should lie in the interval
 
 _FORMAT, _VERSION = "sparing.valley.calibration", 1
 _FEWEST = 8  # pairs: with fewer the interval would be a guess
 _FOLDS = 10
-_SLOPE = 1e-3  # of the gaps' range over the scores' range: ranks pairs where the fit is flat
+_SLOPE = 1e-3  # share of (range of gaps / range of scores), so that pairs are ranked where the fit is flat
 
 Array = NDArray[np.float64]
 
@@ -52,34 +50,22 @@ Array = NDArray[np.float64]
 class Pair:
     """Two models whose average was evaluated."""
 
-    name: str
-    """What they are, for people: network, data, origin, epoch, seed."""
-
-    features: Mapping[str, float]
-    """As ``features_of`` gave them, those of the base included where there is one."""
-
-    gap: Mapping[str, float]
-    """Measured gap by metric: value of the average less the mean of the two."""
+    name: str  # for readers: network, data, origin, epoch, seed
+    features: Mapping[str, float]  # from ``features_of``, with those of the base where there is one
+    gap: Mapping[str, float]  # measured, by metric: value of the average minus the mean of the two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """A score and, for each metric, a valley-shaped function of it with the residuals of pairs left out."""
+    """A score and, for each metric, a unimodal function of it with its held-out residuals."""
 
-    names: tuple[str, ...]
-    """Features in the score."""
-
-    weights: tuple[float, ...]
-    """Of the features, ≥ 0."""
-
-    scores: tuple[float, ...]
-    """Scores of the pairs, rising."""
-
+    names: tuple[str, ...]  # features in the score
+    weights: tuple[float, ...]  # of the features, ≥ 0
+    scores: tuple[float, ...]  # scores of the pairs, rising
+    # by metric, the fitted gap at each score: never rising up to some score, never falling from there
     fitted: Mapping[str, tuple[float, ...]]
-    """By metric, the fitted gap at each score: never rising up to some score, never falling from there."""
-
+    # by metric, measured less predicted gap of each pair, predicted by a fit without it and its neighbours
     residuals: Mapping[str, tuple[float, ...]]
-    """By metric, measured less predicted gap of each pair, predicted by a fit without it and its neighbours."""
 
     def score(self, features: Mapping[str, float]) -> float:
         """Return the score; NaN where a feature that counts is not defined."""
@@ -87,32 +73,21 @@ class Fit:
 
     def gap(self, metric: str, score: float) -> float:
         """Return the predicted gap at a score; flat beyond the calibrated range but for a slope that keeps ranks."""
-        return _at(np.asarray(self.scores), np.asarray(self.fitted[metric]), score)
+        return _interpolate(np.asarray(self.scores), np.asarray(self.fitted[metric]), score)
 
     def interval(self, metric: str, score: float) -> tuple[float, float]:
-        """Return where the gap of ``LEVEL`` of such pairs lies, from the residuals of pairs of nearby score."""
+        """Return the interval that holds the gap of ``LEVEL`` of such pairs, from residuals at nearby scores."""
         distances = np.abs(np.asarray(self.scores) - score)
         near = np.argsort(distances, kind="stable")[: max(2 * _FEWEST, len(self.scores) // 3)]
         errors = np.sort(np.asarray(self.residuals[metric])[near])
-        # Conformal ranks: of n exchangeable residuals a further one lies between the outer ones with chance (n−1)/(n+1)
+        # Conformal ranks: a new residual lies between the outer two of n exchangeable ones with chance (n−1)/(n+1)
         cut = max(0, math.floor((1 - LEVEL) / 2 * (len(errors) + 1)) - 1)
         middle = self.gap(metric, score)
         return middle + min(0.0, float(errors[cut])), middle + max(0.0, float(errors[-1 - cut]))
 
 
 def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
-    """Fit the gap as a valley-shaped function of a weighted sum of features.
-
-    Args:
-        pairs: Measured pairs; those that lack one of the features are left out.
-        names: Features of the score.
-
-    Returns:
-        The fit, with residuals of every tenth of the pairs predicted by the others.
-
-    Raises:
-        UserError: If fewer than eight pairs have all features and gaps.
-    """
+    """Fit the gap as a unimodal function of a weighted sum of features, with ten-fold cross-validated residuals."""
     usable = [
         pair
         for pair in pairs
@@ -123,66 +98,57 @@ def fit(pairs: Sequence[Pair], names: Sequence[str]) -> Fit:
     require(len(usable) >= _FEWEST, "calibration", f"{len(usable)} usable pairs", why, "measure more pairs")
     x = np.array([[pair.features[name] for name in names] for pair in usable])
     gaps = {metric: np.array([pair.gap[metric] for pair in usable]) for metric in METRICS}
-    weights = _weights(x, gaps["error"])
+    weights = _nonnegative_weights(x, gaps["error"])
     left_out = {metric: np.empty(len(usable)) for metric in METRICS}
-    # Neighbours in the file are checkpoints of one run: leaving them out together shows what another run would meet
+    # Neighbors in the file are checkpoints of one run: held out together, they show the error on another run
     for fold in np.array_split(np.arange(len(usable)), min(_FOLDS, len(usable))):
         rest = np.setdiff1d(np.arange(len(usable)), fold)
-        part = _weights(x[rest], gaps["error"][rest])
+        part = _nonnegative_weights(x[rest], gaps["error"][rest])
         order = np.argsort(x[rest] @ part, kind="stable")
         for metric, gap in gaps.items():
-            heights = valley(gap[rest][order])
+            heights = unimodal_fit(gap[rest][order])
             for at in fold:
-                left_out[metric][at] = gap[at] - _at((x[rest] @ part)[order], heights, float(x[at] @ part))
+                left_out[metric][at] = gap[at] - _interpolate((x[rest] @ part)[order], heights, float(x[at] @ part))
     scores = x @ weights
     order = np.argsort(scores, kind="stable")
     return Fit(
         names=tuple(names),
         weights=tuple(map(float, weights)),
         scores=tuple(scores[order].tolist()),
-        fitted={metric: tuple(valley(gap[order]).tolist()) for metric, gap in gaps.items()},
+        fitted={metric: tuple(unimodal_fit(gap[order]).tolist()) for metric, gap in gaps.items()},
         residuals={metric: tuple(left_out[metric][order].tolist()) for metric in METRICS},
     )
 
 
-def valley(values: Array) -> Array:
-    """Return the closest sequence, in least squares, that never rises up to some place and never falls from there.
+def unimodal_fit(values: Array) -> Array:
+    """Return the closest sequence, in least squares, that never rises up to some index and never falls from there.
 
-    Pools adjacent violators (Ayer et al. 1955) from both ends, and joins the two where the errors are least.
-
-    Args:
-        values: Shape (n,), in the order of their scores.
-
-    Returns:
-        Shape (n,).
+    Pools adjacent violators (Ayer et al. 1955) from both ends and splits where the total error is least.
 
     Example:
-        >>> valley(np.array([0.0, -2.0, -1.0, 3.0, 2.0])).tolist()
+        >>> unimodal_fit(np.array([0.0, -2.0, -1.0, 3.0, 2.0])).tolist()
         [0.0, -2.0, -1.0, 2.5, 2.5]
     """
-    falls, rises = _pooled(-values), _pooled(-values[::-1])
+    falls, rises = _isotonic_prefixes(-values), _isotonic_prefixes(-values[::-1])
     errors = [falls[at].error + rises[len(values) - at].error for at in range(len(values) + 1)]
     at = int(np.argmin(errors))
     return np.concatenate([-falls[at].sequence(), -rises[len(values) - at].sequence()[::-1]])
 
 
-class _Blocks(NamedTuple):
-    """A rising sequence of equal runs, closest to a beginning of some values."""
+class _IsotonicFit(NamedTuple):
+    """The isotonic fit to a prefix of some values."""
 
-    runs: tuple[tuple[float, int], ...]
-    """Mean and length of each run."""
-
-    error: float
-    """Sum of squared residuals."""
+    runs: tuple[tuple[float, int], ...]  # mean and length of each constant run
+    error: float  # sum of squared residuals
 
     def sequence(self) -> Array:
         return np.repeat([mean for mean, _ in self.runs], [count for _, count in self.runs])
 
 
-def _pooled(values: Array) -> list[_Blocks]:
-    """Fit a rising sequence to every beginning of some values, of length 0 to n."""
+def _isotonic_prefixes(values: Array) -> list[_IsotonicFit]:
+    """Fit a rising sequence to every prefix of some values, of length 0 to n."""
     runs: list[tuple[float, int]] = []
-    squares, found = 0.0, [_Blocks((), 0.0)]
+    squares, found = 0.0, [_IsotonicFit((), 0.0)]
     for value in values.tolist():
         mean, count = value, 1
         while runs and runs[-1][0] >= mean:
@@ -190,12 +156,12 @@ def _pooled(values: Array) -> list[_Blocks]:
             mean, count = (mean * count + before * number) / (count + number), count + number
         runs.append((mean, count))
         squares += value * value
-        found.append(_Blocks(tuple(runs), squares - sum(number * one * one for one, number in runs)))
+        found.append(_IsotonicFit(tuple(runs), squares - sum(number * one * one for one, number in runs)))
     return found
 
 
 def ranks(values: Array) -> Array:
-    """Return the ranks of values from 0 to 1; equals share the middle of theirs."""
+    """Return ranks from 0 to 1; ties share the middle of theirs."""
     order = np.sort(values)
     middle = (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") - 1) / 2
     return np.asarray(middle / max(1, len(values) - 1), dtype=np.float64)
@@ -209,27 +175,21 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return float(first @ second) / size if size else math.nan
 
 
-def _at(scores: Array, heights: Array, score: float) -> float:
-    """Read a fit between its scores; a slope from its lowest place on ranks what lies on one level."""
+def _interpolate(scores: Array, heights: Array, score: float) -> float:
+    """Interpolate a fit between its scores; a small slope from its minimum on ranks scores on a plateau."""
     width = float(scores[-1] - scores[0])
     slope = _SLOPE * float(heights.max() - heights.min()) / width if width else 0.0
     return float(np.interp(score, scores, heights)) + slope * max(0.0, score - float(scores[int(heights.argmin())]))
 
 
-def _weights(x: Array, gaps: Array) -> Array:
-    """Find weights ≥ 0 whose score follows the ranks of the gaps best, in least squares with an intercept.
+def _nonnegative_weights(x: Array, gaps: Array) -> Array:
+    """Fit weights ≥ 0 to the ranks of the gaps by least squares with an intercept.
 
-    Args:
-        x: Features, shape (pairs, features).
-        gaps: Of the error, shape (pairs,).
-
-    Returns:
-        Shape (features,). Of all subsets the best one whose plain least squares weights are all positive, which is
-        the answer of non-negative least squares: exact, and cheap for a handful of features.
+    The best subset whose plain solution is positive is the non-negative solution: exact, and cheap for few features.
     """
     target = ranks(gaps)
     target, centred = target - target.mean(), x - x.mean(axis=0)
-    best, least = np.eye(x.shape[1])[0], math.inf  # the first feature alone, should nothing correlate
+    best, least = np.eye(x.shape[1])[0], math.inf  # the first feature alone if nothing correlates
     for size in range(1, x.shape[1] + 1):
         for subset in itertools.combinations(range(x.shape[1]), size):
             columns = list(subset)
@@ -242,17 +202,7 @@ def _weights(x: Array, gaps: Array) -> Array:
 
 
 def read(path: str | PathLike[str] | None = None) -> list[Pair]:
-    """Read measured pairs.
-
-    Args:
-        path: A file that ``write`` wrote; by default the one that is shipped.
-
-    Returns:
-        The pairs, in order.
-
-    Raises:
-        UserError: If the file is missing, torn or of another format.
-    """
+    """Read measured pairs from a file of ``write``, by default the shipped one."""
     shipped = resources.files("sparing.valley") / "calibration.json"
     try:
         document: Any = json.loads((shipped if path is None else Path(path)).read_text("utf-8"))
@@ -270,13 +220,7 @@ def read(path: str | PathLike[str] | None = None) -> list[Pair]:
 
 
 def write(path: str | PathLike[str], pairs: Sequence[Pair], *, source: str) -> None:
-    """Write measured pairs.
-
-    Args:
-        path: Target.
-        pairs: What was measured; features that are not finite are left out.
-        source: The command and commit that measured them.
-    """
+    """Write measured pairs, nonfinite features left out; ``source`` names the command and commit that measured them."""
     document = {
         "format": _FORMAT,
         "version": _VERSION,

@@ -1,8 +1,8 @@
-"""What lies beside the weights of a model folder: whether two folders hold one function, and what a merge inherits.
+"""Config and tokenizer files of model folders: whether two folders hold the same function, and what a merge inherits.
 
-Weights of equal names and shapes are averaged without a question, but they are one function only together with their
-settings and tokenizer: another epsilon, another rotary base or the same words under other numbers make it another one.
-So everything that says what a model computes must be equal; what does not is told.
+Weights of equal names and shapes can be averaged, but they are one function only with their config and tokenizer:
+another epsilon, another rotary base or the same tokens under other ids make it another one. So everything that decides
+what a model computes must be equal; other differences are reported.
 """
 
 from __future__ import annotations
@@ -21,133 +21,114 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
-from sparing.valley.settings import SILENT, Described, compared, described, flat
+from sparing.valley.compatible import first_difference
+from sparing.valley.settings import IGNORED, ModelConfig, compare_configs, config_of, flatten_config
 
 CONFIG: Final = "config.json"
 
-_WORDS: Final = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token")
-"""Settings of a tokenizer that change the numbers of a text."""
+# Settings of a tokenizer that change the ids of a text
+_TOKENIZER_FLAGS: Final = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token")
 
 _FORMATS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_DROPS: Final = re.compile(r"(Dropout|DropPath|DropBlock|StochasticDepth)([123]d)?$")
-"""Classes that do something in training alone, as they are called; ones with parts or weights are compared."""
+# Names of classes that act in training only; those with submodules or weights are compared all the same
+_DROPOUT_LIKE: Final = re.compile(r"(Dropout|DropPath|DropBlock|StochasticDepth)([123]d)?$")
 
-_TRAINED: Final = re.compile(
+# What ``extra_repr`` says of training and memory only
+_TRAINING_REPR: Final = re.compile(
     r"(^|, )(inplace=(True|False)|\w*(dropout|layerdrop|drop_path|drop_prob|drop_rate)=[^,()]+)"
 )
-"""What modules print of training and memory."""
 
 _WHY: Final = "the same weights compute another function with it"
 
 
-def same_function(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
+def compare_folders(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
     """Refuse model folders whose settings, image preparation or tokenizers make different functions of their weights.
 
-    Settings are compared with their defaults filled in, where transformers is there and knows them. Of two vocabularies
-    every common token must have one number, and no number two tokens.
-
-    Args:
-        folders: Folders of models; of files among them nothing is known, which is told.
-        labels: What to call them.
-
-    Returns:
-        What differs and changes no function, in sentences: settings of training, tokens that one has alone, chat
-        templates, ways to generate.
-
-    Raises:
-        UserError: At the first difference that changes the function; if a file is broken.
+    Configs are compared with their defaults filled in where transformers knows them. Returns the harmless differences,
+    in sentences.
     """
-    there = [(folder, label) for folder, label in zip(folders, labels, strict=True) if folder.is_dir()]
-    alone = [label for folder, label in zip(folders, labels, strict=True) if there and not folder.is_dir()]
-    notes = [f"{label} is a file of weights: its settings and tokenizer cannot be compared" for label in alone]
-    for folder, label in there[1:]:
-        pair = (there[0][0], folder, (there[0][1], label))
+    known = [(folder, label) for folder, label in zip(folders, labels, strict=True) if folder.is_dir()]
+    files = [label for folder, label in zip(folders, labels, strict=True) if known and not folder.is_dir()]
+    notes = [f"{label} is a file of weights: its settings and tokenizer cannot be compared" for label in files]
+    checks = (_compare_folder_configs, _compare_image_processors, _compare_tokenizers, _compare_usage)
+    for folder, label in known[1:]:
         try:
-            notes += [told for compare in (_settings, _preparations, _tokenizers, _manners) for told in compare(*pair)]
+            for check in checks:
+                notes += check(known[0][0], folder, (known[0][1], label))
         except UserError:
             raise
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-            why = f"its settings or tokenizer, or those of {there[0][1]}, are broken ({str(error)[:80]})"
+            why = f"its settings or tokenizer, or those of {known[0][1]}, are broken ({str(error)[:80]})"
             raise UserError("model", got=folder, why=why, do="save the model again with save_pretrained") from None
     return list(dict.fromkeys(notes))
 
 
-def require_one_function(models: Sequence[nn.Module | Mapping[str, Tensor]]) -> None:
-    """Refuse live models that make different functions of the same weights; states among them say nothing.
+def require_same_function(models: Sequence[nn.Module | Mapping[str, Tensor]]) -> None:
+    """Refuse live models that make different functions of the same weights; bare states are skipped.
 
-    Modules of one path must be of one class and print alike (sizes, epsilons, kinds of padding), dropout apart; buffers
-    that are in no state, such as rotary frequencies, must be equal; and so must what transformers' settings say.
-
-    Args:
-        models: Live models and states.
-
-    Raises:
-        UserError: At the first difference.
+    Modules at one path must share class and repr (sizes, epsilons, padding), apart from dropout. Non-persistent
+    buffers, such as rotary frequencies, and transformers' configs must be equal too.
     """
     live = [(unwrap(one), f"model {at}") for at, one in enumerate(models, 1) if isinstance(one, nn.Module)]
     for other, label in live[1:]:
         first, labels = live[0][0], (live[0][1], label)
         if first is other:
             continue
-        _require_alike(_described(first), _described(other), labels)
+        _require_same_modules(_module_reprs(first), _module_reprs(other), labels)
         configs = [getattr(one, "config", None) for one in (first, other)]
         if all(callable(getattr(config, "to_dict", None)) for config in configs):
-            mine, theirs = (_of_live(config, one) for config, one in zip(configs, (first, other), strict=True))
-            compared("config", mine, theirs, labels)
+            mine, theirs = (_live_config(config, one) for config, one in zip(configs, (first, other), strict=True))
+            compare_configs("config", mine, theirs, labels)
 
 
-def _of_live(config: Any, model: nn.Module) -> Described:
-    """Settings of a live model: what it is says its class, which a config that was never saved does not name."""
-    found = described(config)
-    return Described({**found.values, "architectures": [type(model).__name__]}, found.askers)
+def _live_config(config: Any, model: nn.Module) -> ModelConfig:
+    found = config_of(config)
+    # A config that was never saved names no architectures
+    return ModelConfig({**found.values, "architectures": [type(model).__name__]}, found.readers)
 
 
-def _require_alike(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> None:
-    for name in dict.fromkeys([*mine, *theirs]):
+def _require_same_modules(mine: Mapping[str, Any], theirs: Mapping[str, Any], labels: tuple[str, str]) -> None:
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return x.shape == y.shape and bool((x == y.to(x.device)).all())
+        return bool(x == y)
+
+    if (name := first_difference(mine, theirs, same)) is not None:
         one, other = mine.get(name), theirs.get(name)
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            same, got = one.shape == other.shape and bool((one == other.to(one.device)).all()), "other numbers"
-        else:
-            same, got = one == other, f"{one!s:.60} in {labels[0]} and {other!s:.60} in {labels[1]}"
-        require(same, f"models at {name or 'the top'!r}", got, _WHY, "pass models of one architecture and setting")
+        tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+        got = "other numbers" if tensors else f"{one!s:.60} in {labels[0]} and {other!s:.60} in {labels[1]}"
+        do = "pass models of one architecture and setting"
+        raise UserError(f"models at {name or 'the top'!r}", got=got, why=_WHY, do=do)
 
 
-def _described(model: nn.Module) -> dict[str, Any]:
-    """What each module is, by path, and the buffers that no state holds."""
+def _module_reprs(model: nn.Module) -> dict[str, Any]:
+    """The class and repr of each module by path, and the non-persistent buffers."""
     found: dict[str, Any] = {
-        path: f"{type(module).__name__}({_said(module)})" for path, module in model.named_modules()
-        if not _passes(module)
+        path: f"{type(module).__name__}({_eval_repr(module)})" for path, module in model.named_modules()
+        if not _identity_in_eval(module)
     }  # fmt: skip
     state = model.state_dict()
     return found | {f"{name} (buffer)": buffer for name, buffer in model.named_buffers() if name not in state}
 
 
-def _passes(module: nn.Module) -> bool:
-    """Whether a module is nothing in evaluation: an identity, or one that drops something in training."""
-    named = _DROPS.search(type(module).__name__) and not module._modules and not module.state_dict()
+def _identity_in_eval(module: nn.Module) -> bool:
+    """Whether a module does nothing in eval mode, as dropout."""
+    named = _DROPOUT_LIKE.search(type(module).__name__) and not module._modules and not module.state_dict()
     return isinstance(module, (nn.Identity, _DropoutNd)) or bool(named)
 
 
-def _said(module: nn.Module) -> str:
-    """What a module prints of itself, less what only training or memory asks for."""
-    said = _TRAINED.sub("", module.extra_repr())
-    if isinstance(module, _NormBase):  # statistics move by it in training alone
+def _eval_repr(module: nn.Module) -> str:
+    """The ``extra_repr`` of a module without what matters in training only."""
+    said = _TRAINING_REPR.sub("", module.extra_repr())
+    if isinstance(module, _NormBase):  # momentum updates running statistics in training only
         said = re.sub(r"(^|, )momentum=[^,()]+", "", said)
-    if type(module) is nn.Embedding:  # its row is looked up as any other: only gradients spare it
+    if type(module) is nn.Embedding:  # padding_idx only masks gradients: lookups use that row as any other
         said = re.sub(r"(^|, )padding_idx=\d+", "", said)
     return said.removeprefix(", ")
 
 
-def formats_told(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
-    """Tell number formats that differ: the merge has that of the first model.
-
-    Args:
-        kinds: Formats of the floating tensors of each checkpoint, as safetensors writes them.
-        labels: What to call them.
-
-    Returns:
-        A sentence for each model of other formats than the first.
-    """
+def dtype_notes(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
+    """Report dtypes that differ from the first model's, which the merge will have."""
     first = ", ".join(sorted(kinds[0]))
     return [
         f"{label} is in {', '.join(sorted(kind))}; the merge is in {first}, as {labels[0]}"
@@ -155,39 +136,33 @@ def formats_told(kinds: Sequence[set[str]], labels: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def config_in(folder: Path, kinds: set[str]) -> str | None:
-    """Return the text of a folder's config.json, made to load weights in the format in which they are written.
+def config_text(folder: Path, kinds: set[str]) -> str | None:
+    """Return the text of a folder's config.json (None if missing) with the dtype that the written weights have.
 
-    Args:
-        folder: Of a model.
-        kinds: Formats of the floating tensors that are written.
-
-    Returns:
-        As it stands where it names that format, or none; where they are mixed, the one that holds them all. None where
-        there is no such file.
+    transformers loads in the dtype that the config names: left as it is, a merge could be rounded on loading.
     """
     if not (folder / CONFIG).is_file():
         return None
-    config, changed = _read(folder / CONFIG), False
+    config, changed = _read_json(folder / CONFIG), False
     formats = [_FORMATS[kind] for kind in kinds]
     wanted = str(reduce(torch.promote_types, formats)).removeprefix("torch.") if formats else ""
-    for part in _mappings(config) if formats else ():
+    for part in _nested_dicts(config) if formats else ():
         for name in ("dtype", "torch_dtype"):
             if isinstance(part.get(name), str) and part[name].removeprefix("torch.") != wanted:
                 part[name], changed = wanted, True
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n" if changed else (folder / CONFIG).read_text("utf-8")
 
 
-def _mappings(tree: Any) -> Iterator[dict[str, Any]]:
-    """All mappings of a document."""
+def _nested_dicts(tree: Any) -> Iterator[dict[str, Any]]:
+    """All dicts of a JSON document."""
     if isinstance(tree, dict):
         yield tree
         for value in tree.values():
-            yield from _mappings(value)
+            yield from _nested_dicts(value)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Read a JSON file; an empty mapping where there is none."""
+def _read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; empty where there is no file."""
     try:
         found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
@@ -197,41 +172,39 @@ def _read(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _config(folder: Path) -> Described:
-    """Settings with their defaults, where transformers knows the model; else as they are written."""
-    plain = _read(folder / CONFIG)
+def _folder_config(folder: Path) -> ModelConfig:
+    """The config with its defaults, where transformers knows the model; else as written."""
+    plain = _read_json(folder / CONFIG)
     if "model_type" not in plain:
-        return Described(flat(plain))
+        return ModelConfig(flatten_config(plain))
     try:
         from transformers import AutoConfig
 
-        return described(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
-    except Exception:  # noqa: BLE001 - not installed, or not known: what is written is compared
-        return Described(flat(plain))
+        return config_of(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    except Exception:  # noqa: BLE001 - transformers is missing or does not know it
+        return ModelConfig(flatten_config(plain))
 
 
-def _settings(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Compare config.json."""
+def _compare_folder_configs(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     if bare := [label for folder, label in zip((one, other), labels, strict=True) if not (folder / CONFIG).is_file()]:
         return [] if len(bare) > 1 else [f"{bare[0]} has no {CONFIG} to compare"]
-    return compared(CONFIG, _config(one), _config(other), labels)
+    return compare_configs(CONFIG, _folder_config(one), _folder_config(other), labels)
 
 
-def _preparations(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Compare what is done to images before the model sees them."""
+def _compare_image_processors(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     file = "preprocessor_config.json"
     both = (one / file).is_file() and (other / file).is_file()
-    found = [Described(flat(_read(folder / file))) for folder in (one, other)]
-    return compared(file, found[0], found[1], labels) if both else []
+    found = [ModelConfig(flatten_config(_read_json(folder / file))) for folder in (one, other)]
+    return compare_configs(file, found[0], found[1], labels) if both else []
 
 
-def _tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Compare vocabularies, and how a text is cut."""
+def _compare_tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
+    """Compare vocabularies and how a text is split."""
     words = [_vocabulary(folder) for folder in (one, other)]
     if not all(words):
         return [f"{labels[words.index({})]} has no tokenizer to compare"] if any(words) else []
-    _require_one_number(words[0], words[1], labels)
-    cuts = [_cut(folder) for folder in (one, other)]
+    _require_same_ids(words[0], words[1], labels)
+    cuts = [_tokenization(folder) for folder in (one, other)]
     for name in dict.fromkeys([*cuts[0], *cuts[1]]):
         same = name not in cuts[0] or name not in cuts[1] or cuts[0][name] == cuts[1][name]
         got = f"one in {labels[0]} and another in {labels[1]}"
@@ -243,8 +216,8 @@ def _tokenizers(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _require_one_number(mine: Mapping[str, int], theirs: Mapping[str, int], labels: tuple[str, str]) -> None:
-    """Refuse a token of two numbers, and a number of two tokens."""
+def _require_same_ids(mine: Mapping[str, int], theirs: Mapping[str, int], labels: tuple[str, str]) -> None:
+    """Refuse a token with two ids, and an id with two tokens."""
     why, do = "row i of the embeddings would be the mean of two words", "merge models of one tokenizer"
     for token, number in mine.items():
         got = f"{number} in {labels[0]} and {theirs.get(token)} in {labels[1]}"
@@ -256,23 +229,23 @@ def _require_one_number(mine: Mapping[str, int], theirs: Mapping[str, int], labe
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Token -> number, from whichever file says it; empty where none does."""
-    whole, settings = _read(folder / "tokenizer.json"), _read(folder / "tokenizer_config.json")
-    vocabulary = whole.get("model", {}).get("vocab") or _read(folder / "vocab.json")
-    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, numbered as they stand
+    """Token -> id, from whichever file has it; empty where none does."""
+    whole, settings = _read_json(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
+    vocabulary = whole.get("model", {}).get("vocab") or _read_json(folder / "vocab.json")
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of their ids
         vocabulary = {pair[0]: at for at, pair in enumerate(vocabulary)}
     if not vocabulary and (folder / "vocab.txt").is_file():
         lines = (folder / "vocab.txt").read_text("utf-8").splitlines()
         vocabulary = {line: at for at, line in enumerate(lines)}
     added = {entry["content"]: entry["id"] for entry in whole.get("added_tokens", ())}
     added |= {entry["content"]: int(at) for at, entry in settings.get("added_tokens_decoder", {}).items()}
-    return {**vocabulary, **_read(folder / "added_tokens.json"), **added}
+    return {**vocabulary, **_read_json(folder / "added_tokens.json"), **added}
 
 
-def _cut(folder: Path) -> dict[str, Any]:
-    """What decides how a text is cut, beside the vocabulary, as far as the files say it."""
-    whole, settings = _canonical(folder / "tokenizer.json"), _read(folder / "tokenizer_config.json")
-    found: dict[str, Any] = {name: settings[name] for name in _WORDS if name in settings}
+def _tokenization(folder: Path) -> dict[str, Any]:
+    """What decides how a text is split, beside the vocabulary."""
+    whole, settings = _normalized_tokenizer(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
+    found: dict[str, Any] = {name: settings[name] for name in _TOKENIZER_FLAGS if name in settings}
     found |= {name: whole[name] for name in ("normalizer", "pre_tokenizer") if name in whole}
     if merges := whole.get("model", {}).get("merges"):
         found["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
@@ -282,24 +255,24 @@ def _cut(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _canonical(file: Path) -> dict[str, Any]:
-    """A tokenizer.json as the present version of tokenizers writes it, where that is there and reads it."""
-    plain = _read(file)
+def _normalized_tokenizer(file: Path) -> dict[str, Any]:
+    """A tokenizer.json as the installed tokenizers would write it: older versions spell the same differently."""
+    plain = _read_json(file)
     try:
         from tokenizers import Tokenizer
 
         found: dict[str, Any] = json.loads(Tokenizer.from_file(str(file)).to_str()) if plain else {}
-    except Exception:  # noqa: BLE001 - not installed, or another version's file: what is written is compared
+    except Exception:  # noqa: BLE001 - not installed, or the file of another version
         return plain
     return found
 
 
-def _manners(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
-    """Tell differences in how a finished model is used: chat template, special tokens, generation."""
+def _compare_usage(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
+    """Report differences in how a model is used: chat template, special tokens, generation."""
     notes = []
-    if _template(one) != _template(other):
+    if _chat_template(one) != _chat_template(other):
         notes.append(f"chat templates of {labels[0]} and {labels[1]} differ")
-    settings = [_read(folder / "tokenizer_config.json") for folder in (one, other)]
+    settings = [_read_json(folder / "tokenizer_config.json") for folder in (one, other)]
     odd = [
         name
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -307,17 +280,17 @@ def _manners(one: Path, other: Path, labels: tuple[str, str]) -> list[str]:
     ]
     if odd:
         notes.append(f"special tokens of {labels[0]} and {labels[1]} differ: {', '.join(odd)}")
-    ways = [flat(_read(folder / "generation_config.json")) for folder in (one, other)]
+    ways = [flatten_config(_read_json(folder / "generation_config.json")) for folder in (one, other)]
     if odd := [
-        n for n in dict.fromkeys([*ways[0], *ways[1]]) if ways[0].get(n) != ways[1].get(n) and not SILENT.search(n)
+        n for n in dict.fromkeys([*ways[0], *ways[1]]) if ways[0].get(n) != ways[1].get(n) and not IGNORED.search(n)
     ]:
         notes.append(f"{labels[0]} and {labels[1]} generate differently: {', '.join(odd)}")
     return notes
 
 
-def _template(folder: Path) -> object:
+def _chat_template(folder: Path) -> object:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")
-    own = _read(folder / "chat_template.json").get("chat_template")
-    return own or _read(folder / "tokenizer_config.json").get("chat_template")
+    own = _read_json(folder / "chat_template.json").get("chat_template")
+    return own or _read_json(folder / "tokenizer_config.json").get("chat_template")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,129 +13,76 @@ from sparing.blocks import named_parameters
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
 
-State = Mapping[str, Tensor]
-"""Name -> tensor, as ``state_dict()`` gives it: parameters and buffers."""
+State = Mapping[str, Tensor]  # name -> tensor, as ``state_dict()`` gives it: parameters and buffers
 
-Model = nn.Module | State
-"""A live model, or its state."""
+Model = nn.Module | State  # a live model, or its state
 
+T = TypeVar("T")
 _STATISTICS = ("running_mean", "running_var")
-_FACTOR = re.compile(r"^(?P<module>.*?)\.?lora_(?:embedding_)?(?P<factor>A|B|up|down)\b")
+_LORA_NAME = re.compile(r"^(?P<module>.*?)\.?lora_(?:embedding_)?(?P<factor>A|B|up|down)\b")
 
 
 def is_statistic(name: str) -> bool:
-    """Say whether a tensor holds running statistics of a norm layer, which are averaged and estimated, never merged."""
+    """Whether a tensor holds running statistics of a norm layer, which are averaged or re-estimated, never merged."""
     return name.rpartition(".")[2] in _STATISTICS
 
 
 def state_of(model: Model) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model without copying them.
-
-    Args:
-        model: A model, wrapped or not, or its state.
-
-    Returns:
-        Detached tensors by name; those of a live model share its memory.
-
-    Raises:
-        UserError: If an entry is no tensor.
-    """
+    """Return the parameters and buffers of a model without copying them."""
     state = unwrap(model).state_dict() if isinstance(model, nn.Module) else model
     for name, value in state.items():
-        require(
-            isinstance(value, Tensor),
-            f"state at {name!r}",
-            type(value).__name__,
-            "only tensors can be merged",
-            "leave this entry out",
-        )
+        why, do = "only tensors can be merged", "leave this entry out"
+        require(isinstance(value, Tensor), f"state at {name!r}", type(value).__name__, why, do)
     return {name: value.detach() for name, value in state.items()}
 
 
 def vectors_of(*models: Model) -> list[dict[str, Tensor]]:
-    """Return the parameters of models under common names, tied ones once, running statistics and counters left out.
+    """Return the parameters of models under common names, detached, tied ones once.
 
-    A live model says which of its tensors are parameters. Of a bare state they are the floating tensors that are not
+    A live model says which of its tensors are parameters. In bare states they are the floating tensors that are no
     running statistics; names that share memory are one parameter.
-
-    Args:
-        models: Live models and states of one architecture, in any mixture.
-
-    Returns:
-        A vector for each, in order, detached, with the same names.
-
-    Raises:
-        UserError: If they are not of one architecture, or a tensor is not finite.
     """
     live = next((model for model in models if isinstance(model, nn.Module)), None)
-    vectors = [_parameters(model) if live is None else _picked(model, live) for model in models]
+    vectors = [_parameters_of_state(model) if live is None else _parameters_of(model, live) for model in models]
     require_compatible(vectors)
     return vectors
 
 
 def require_compatible(states: Sequence[State], labels: Sequence[str] | None = None) -> None:
-    """Refuse states that are not of one architecture, or that hold what cannot be averaged.
-
-    Args:
-        states: States to be merged, with their base if there is one.
-        labels: What to call them; "model 1", "model 2" … by default.
-
-    Raises:
-        UserError: If there are none; at the first key that one of them lacks or holds in another shape or kind (both
-            shapes are named); if a tensor is complex, not finite, or an index or mask that differs between them.
-    """
+    """Refuse states (a base among them) that are not of one architecture, or that hold what cannot be averaged."""
     require(bool(states), "models", "none", "there is nothing to merge", "pass at least one")
     names = list(labels or (f"model {at}" for at in range(1, len(states) + 1)))
     for at in range(1, len(states)):
-        _require_alike(states[0], states[at], names[0], names[at])
+        _require_same_tensors(states[0], states[at], names[0], names[at])
     for name in states[0]:
-        require_sound(name, [state[name] for state in states], names)
+        require_averageable(name, [state[name] for state in states], names)
 
 
-def require_sound(name: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
-    """Refuse tensors of one name that cannot be averaged; merging from disk asks this of one name at a time.
-
-    Args:
-        name: Their name.
-        tensors: One of each model, of equal shapes.
-        labels: What to call the models.
-
-    Raises:
-        UserError: If one is complex or packed in 8 bits, not finite, or an index or mask that differs between models.
-    """
+def require_averageable(name: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
+    """Refuse tensors of one name, one of each model, that cannot be averaged."""
     for tensor, label in zip(tensors, labels, strict=True):
         where = f"{label} at {name!r}"
+        # Floating numbers of one byte (float8) are packed: their scales lie elsewhere
         packed = tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() == 1)
         require(not packed, where, tensor.dtype, "such numbers cannot be averaged", "convert it to a floating dtype")
         if tensor.is_floating_point():
             bad = tensor.numel() - int(torch.isfinite(tensor).sum())
-            why = "an average with it is not finite either"
-            require(
-                bad == 0, where, f"{bad} values that are NaN or infinite", why, "use a checkpoint before it diverged"
-            )
-    counts = not tensors[0].is_floating_point() and tensors[0].numel() > 1
-    if (counts or name.endswith("_mask")) and any(
-        not torch.equal(tensors[0], tensor.to(tensors[0].device)) for tensor in tensors[1:]
-    ):
-        raise UserError(
-            f"models at {name!r}",
-            got=f"{tensors[0].dtype} tensors that differ",
-            why="indices, masks and quantised weights have no average",
-            do="dequantise the weights, or give the models the same masks",
-        )
+            got, why = f"{bad} values that are NaN or infinite", "an average with it is not finite either"
+            require(bad == 0, where, got, why, "use a checkpoint before it diverged")
+    # A single integer is a counter, of which a merge takes the largest
+    integers = not tensors[0].is_floating_point() and tensors[0].numel() > 1
+    if integers or name.endswith("_mask"):
+        same = all(torch.equal(tensors[0], tensor.to(tensors[0].device)) for tensor in tensors[1:])
+        why = "indices, masks and quantised weights have no average"
+        do = "dequantise the weights, or give the models the same masks"
+        require(same, f"models at {name!r}", f"{tensors[0].dtype} tensors that differ", why, do)
 
 
 def lora_pairs(names: Iterable[str]) -> list[str]:
-    """Return the modules of which both LoRA factors are among the names.
+    """Return the modules of which both LoRA factors are among the names (of peft, diffusers or kohya).
 
-    The model depends on their product alone, and (A, B) and (−A, −B) have the same: neither the signs nor the mean of
-    the factors say anything about a merge.
-
-    Args:
-        names: Names of parameters, as peft, diffusers or kohya write them.
-
-    Returns:
-        Dotted module paths, in order; empty where there is no pair.
+    The model depends on their product only, which (A, B) and (−A, −B) share: neither the signs nor the mean of the
+    factors say anything about a merge.
 
     Example:
         >>> lora_pairs(["h.0.q.lora_A.default.weight", "h.0.q.lora_B.default.weight", "h.0.q.weight"])
@@ -142,46 +90,49 @@ def lora_pairs(names: Iterable[str]) -> list[str]:
     """
     found: dict[str, set[str]] = {}
     for name in names:
-        if match := _FACTOR.match(name):
+        if match := _LORA_NAME.match(name):
             found.setdefault(match["module"], set()).add("in" if match["factor"] in {"A", "down"} else "out")
     return [module for module, factors in found.items() if len(factors) == 2]
 
 
-def _require_alike(first: State, other: State, name: str, label: str) -> None:
-    """Name the first key at which two states differ."""
-    for key in [*first, *(key for key in other if key not in first)]:
-        mine, theirs = first.get(key), other.get(key)
-        if mine is None or theirs is None or mine.shape != theirs.shape:
-            raise UserError(
-                f"models, which first differ at {key!r}",
-                got=f"{_shape(mine)} in {name} and {_shape(theirs)} in {label}",
-                why="only models of one architecture can be merged",
-                do="pass checkpoints of the same model",
-            )
-        if mine.is_floating_point() != theirs.is_floating_point():
-            raise UserError(
-                f"models, which first differ at {key!r}",
-                got=f"{mine.dtype} in {name} and {theirs.dtype} in {label}",
-                why="one of them is quantised or is a counter",
-                do="dequantise it first",
-            )
+def first_difference(mine: Mapping[str, T], theirs: Mapping[str, T], same: Callable[[T, T], bool]) -> str | None:
+    """Return the first key that one of two mappings lacks, or whose values are not the same."""
+    keys = dict.fromkeys([*mine, *theirs])
+    return next((key for key in keys if key not in mine or key not in theirs or not same(mine[key], theirs[key])), None)
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+def _require_same_tensors(first: State, other: State, name: str, label: str) -> None:
+    def same(x: Tensor, y: Tensor) -> bool:
+        return x.shape == y.shape and x.is_floating_point() == y.is_floating_point()
+
+    if (key := first_difference(first, other, same)) is None:
+        return
+    mine, theirs = first.get(key), other.get(key)
+    if mine is not None and theirs is not None and mine.shape == theirs.shape:
+        got, why = f"{mine.dtype} in {name} and {theirs.dtype} in {label}", "one of them is quantised or is a counter"
+        do = "dequantise it first"
+    else:
+        shapes = ["nothing" if one is None else f"shape {tuple(one.shape)}" for one in (mine, theirs)]
+        got, why = f"{shapes[0]} in {name} and {shapes[1]} in {label}", "only models of one architecture can be merged"
+        do = "pass checkpoints of the same model"
+    raise UserError(f"models, which first differ at {key!r}", got=got, why=why, do=do)
 
 
-def _parameters(state: Model) -> dict[str, Tensor]:
-    """Return what is a parameter in a bare state, as far as names and memory tell."""
+def storage_key(name: str, value: Tensor) -> object:
+    """Return what tensors that share their memory have in common; an empty one shares none."""
+    return (value.data_ptr(), value.device, value.shape, value.stride()) if value.numel() else name
+
+
+def _parameters_of_state(state: Model) -> dict[str, Tensor]:
+    """Return the parameters of a bare state, as far as names and shared memory show."""
     found: dict[object, tuple[str, Tensor]] = {}
     for name, value in state_of(state).items():
         if value.is_floating_point() and not is_statistic(name):
-            place = (value.data_ptr(), value.device, value.shape, value.stride()) if value.numel() else name
-            found.setdefault(place, (name, value))
+            found.setdefault(storage_key(name, value), (name, value))
     return dict(found.values())
 
 
-def _picked(model: Model, live: nn.Module) -> dict[str, Tensor]:
+def _parameters_of(model: Model, live: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a model, or those entries of a state that are parameters of the live one."""
     if isinstance(model, nn.Module):
         return {name: value.detach() for name, value in named_parameters(model).items()}

@@ -34,28 +34,24 @@ Group = GroupKind | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """What every direction has: whose signs, how long, and which parameters."""
+class DirectionOptions:
+    """What all directions share: signs, length, and which parameters move."""
 
     sign: Signs = "raw"
     """Signs as they are, "consistent" (ε ← |ε| · sign(θ)), or the sign-change ratio r in [0, 1]. Source: paper, §4."""
-
     norm: Norm = "scaled"
     """Length of the direction: NS(ε) = ε/‖ε‖ · ‖θ‖ over all that moves ("scaled"), ε ("raw"), filter by filter
     ("filter", Li et al. 2018), or block by block ("group")."""
-
     one_d: OneD = "tensor"
     """What ``norm="filter"`` does with biases and norm weights, which have no filters; the other norms do not ask."""
-
     group: Group = "all"
     """Parameters that move; the others stay, and ‖θ‖ does not count them."""
 
     def __post_init__(self) -> None:
-        """Refuse what no direction can have."""
-        _check_manner(self)
+        _check_options(self)
 
-    def _manner(self) -> str:
-        """Say in words what differs from the defaults."""
+    def _suffix(self) -> str:
+        """The options that differ from the defaults, in words."""
         words = []
         if self.sign != "raw":
             words.append("sign-consistent" if self.sign == "consistent" else f"sign-change ratio {self.sign:g}")
@@ -67,7 +63,7 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise(Manner):
+class Noise(DirectionOptions):
     """Element-wise independent noise ε.
 
     Source: Li et al. 2024, "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networks" (arXiv:2405.12489),
@@ -82,32 +78,29 @@ class Noise(Manner):
     """Distribution of the elements, dimensionless."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown distribution."""
-        _choice("Noise", self.kind, get_args(NoiseKind))
-        _check_manner(self)
+        _require_choice("Noise", self.kind, get_args(NoiseKind))
+        _check_options(self)
 
     @property
     def label(self) -> str:
         """Name for tables and plots."""
-        return self.kind + self._manner()
+        return self.kind + self._suffix()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Special(Manner):
-    """A direction made of the weights themselves.
+class Special(DirectionOptions):
+    """A direction derived from the weights themselves.
 
     Source: Li et al. 2024 (arXiv:2405.12489), §4: six special directions.
     """
 
     kind: SpecialKind
     """Which one."""
-
     initial: Vector | None = field(default=None, kw_only=True, repr=False)
     """θ₀, the parameters at the start of the same run by canonical name; kind "initial" needs it."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown kind, and θ₀ where it is missing or not used."""
-        _choice("Special", self.kind, get_args(SpecialKind))
+        _require_choice("Special", self.kind, get_args(SpecialKind))
         if self.kind == "initial":
             why, do = "this direction is θ₀ itself", "pass initial=, a copy of the parameters before training"
             require(self.initial is not None, "Special.initial", None, why, do)
@@ -115,33 +108,31 @@ class Special(Manner):
         else:
             why = f"direction {self.kind!r} is made of the present weights alone"
             require(self.initial is None, "Special.initial", "a vector", why, "leave it out, or pass kind='initial'")
-        _check_manner(self)
+        _check_options(self)
 
     @property
     def label(self) -> str:
         """Name for tables and plots."""
-        return self.kind + self._manner()
+        return self.kind + self._suffix()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Manner):
-    """A direction that the user brings: a difference of two models, a gradient, an eigenvector of the Hessian."""
+class Given(DirectionOptions):
+    """A direction of the caller's own: a difference of two models, a gradient, an eigenvector of the Hessian."""
 
     vector: Vector = field(repr=False)
     """Canonical parameter name -> tensor; parameters that it does not name stay."""
-
     name: str = field(default="given", kw_only=True)
     """What tables and plots call it."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no vector."""
         _check_vector("Given.vector", self.vector)
-        _check_manner(self)
+        _check_options(self)
 
     @property
     def label(self) -> str:
         """Name for tables and plots."""
-        return self.name + self._manner()
+        return self.name + self._suffix()
 
 
 Direction = Noise | Special | Given
@@ -180,10 +171,10 @@ def _minus(name: str, b: Tensor, a: Tensor) -> Tensor:
     return b.to(wide) - a.to(device=b.device, dtype=wide)
 
 
-def _check_manner(manner: Manner) -> None:
+def _check_options(manner: DirectionOptions) -> None:
     kind = type(manner).__name__
-    _choice(f"{kind}.norm", manner.norm, get_args(Norm))
-    _choice(f"{kind}.one_d", manner.one_d, get_args(OneD))
+    _require_choice(f"{kind}.norm", manner.norm, get_args(Norm))
+    _require_choice(f"{kind}.one_d", manner.one_d, get_args(OneD))
     sign, group = manner.sign, manner.group
     if isinstance(sign, str | bool) or not isinstance(sign, int | float) or not 0 <= sign <= 1:
         why, do = "it is raw, consistent, or a share of the elements", 'pass "raw", "consistent" or a number in [0, 1]'
@@ -197,7 +188,7 @@ def _check_manner(manner: Manner) -> None:
         require(holds, f"{kind}.group", repr(group), "nothing would move", "pass a tuple of at least one name")
 
 
-def _choice(what: str, value: object, known: tuple[object, ...]) -> None:
+def _require_choice(what: str, value: object, known: tuple[object, ...]) -> None:
     require(value in known, what, repr(value), "no such choice", f"pass one of {', '.join(map(str, known))}")
 
 

@@ -1,17 +1,17 @@
 """Slope and curvature of a loss: gradient, second derivative along a line, trace and top eigenvalues of the Hessian.
 
-All four take a model, a loss of one batch, and batches, and speak of the mean of that loss over batches (weigh batches
-of unequal size in the loss, or leave them equal). The model runs in evaluation mode, with batch norm's statistics as
-constants, or in training mode (``mode="batch"``), where they are functions of the batch; dropout is off in both, and
-modes and buffers are put back. Parameters without gradients are constants.
+All four take a model, a loss of one batch, and batches, and differentiate the mean of that loss over batches (weigh
+batches of unequal size in the loss, or keep them equal). Batch norm uses its stored statistics as constants, or with
+``mode="batch"`` those of the batch, as functions of it; dropout is off in both, and modes and buffers are restored.
+Parameters without gradients are constants.
 
     loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
     slope, bend = along(model, loss, batches, direction_of(Noise("gaussian"), model, seed=0).vector)
     hessian_trace(model, loss, batches, samples=64, seed=0)
 
-Products with the Hessian are backward passes through backward passes. Libraries that build on torch.func were weighed
-and left: in torch 2.13 its second derivative takes the statistics of layer norm, and of batch norm in training, for
-constants, and of group norm it has none. The Lanczos iteration is SciPy's (extra ``curvature``).
+Products with the Hessian are double backward passes. torch.func is no alternative: in torch 2.13 its second derivative
+treats the statistics of layer norm, and of batch norm in training mode, as constants, and group norm has none. The
+Lanczos iteration is SciPy's (extra ``curvature``).
 """
 
 from __future__ import annotations
@@ -31,31 +31,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sparing.blocks import named_parameters
 from sparing.errors import RunError, UserError, require
 from sparing.seeds import stream
-from sparing.valley.apply import kept
+from sparing.valley.apply import preserve_buffers
+from sparing.valley.intervals import student_t_quantile
 from sparing.vectors import Vector, flatten, like
 
-Loss = Callable[[nn.Module, Any], Tensor]
-"""(model, batch) -> mean loss of the batch, shape ()."""
+Loss = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> mean loss of the batch, shape ()
 
-Mode = Literal["eval", "batch"]
-"""Statistics of batch norm: those that were stored, or those of the batch itself."""
+Mode = Literal["eval", "batch"]  # statistics of batch norm: those that were stored, or those of the batch itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """A randomised estimate with its error."""
 
-    value: float
-    """Mean over the probes."""
-
-    error: float
-    """Standard error of the mean, deviation / √samples; NaN with a single probe."""
-
-    interval: tuple[float, float]
-    """95 % confidence interval of the mean by Student's t; NaN with a single probe."""
-
-    samples: int
-    """Probes (count)."""
+    value: float  # mean over the probes
+    error: float  # standard error of the mean, deviation / √samples; NaN with a single probe
+    interval: tuple[float, float]  # 95 % confidence interval of the mean by Student's t; NaN with a single probe
+    samples: int  # probes (count)
 
 
 def gradient(model: nn.Module, loss: Loss, batches: Iterable[Any], *, mode: Mode = "eval") -> dict[str, Tensor]:
@@ -73,11 +65,11 @@ def gradient(model: nn.Module, loss: Loss, batches: Iterable[Any], *, mode: Mode
     Raises:
         UserError: If there are no batches, nothing requires gradients, or the loss is not one finite number.
     """
-    params, data = _trainable(model), _listed(batches)
+    params, data = _trainable(model), _batch_list(batches)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
-    with _quiet(model, mode):
+    with _differentiable(model, mode):
         for batch in data:
-            for name, part in _slopes(_value(model, loss, batch), params).items():
+            for name, part in _grads(_loss_value(model, loss, batch), params).items():
                 total[name] += part / len(data)
     return total
 
@@ -102,16 +94,16 @@ def along(
     Raises:
         UserError: As ``gradient``; if the vector names what the model has not, or is frozen.
     """
-    params, data = _trainable(model), _listed(batches)
-    moving = _chosen(params, vector)
+    params, data = _trainable(model), _batch_list(batches)
+    moving = _moving_parameters(params, vector)
     slope = bend = 0.0
-    with _quiet(model, mode):
+    with _differentiable(model, mode):
         for batch in data:
-            first = _slopes(_value(model, loss, batch), moving, again=True)
+            first = _grads(_loss_value(model, loss, batch), moving, create_graph=True)
             one = _dot(first, vector)
             slope += one.item() / len(data)
-            if one.requires_grad:
-                bend += _dot(_slopes(one, moving), vector).item() / len(data)
+            if one.requires_grad:  # a loss that is linear in the parameters has no second derivative
+                bend += _dot(_grads(one, moving), vector).item() / len(data)
     return slope, bend
 
 
@@ -134,13 +126,13 @@ def hessian_trace(
         The estimate with its standard error and 95 % interval.
 
     Raises:
-        UserError: As ``gradient``; if ``samples`` is below 1 or SciPy is not installed.
+        UserError: As ``gradient``; if ``samples`` is below 1.
 
     Source: Hutchinson 1990, "A stochastic estimator of the trace of the influence matrix".
     """
     require(samples >= 1, "samples", samples, "an estimate needs a probe", "pass samples >= 1")
     found = []
-    with _products(model, loss, batches, mode) as (product, params):
+    with _hessian_products(model, loss, batches, mode) as (product, params):
         flat = flatten(params)
         for probe in range(samples):
             signs = torch.randint(0, 2, flat.shape, generator=stream(seed, "valley", "trace", probe)) * 2 - 1
@@ -179,11 +171,11 @@ def top_eigenpairs(
         UserError: As ``gradient``; if ``k`` is out of range, or SciPy is not installed.
         RunError: If the iteration does not converge.
     """
-    with _products(model, loss, batches, mode) as (product, params):
+    with _hessian_products(model, loss, batches, mode) as (product, params):
         flat = flatten(params)
         size = flat.numel()
         require(1 <= k < size, "k", k, f"there are {size} parameters", "pass 1 <= k < that number")
-        linalg = _scipy("scipy.sparse.linalg")
+        linalg = _scipy_linalg()
 
         def matvec(v: Any) -> Any:
             return product(torch.from_numpy(v.ravel().copy()).to(flat)).double().cpu().numpy()
@@ -204,12 +196,6 @@ def top_eigenpairs(
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with its standard error and 95 % interval by Student's t.
 
-    Args:
-        values: At least one.
-
-    Returns:
-        The estimate.
-
     Example:
         >>> estimate([1.0, 3.0]).value
         2.0
@@ -218,52 +204,47 @@ def estimate(values: Sequence[float]) -> Estimate:
     if count == 1:
         return Estimate(value=mean, error=math.nan, interval=(math.nan, math.nan), samples=1)
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
-    reach = _student(count - 1) * error
+    reach = student_t_quantile(0.975, count - 1) * error
     return Estimate(value=mean, error=error, interval=(mean - reach, mean + reach), samples=count)
 
 
-def _student(freedom: int) -> float:
-    """Return the 97.5 % point of Student's t distribution."""
-    return float(_scipy("scipy.special").stdtrit(freedom, 0.975))
-
-
-def _scipy(part: str) -> Any:
-    """Import a part of SciPy, or say how to install it."""
+def _scipy_linalg() -> Any:
     try:
-        return importlib.import_module(part)
+        return importlib.import_module("scipy.sparse.linalg")
     except ImportError as error:
-        why, do = "eigenvalues and intervals are computed with it", "pip install 'sparing[curvature]'"
+        why, do = "eigenvalues are computed with it", "pip install 'sparing[curvature]'"
         raise UserError("curvature", got="no SciPy", why=why, do=do) from error
 
 
 @contextmanager
-def _products(
+def _hessian_products(
     model: nn.Module, loss: Loss, batches: Iterable[Any], mode: Mode
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], dict[str, Tensor]]]:
-    """Give the function v ↦ Hv on flat tensors and the parameters it speaks of."""
-    params, data = _trainable(model), _listed(batches)
+    """Yield the function v ↦ Hv on flat tensors, and the parameters it covers."""
+    params, data = _trainable(model), _batch_list(batches)
     plain = {name: value.detach() for name, value in params.items()}
-    with _quiet(model, mode):
+    with _differentiable(model, mode):
         for batch in data:
-            _value(model, loss, batch)
-        yield lambda v: _twice(model, loss, data, params, v), plain
+            _loss_value(model, loss, batch)  # so that a bad loss is refused before the first product
+        yield lambda v: _hessian_vector(model, loss, data, params, v), plain
 
 
-def _twice(model: nn.Module, loss: Loss, data: list[Any], params: dict[str, Tensor], v: Tensor) -> Tensor:
-    """Return Hv by a backward pass through a backward pass."""
+def _hessian_vector(model: nn.Module, loss: Loss, data: list[Any], params: dict[str, Tensor], v: Tensor) -> Tensor:
+    """Return Hv by double backward."""
     vector, total = like(v, params), torch.zeros_like(v)
     for batch in data:
-        one = _dot(_slopes(_value(model, loss, batch), params, again=True), vector)
+        one = _dot(_grads(_loss_value(model, loss, batch), params, create_graph=True), vector)
         if one.requires_grad:
-            total += flatten(_slopes(one, params)) / len(data)
+            total += flatten(_grads(one, params)) / len(data)
     return total
 
 
 @contextmanager
-def _quiet(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Run in the asked mode, without dropout and with attention that can be differentiated twice."""
+def _differentiable(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Run in the given mode, without dropout."""
     require(mode in {"eval", "batch"}, "mode", repr(mode), "there is no such mode", 'pass "eval" or "batch"')
-    with kept(model), sdpa_kernel(SDPBackend.MATH):
+    # Of torch's attention kernels, only the plain one can be differentiated twice
+    with preserve_buffers(model), sdpa_kernel(SDPBackend.MATH):
         model.eval()
         norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
         tracking = [module.track_running_stats for module in norms]
@@ -271,7 +252,8 @@ def _quiet(model: nn.Module, mode: Mode) -> Iterator[None]:
             if mode == "batch":
                 for module in norms:
                     module.train()
-                    module.track_running_stats = False  # so that no pass, nor its derivative, writes to the buffers
+                    # Else every forward pass would write to the buffers, also the one of the derivative
+                    module.track_running_stats = False
             yield
         finally:
             for module, flag in zip(norms, tracking, strict=True):
@@ -279,22 +261,19 @@ def _quiet(model: nn.Module, mode: Mode) -> Iterator[None]:
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that require gradients, by canonical name."""
     params: dict[str, Tensor] = {name: value for name, value in named_parameters(model).items() if value.requires_grad}
     do = "unfreeze some of its parameters"
     require(bool(params), "model", "no parameter that requires gradients", "its loss has no slope", do)
     return params
 
 
-def _chosen(params: dict[str, Tensor], vector: Vector) -> dict[str, Tensor]:
-    """Return the parameters that a vector moves."""
+def _moving_parameters(params: dict[str, Tensor], vector: Vector) -> dict[str, Tensor]:
     require(bool(vector), "vector", "no tensors", "a line needs a direction", "name one parameter at least")
     for name, value in vector.items():
         fits = name in params and params[name].shape == value.shape
-        got = f"shape {tuple(value.shape)} for {name!r}"
-        why = (
-            f"its shape is {tuple(params[name].shape)}" if name in params else "no parameter of that name has gradients"
-        )
+        got, why = f"shape {tuple(value.shape)} for {name!r}", "no parameter of that name has gradients"
+        if name in params:
+            why = f"its shape is {tuple(params[name].shape)}"
         require(fits, "vector", got, why, "pass a direction of this model")
     return {name: params[name] for name in params if name in vector}
 
@@ -305,14 +284,14 @@ def _dot(one: Vector, other: Vector) -> Tensor:
     return torch.stack([part.to(parts[0].device) for part in parts]).sum()
 
 
-def _listed(batches: Iterable[Any]) -> list[Any]:
+def _batch_list(batches: Iterable[Any]) -> list[Any]:
     data = list(batches)
     require(bool(data), "batches", "none", "a mean needs one", "pass at least one batch")
     return data
 
 
-def _value(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
-    """Evaluate the loss of one batch, refusing what is not one finite number with a gradient."""
+def _loss_value(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
+    """Evaluate the loss of one batch; refuse all but one finite number with a gradient."""
     with torch.enable_grad():
         value = loss(model, batch)
     fine = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
@@ -322,9 +301,9 @@ def _value(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
     return value
 
 
-def _slopes(value: Tensor, params: dict[str, Tensor], *, again: bool = False) -> dict[str, Tensor]:
-    """Differentiate a number; ``again`` keeps the graph for a second derivative."""
+def _grads(value: Tensor, params: dict[str, Tensor], *, create_graph: bool = False) -> dict[str, Tensor]:
+    """Differentiate a number; ``create_graph`` prepares a second derivative."""
     found = torch.autograd.grad(
-        value.sum(), list(params.values()), create_graph=again, allow_unused=True, materialize_grads=True
+        value.sum(), list(params.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
     )
     return dict(zip(params, found, strict=True))

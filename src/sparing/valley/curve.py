@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sparing.errors import require
 from sparing.valley import asymmetry as shape
 from sparing.valley import intervals
-from sparing.valley.better import Better, Judged, cost, senses
+from sparing.valley.better import Better, ByMetric, as_cost, better_by_metric
 from sparing.valley.intervals import Index
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+# how much worse the model is where a half-width is read, by metric: a share of rows, nat
 RISES: Mapping[str, float] = {"error": 0.05, "accuracy": 0.05, "loss": 0.5}
-"""How much worse the model is where a half-width is read, by metric: a share of rows, nat."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """Numbers at θ + λ · width · ε, for some draws of ε."""
+    """Values at θ + λ · width · ε, for some draws of ε."""
 
     direction: str
     """Name of the direction, with its sign, norm and group."""
@@ -49,15 +49,15 @@ class Curve:
     theta_norm: float
     """‖θ‖ over the parameters that move."""
     statistics: str
-    """How batch-norm statistics were had: "exact", "cumulative", "stale", "batch"; "none" without batch norm."""
+    """How batch-norm statistics were computed: "exact", "cumulative", "stale", "batch"; "none" without batch norm."""
     seed: int
     """Of the draws."""
     rows: int | None = None
-    """Evaluated rows behind every number (count), if ``evaluate`` tells."""
+    """Evaluated rows behind every number (count), if ``evaluate`` says."""
     floors: Mapping[str, float] | None = None
-    """Noise floors of |N| + |P| that the caller chose, by metric; the others are reckoned from ``rows``."""
+    """Noise floors of |N| + |P| that the caller chose, by metric; the others are computed from ``rows``."""
     better: Mapping[str, Better] | None = None
-    """What the caller says of metrics whose name does not tell whether lower or higher is better."""
+    """Declared by the caller for metrics whose name does not say whether lower or higher is better."""
 
     @property
     def draws(self) -> int:
@@ -94,27 +94,27 @@ class Curve:
         return shape.noise_floor(metric, self.lambdas, mean, self.rows) if chosen is None else chosen
 
     @functools.cached_property
-    def senses(self) -> Judged[Better]:
-        """Whether lower or higher is better, by metric; asked for one that nobody knows, it refuses."""
-        return senses(self.values, self.better)
+    def senses(self) -> ByMetric[Better]:
+        """Whether lower or higher is better, by metric; looking up an unknown one is refused."""
+        return better_by_metric(self.values, self.better)
 
     @functools.cached_property
-    def asymmetry(self) -> Judged[Index]:
+    def asymmetry(self) -> ByMetric[Index]:
         """Asymmetry index by metric, with its interval over draws; > 0 where the + side is flatter.
 
-        A rise is one of what the model costs: of an accuracy it is its fall.
+        It is computed on the cost: of an accuracy a rise is its fall.
         """
-        return self.senses.each(
-            lambda name: intervals.asymmetry(self.lambdas, self._cost(name), floor=self.floor(name))
+        return self.senses.map(
+            lambda name: intervals.asymmetry_index(self.lambdas, self._cost(name), floor=self.floor(name))
         )
 
     @functools.cached_property
-    def branches(self) -> Judged[shape.Branches]:
+    def branches(self) -> ByMetric[shape.Branches]:
         """Means over λ < 0 and λ > 0 of the mean curve by metric, and how much worse the model is there."""
-        return self.senses.each(self._branches)
+        return self.senses.map(self._branches)
 
     def half_widths(self, metric: str, rise: float | None = None) -> tuple[float, float]:
-        """Return how far the mean curve goes to either side before the model is worse by some height.
+        """Return how far the mean curve goes to either side before the model is worse by ``rise``.
 
         Args:
             metric: Its name.
@@ -125,7 +125,7 @@ class Curve:
             To − and to +, in λ; ``inf`` where it does not get so bad.
 
         Raises:
-            UserError: If the metric has no default and ``rise`` is missing, or nobody knows which way it gets better.
+            UserError: If the metric has no default and ``rise`` is missing, or its better side is unknown.
         """
         wanted = RISES.get(metric) if rise is None else rise
         why, do = f"{metric!r} has no height of its own", "pass rise=, in the unit of the metric"
@@ -152,7 +152,7 @@ class Curve:
         Returns:
             Lower and upper ends, each of shape (L,); NaN for a single draw, or where one is not finite.
         """
-        ends = [intervals.interval(column) for column in self._of(metric).T]
+        ends = [intervals.mean_interval(column) for column in self._of(metric).T]
         return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
 
     def plot(self, metric: str | None = None) -> Figure:
@@ -191,11 +191,11 @@ class Curve:
         """Return one row per metric: what a table says of this curve.
 
         Returns:
-            Columns direction, width, metric, better ("unknown" where nobody says), asymmetry, asymmetry_low,
+            Columns direction, width, metric, better ("unknown" if undeclared), asymmetry, asymmetry_low,
             asymmetry_high, minimum (whether the model gets no better on either side), n, floor, minus and plus (branch
             means), at_zero, log_ratio, half_width_minus and half_width_plus (NaN where the metric has no height of
-            its own), cubic, sign_consistency (mean over draws) and statistics; NaN where a number needs to know which
-            way is better and nobody says.
+            its own), cubic, sign_consistency (mean over draws) and statistics; NaN where a number needs the better side
+            and it is unknown.
         """
         return [self._summary(name) for name in self.values]
 
@@ -217,16 +217,14 @@ class Curve:
         }  # fmt: skip
 
     def _branches(self, name: str) -> shape.Branches:
+        # Means in the metric's own unit, rises as costs
         plain, worse = (shape.branch_means(self.lambdas, f) for f in (self.mean(name), self._cost(name).mean(0)))
         return shape.Branches(plain.minus, plain.plus, worse.rise_minus, worse.rise_plus)
 
     def _cost(self, metric: str) -> Floats:
-        """Values of all draws, turned so that lower is better."""
-        return cost(self._of(metric), self.senses[metric])
+        return as_cost(self._of(metric), self.senses[metric])
 
     def _of(self, metric: str) -> Floats:
-        require(
-            metric in self.values, "metric", repr(metric), f"evaluate returned {', '.join(self.values)}",
-            "name one of them",
-        )  # fmt: skip
+        why = f"evaluate returned {', '.join(self.values)}"
+        require(metric in self.values, "metric", repr(metric), why, "name one of them")
         return self.values[metric]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.seeds import stream
-from sparing.valley.linear import TaskArithmetic, added, task_vectors
+from sparing.valley.linear import TaskArithmetic, add_to_base, task_vectors
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, together
+from sparing.valley.slices import Slices, zip_slices
 from sparing.valley.ties import Ties
 
 
@@ -27,17 +27,13 @@ class Dare(Method):
 
     drop: float = 0.9
     """Probability that an element is dropped, in [0, 1), p."""
-
     _: KW_ONLY
-
     then: TaskArithmetic | Ties = field(default_factory=TaskArithmetic)
     """How the rescaled task vectors are merged. ``Ties(keep=1.0)`` elects signs without a second trimming."""
-
     seed: int = 0
-    """Of the draws; each model and tensor has a stream of its own, so that the order of tensors does not matter."""
+    """Of the draws; each model and tensor has its own stream, so that the order of tensors does not matter."""
 
     def __post_init__(self) -> None:
-        """Refuse a probability out of range."""
         why = "it is a probability, and 1 would leave nothing"
         require(0 <= self.drop < 1, "drop", self.drop, why, "pass 0 <= drop < 1, such as 0.9")
         whole = not (isinstance(self.then, Ties) and self.then.across == "model")
@@ -48,7 +44,7 @@ class Dare(Method):
         """Merge the tensors of one name in slices; the draw does not depend on how they are cut."""
         deltas = task_vectors(name, models, base)
         found = [self.thinned(name, model, delta) for model, delta in enumerate(deltas)]
-        yield from added(base, map(self.then.rule(name, found), together(found)), models[0])
+        yield from add_to_base(base, map(self.then.rule(name, found), zip_slices(found)), models[0])
 
     def thinned(self, name: str, model: int, delta: Slices) -> Slices:
         """Drop and rescale one task vector.
@@ -59,13 +55,13 @@ class Dare(Method):
             delta: The task vector.
 
         Returns:
-            What is left of it: the same at every reading, which draws anew from the start of its stream.
+            What is left of it; every reading draws from the start of the same stream, so that all are equal.
         """
 
         def read() -> Iterator[Tensor]:
             generator = stream(self.seed, "valley", "dare", name, model)
             for part in delta():
-                # Drawn in float32 on the CPU, so that devices and dtypes see one and the same draw
+                # Drawn in float32 on the CPU, so that all devices and dtypes see the same draw
                 draws = torch.rand(part.shape, generator=generator)
                 yield torch.where((draws >= self.drop).to(part.device), part / (1 - self.drop), 0.0)
 

@@ -1,8 +1,7 @@
-"""A direction in the space of a model's parameters, ready to be walked."""
+"""Resolve a direction: from its settings to tensors for the parameters of one model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,44 +14,35 @@ from sparing.seeds import stream
 from sparing.valley import norms
 from sparing.valley.config import Direction, Given, Noise, Special
 from sparing.valley.noises import draw as drawn
-from sparing.valley.selection import MaskPolicy, layouts_of, live_of, parts_of, selected
-from sparing.valley.signs import align, alignment, special
+from sparing.valley.selection import MaskPolicy, filter_layouts, live_masks, section_names, selected
+from sparing.valley.signs import set_signs, sign_alignment, special_direction
 from sparing.vectors import Vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resolved:
-    """A direction of one model, with what must be known to judge a curve along it."""
+    """A direction of one model, with what one must know to judge a curve along it."""
 
     label: str
     """Name for tables and plots."""
-
     vector: dict[str, Tensor] = field(repr=False)
     """Canonical name -> direction, in the dtype, shape and device of the parameter; parameters that stay are absent,
     masked weights are exactly zero. It shares no memory with the model."""
-
     sign_consistency: float
     """SCR: share of elements where direction and weight have one sign, of those where neither is zero. A curve along a
     direction whose share is far from 1/2 is biased towards one side. NaN if there is no such element."""
-
     weighted_consistency: float
     """The same, every element with the weight |ε θ|."""
-
     cosine: float
     """Cosine of the angle between direction and weights."""
-
     theta_norm: float
     """‖θ‖ over the parameters that move, masked weights apart: the length that ``norm="scaled"`` gives."""
-
     direction_norm: float
     """‖direction‖ as it is stored."""
-
     zero_share: float
     """Exactly zero weights as a share of the elements of the parameters that move, masked ones too."""
-
     masked_share: float
     """Masked weights as a share of the same elements: they stay zero along this direction."""
-
     elements: int
     """Elements of the parameters that move (count), masked ones too."""
 
@@ -61,23 +51,23 @@ class Resolved:
 def direction_of(
     direction: Direction, model: nn.Module, *, seed: int, draw: int = 0, masks: MaskPolicy = "zeros"
 ) -> Resolved:
-    """Draw or take a direction and give it the wished signs and length.
+    """Draw or take a direction and set its signs and length.
 
-    Noise comes from a stream of its own for every kind, draw and parameter name, always in float32 on the CPU. So the
-    raw, consistent and ratio variants of one draw share every magnitude, and so do models whose parameters have the
-    same names and shapes, whatever their dtype and device. The elements that a sign-change ratio turns come from
-    another stream; those of a small ratio are among those of a larger one.
+    Every kind, draw and parameter name has its own stream of noise, always in float32 on the CPU. So the raw,
+    consistent and ratio variants of one draw share every magnitude, and so do models whose parameters have the same
+    names and shapes, whatever their dtype and device. The elements that a sign-change ratio flips come from another
+    stream; those of a small ratio are among those of a larger one.
 
     The sign of an exact zero is −1, as in the paper, but a masked weight stays zero along every direction, for every
     kind, sign and norm: ε is zero there before its length is set, and it counts in no norm, mean or ratio. What is
-    masked ``sparing.valley.selection.live_of`` says: weights off a mask buffer, and, with ``masks="zeros"``, exact
+    masked ``sparing.valley.selection.live_masks`` says: weights off a mask buffer, and, with ``masks="zeros"``, exact
     zeros of matrices with more than 1 % of them, for checkpoints of pruned models that have lost their masks.
 
     Args:
         direction: Settings.
         model: Any module; it is only read.
         seed: Experiment.
-        draw: Which of several noises (index); special and given directions use it for a sign-change ratio alone.
+        draw: Which of several noises (index); special and given directions use it for a sign-change ratio only.
         masks: Whether exact zeros of a pruned matrix count as masked.
 
     Returns:
@@ -95,18 +85,21 @@ def direction_of(
         (1.0, True)
     """
     params = named_parameters(model)
-    source = _source(direction, model)
-    names = _moving(direction, model, source)
-    live = live_of(model, names, masks=masks)
-    theta = {name: _kept(params[name].detach(), live.get(name)) for name in names}
+    source = _given_tensors(direction, model)
+    names = _moving_names(direction, model, source)
+    live = live_masks(model, names, masks=masks)
+    theta = {name: _apply_mask(params[name].detach(), live.get(name)) for name in names}
     _require_finite("weights", theta)
     raw = {name: _epsilon(direction, name, theta[name], live.get(name), source, (seed, draw)) for name in names}
     _require_finite("direction", raw)
-    vector = {name: value.to(theta[name].dtype, copy=True) for name, value in _sized(direction, model, raw, theta)}
+    vector = {
+        name: value.to(theta[name].dtype, copy=True)
+        for name, value in _set_length(direction, model, raw, theta).items()
+    }
     length = float(vectors.norm(vector))
     do = "take another direction, norm or group"
     require(length > 0, direction.label, "zero at every parameter that moves", "it leads nowhere", do)
-    agree = alignment(vector, theta)
+    agree = sign_alignment(vector, theta)
     elements = sum(value.numel() for value in theta.values())
     return Resolved(
         label=direction.label,
@@ -122,15 +115,15 @@ def direction_of(
     )
 
 
-def _source(direction: Direction, model: nn.Module) -> Vector:
-    """Return the tensors that a direction brings along, by canonical name."""
+def _given_tensors(direction: Direction, model: nn.Module) -> Vector:
+    """Return the tensors that come with a direction, by canonical name; those of tied parameters under any name."""
     given = direction.vector if isinstance(direction, Given) else getattr(direction, "initial", None) or {}
     aliases = tied(model)
     return {aliases.get(name, name): value for name, value in given.items() if name in aliases} | dict(given)
 
 
-def _moving(direction: Direction, model: nn.Module, source: Vector) -> tuple[str, ...]:
-    """Return the names that move, after holding the tensors that were brought against the model."""
+def _moving_names(direction: Direction, model: nn.Module, source: Vector) -> tuple[str, ...]:
+    """Return the names that move, after checking the given tensors against the model."""
     names, params = selected(model, direction.group), named_parameters(model)
     if isinstance(direction, Noise):
         return names
@@ -155,42 +148,38 @@ def _moving(direction: Direction, model: nn.Module, source: Vector) -> tuple[str
 def _epsilon(
     direction: Direction, name: str, theta: Tensor, live: Tensor | None, source: Vector, key: tuple[int, int]
 ) -> Tensor:
-    """Return one tensor of the direction before its length is set, in float32, for float64 weights in float64."""
+    """Return one tensor of the direction before its length is set, in float32 or, for float64 weights, float64."""
     seed, draw = key
     match direction:
         case Noise():
             raw = drawn(direction.kind, theta.shape, stream(seed, "valley", direction.kind, draw, name))
         case Special():
-            raw = special(direction.kind, theta, initial=source.get(name), live=live)
+            raw = special_direction(direction.kind, theta, initial=source.get(name), live=live)
         case Given():
             raw = source[name]
     raw = raw.detach().to(device=theta.device, dtype=torch.promote_types(theta.dtype, torch.float32))
     turned = None if isinstance(direction.sign, str) else stream(seed, "valley", "sign change", draw, name)
-    return _kept(align(raw, theta, direction.sign, turned), live)
+    return _apply_mask(set_signs(raw, theta, direction.sign, turned), live)
 
 
-def _sized(direction: Direction, model: nn.Module, raw: Vector, theta: Vector) -> list[tuple[str, Tensor]]:
-    """Give a direction its length."""
-    sized: Mapping[str, Tensor] = raw
+def _set_length(direction: Direction, model: nn.Module, raw: Vector, theta: Vector) -> Vector:
     match direction.norm:
         case "scaled":
-            sized = norms.scaled(raw, theta)
+            return norms.scaled(raw, theta)
         case "filter":
-            sized = norms.filtered(raw, theta, one_d=direction.one_d, layouts=layouts_of(model))
+            return norms.filtered(raw, theta, one_d=direction.one_d, layouts=filter_layouts(model))
         case "group":
-            sized = norms.grouped(raw, theta, parts_of(model))
+            return norms.grouped(raw, theta, section_names(model))
         case "raw":
-            pass
-    return list(sized.items())
+            return raw
 
 
-def _kept(value: Tensor, live: Tensor | None) -> Tensor:
-    """Put masked entries to zero."""
+def _apply_mask(value: Tensor, live: Tensor | None) -> Tensor:
+    """Set masked entries to zero."""
     return value if live is None else torch.where(live, value, torch.zeros((), dtype=value.dtype, device=value.device))
 
 
 def _require_finite(what: str, vector: Vector) -> None:
-    """Refuse a vector that holds an infinite number or none."""
     for name, value in vector.items():
         if not bool(torch.isfinite(value).all()):
             why = "no curve can be measured through it"

@@ -1,7 +1,7 @@
-"""What is measured at every point of a walk: loss and error on fixed rows; and whether a measure can be trusted.
+"""What is measured at every point: loss and error on fixed rows; and whether an ``evaluate`` can be trusted.
 
-A measure is any function of a model that returns numbers by name. It must give the same numbers for the same weights,
-to the bit, and leave the model alone; both are tried once, where the walk begins.
+``evaluate`` is any function of a model that returns numbers by name. It must return the same numbers for the same
+weights, to the bit, and leave the model as it is; both are checked once, at λ = 0.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.errors import UserError, require
-from sparing.valley.apply import fingerprint
-from sparing.valley.statistics import call
+from sparing.valley.apply import state_digests
+from sparing.valley.statistics import run_model
 
+# model -> numbers by name, such as {"loss": nat, "error": share}. An attribute ``rows``, if any, counts the rows; an
+# attribute ``better`` declares "lower" or "higher" for metrics whose name does not say which is better; a method
+# ``each``, model -> numbers of every row by name, shape (rows,), lets a soup be compared with its best member row by
+# row.
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
-"""Model -> numbers by name, such as {"loss": nat, "error": share}. An attribute ``rows``, if any, counts the rows; an
-attribute ``better`` says of metrics whose name does not tell whether "lower" or "higher" is better; a method ``each``,
-model -> numbers of every row by name, shape (rows,), lets a soup be compared with its best member row by row."""
 
 
 class Classification:
-    """Cross-entropy and error of a classifier on fixed rows; a ``evaluate`` for scans that can be sent to workers.
+    """Cross-entropy and error of a classifier on fixed rows; an ``evaluate`` for scans that can be sent to workers.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -59,34 +60,19 @@ class Classification:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Evaluate a model in eval mode; its training flags are as before afterwards.
-
-        Args:
-            model: Returns logits of shape (rows, classes), or an object or mapping with ``logits``.
-
-        Returns:
-            "loss": mean cross-entropy (nat), raw, so infinite or NaN where logits are; "error": share of rows whose
-            largest logit is not at their class, a row with a NaN among them being wrong.
-        """
-        return self._tally(model).means
+        """Return "loss" (mean, nat, raw: infinite or NaN where it is) and "error" (share of rows), in eval mode."""
+        return self._scores(model).means
 
     @torch.no_grad()
     def each(self, model: nn.Module) -> dict[str, Tensor]:
-        """Evaluate a model row by row, so that two models can be compared on the same rows.
+        """Return "loss" (nat) and "error" (0 or 1) of every row, float64, shape (rows,)."""
+        return self._scores(model).each
 
-        Args:
-            model: As above.
-
-        Returns:
-            "loss" (nat) and "error" (0 or 1) of every row, float64, shape (rows,).
-        """
-        return self._tally(model).each
-
-    def _tally(self, model: nn.Module) -> _Tally:
-        tally = _Tally()
-        with _evaluating(model):
+    def _scores(self, model: nn.Module) -> _RowScores:
+        tally = _RowScores()
+        with _eval_mode(model):
             for start in range(0, self.rows, self.batch_size):
-                logits = logits_of(call(model, self.inputs[start : start + self.batch_size]))
+                logits = logits_of(run_model(model, self.inputs[start : start + self.batch_size]))
                 tally.add(logits, self.targets[start : start + self.batch_size])
         return tally
 
@@ -98,7 +84,7 @@ class NextToken:
         """Take the sequences.
 
         Args:
-            tokens: Token numbers, integers, shape (sequences, length), length >= 2, without padding.
+            tokens: Token ids, integers, shape (sequences, length), length >= 2, without padding.
             batch_size: Sequences evaluated at once (count).
 
         Raises:
@@ -111,45 +97,30 @@ class NextToken:
         require(batch_size > 0, "batch_size", batch_size, "sequences come in batches", "pass batch_size >= 1")
         self.tokens, self.batch_size = tokens, batch_size
         self.rows = tokens.shape[0] * (tokens.shape[1] - 1)
-        """Predicted tokens behind each number (count). Those of one sequence hang together, so that a noise floor
-        reckoned from them is rather too low."""
+        """Predicted tokens behind each number (count). Those of one sequence are correlated, so that a noise floor
+        computed from them is rather too low."""
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Evaluate a model in eval mode; its training flags are as before afterwards.
-
-        Args:
-            model: Takes tokens of shape (sequences, length); returns logits of shape (sequences, length, vocabulary),
-                or an object or mapping with ``logits``, as Hugging Face's causal language models do.
-
-        Returns:
-            "loss": mean cross-entropy (nat per token); "error": share of tokens that are not the likeliest.
-        """
-        return self._tally(model).means
+        """Return "loss" (mean, nat per token) and "error" (share of tokens) in eval mode; training flags are kept."""
+        return self._scores(model).means
 
     @torch.no_grad()
     def each(self, model: nn.Module) -> dict[str, Tensor]:
-        """Evaluate a model sequence by sequence, so that two models can be compared on the same ones.
-
-        Args:
-            model: As above.
-
-        Returns:
-            "loss" (nat per token) and "error" (share of tokens) of every sequence, float64, shape (sequences,).
-        """
-        found = self._tally(model).each
+        """Return "loss" (nat per token) and "error" (share) of every sequence, float64, shape (sequences,)."""
+        found = self._scores(model).each
         return {name: values.view(len(self.tokens), -1).mean(1) for name, values in found.items()}
 
-    def _tally(self, model: nn.Module) -> _Tally:
-        tally = _Tally()
-        with _evaluating(model):
+    def _scores(self, model: nn.Module) -> _RowScores:
+        tally = _RowScores()
+        with _eval_mode(model):
             for batch in torch.split(self.tokens, self.batch_size):
-                logits = logits_of(call(model, batch))[:, :-1]
+                logits = logits_of(run_model(model, batch))[:, :-1]
                 tally.add(logits.flatten(0, 1), batch[:, 1:].flatten())
         return tally
 
 
-class _Tally:
+class _RowScores:
     """Sums over rows, in float64."""
 
     def __init__(self) -> None:
@@ -161,6 +132,7 @@ class _Tally:
         logits, targets = logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.to(logits.device)
         losses = F.cross_entropy(logits, targets, reduction="none").double()
         self.loss += float(losses.sum())
+        # argmax takes NaN for the largest: a row that holds one is wrong
         right = (logits.argmax(-1) == targets) & ~logits.isnan().any(-1)
         self.parts.append((losses.cpu(), (~right).double().cpu()))
         self.wrong += int((~right).sum())
@@ -177,17 +149,7 @@ class _Tally:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits of what a model returned.
-
-    Args:
-        output: A tensor; an object or mapping with ``logits``; or a tuple that begins with one of these.
-
-    Returns:
-        The tensor.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Return the logits of what a model returned: a tensor, something with ``logits``, or a tuple starting with one."""
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(found, tuple | list) and found:
         return logits_of(found[0])
@@ -198,8 +160,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within a block."""
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -209,36 +170,23 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def numbers(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
-    """Evaluate, and see that numbers come back.
-
-    Args:
-        evaluate: The measure; it runs without gradients unless it switches them on.
-        model: The model, where it stands.
-
-    Returns:
-        Name -> number, as given: infinite and NaN stay.
-
-    Raises:
-        UserError: If it returns no mapping, an empty one, or something that is no number.
-    """
+def run_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
+    """Evaluate without gradients; refuse all but numbers by name."""
     with torch.no_grad():
         found = evaluate(model)
-    require(
-        isinstance(found, Mapping) and len(found) > 0, "evaluate", _shown(found), "it must say what it measured",
-        'return numbers by name, such as {"loss": 0.3, "error": 0.1}',
-    )  # fmt: skip
-    return {str(name): _number(str(name), value) for name, value in found.items()}
+    why, do = "it must say what it measured", 'return numbers by name, such as {"loss": 0.3, "error": 0.1}'
+    require(isinstance(found, Mapping) and len(found) > 0, "evaluate", _describe(found), why, do)
+    return {str(name): _as_float(str(name), value) for name, value in found.items()}
 
 
-def require_same(found: Mapping[str, float], first: Mapping[str, float]) -> None:
-    """Refuse numbers that are there for some models only."""
+def require_same_metrics(found: Mapping[str, float], first: Mapping[str, float]) -> None:
+    """Refuse metrics that come back for some models only."""
     if odd := sorted(found.keys() ^ first.keys()):
         why, do = "a curve needs the same numbers everywhere", "return the same names for every model"
         raise UserError("evaluate", got=f"{odd[0]!r} at some points only", why=why, do=do)
 
 
-def _number(name: str, value: Any) -> float:
+def _as_float(name: str, value: Any) -> float:
     scalar = getattr(value, "shape", ()) == () and not isinstance(value, str | bytes | bool)
     try:
         if scalar:
@@ -246,33 +194,24 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         pass
     why, do = "a curve is made of real numbers", "return floats, or tensors of shape ()"
-    raise UserError(f"evaluate: {name!r}", got=_shown(value), why=why, do=do)
+    raise UserError(f"evaluate: {name!r}", got=_describe(value), why=why, do=do)
 
 
-def _shown(value: object) -> str:
+def _describe(value: object) -> str:
     shape = getattr(value, "shape", None)
     return f"{type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else f" {value!r:.60}")
 
 
-def trusted(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
-    """Evaluate twice where a walk begins, and see that the numbers are the model's and nothing else's.
-
-    Args:
-        evaluate: The measure.
-        model: The model at θ, in eval mode, its batch norms in order.
-
-    Returns:
-        The numbers at λ = 0.
-
-    Raises:
-        UserError: If the two differ in a bit, one is not finite, or a parameter, buffer or training flag has changed.
-    """
-    before = fingerprint(model)
-    first = numbers(evaluate, model)
-    after = fingerprint(model)
+def check_evaluate(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
+    """Evaluate at θ, twice; refuse numbers that differ in a bit or are not finite, and any change of the model."""
+    # Digests, not copies: they see a change of a single bit and take no memory
+    before = state_digests(model)
+    first = run_evaluate(evaluate, model)
+    after = state_digests(model)
     if changed := next((name for name in [*before, *after] if before.get(name) != after.get(name)), None):
         raise UserError(
-            "evaluate", got=f"a change of {changed}" + _others(before, after), why="it must leave the model as it is",
+            "evaluate", got=f"a change of {changed}" + _other_changes(before, after),
+            why="it must leave the model as it is",
             do="evaluate in eval mode, without a training step, and leave the flags alone",
         )  # fmt: skip
     for name, value in first.items():
@@ -280,7 +219,7 @@ def trusted(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
             math.isfinite(value), f"evaluate: {name!r} at λ = 0", value, "rises are counted from there",
             "check the model, its batch-norm calibration rows and the evaluated rows for numbers that are not finite",
         )  # fmt: skip
-    again = numbers(evaluate, model)
+    again = run_evaluate(evaluate, model)
     for name in [*first, *again]:
         require(
             first.get(name) == again.get(name), f"evaluate: {name!r}", f"{first.get(name)} and then {again.get(name)}",
@@ -290,6 +229,6 @@ def trusted(evaluate: Evaluate, model: nn.Module) -> dict[str, float]:
     return first
 
 
-def _others(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _other_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     count = sum(before.get(name) != after.get(name) for name in before.keys() | after.keys()) - 1
     return f" and {count} more changes" if count else ""

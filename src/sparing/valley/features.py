@@ -1,6 +1,6 @@
-"""What two models' weights say about their average before anyone evaluates it: a few numbers, larger is worse.
+"""What two models' weights say about their average before it is evaluated: a few numbers, larger is worse.
 
-Every number is 0 for equal models. Signs come corrected for chance, so that strangers are near 1 whatever their shapes.
+Every number is 0 for equal models. Signs are corrected for chance: unrelated models are near 1 whatever their shapes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparing.valley.agreement import Agreement, compare
+from sparing.valley.agreement import Agreement, compare_signs
 from sparing.valley.compatible import Model, vectors_of
 from sparing.vectors import Vector, axpy, dot, norm
 
+# Features of the two models alone. Matrices are tensors of two or more dimensions, or all if there are none: scales of
+# norm layers agree in sign whatever they have learned.
 FEATURES: Mapping[str, str] = {
     "disagreement": "1 − chance-corrected agreement of the weights' signs, all matrices together",
     "layers": "the same, as the mean over matrices: each layer counts alike",
@@ -23,66 +25,65 @@ FEATURES: Mapping[str, str] = {
     "distance": "‖a − b‖ / √(‖a‖ ‖b‖)",
     "shrinkage": "mean over matrices of 1 − 2 ‖(a + b)/2‖ / (‖a‖ + ‖b‖): how far averaging shortens weights",
 }
-"""Numbers that need the two models only. Matrices are tensors of two dimensions and more, or all if there are none:
-scales of norm layers agree in sign whatever they have learned."""
 
+# Features that need the common base too
 TASK_FEATURES: Mapping[str, str] = {
     "update": "(‖a − base‖ + ‖b − base‖) / (2 ‖base‖): how far both have gone",
     "task_disagreement": "1 − chance-corrected agreement of the task vectors' signs",
     "task_angle": "1 − cosine of the task vectors",
 }
-"""Numbers that need the common base too."""
 
 
 def features_of(a: Model, b: Model, base: Model | None = None) -> dict[str, float]:
-    """Measure how far two models are apart, in the senses of ``FEATURES`` and, with a base, ``TASK_FEATURES``.
-
-    Args:
-        a: A model, its state or a vector.
-        b: Another of the same architecture; the order does not matter.
-        base: Their common ancestor, if known.
-
-    Returns:
-        Dimensionless numbers by name; NaN where one is not defined, such as the angle of a zero task vector.
-
-    Raises:
-        UserError: If the models are of different architectures or not finite.
-    """
+    """Measure how far two models are apart, in the senses of ``FEATURES`` and, with a base, ``TASK_FEATURES``."""
     first, second, *ancestor = vectors_of(a, b, *([] if base is None else [base]))
-    mine, theirs = matrices(first), matrices(second)
-    signs = compare(mine, theirs, by="tensor")
+    mine, theirs = matrices_of(first), matrices_of(second)
+    signs = compare_signs(mine, theirs, by="tensor")
+    shrinkage = _mean([_shrinkage(value, theirs[name]) for name, value in mine.items() if value.any()])
+    norms, difference = (float(norm(mine)), float(norm(theirs))), float(norm(axpy(-1.0, mine, theirs)))
+    found = distance_features(signs, norms, difference, shrinkage)
+    if ancestor:
+        origin = matrices_of(ancestor[0])
+        a, b = axpy(-1.0, origin, mine), axpy(-1.0, origin, theirs)
+        lengths = float(norm(a)), float(norm(b))
+        found |= task_features(compare_signs(a, b), lengths, float(dot(a, b)), float(norm(origin)))
+    return found
+
+
+def distance_features(
+    signs: Agreement, norms: tuple[float, float], difference: float, shrinkage: float
+) -> dict[str, float]:
+    """Compute ``FEATURES`` from sign agreement by tensor, ‖a‖ and ‖b‖, ‖a − b‖ and the mean shrinkage."""
     layers = [disagreement(one) for one in signs.groups.values() if not math.isnan(one.corrected)]
-    sizes = math.sqrt(float(norm(mine)) * float(norm(theirs)))
-    found = {
+    size = math.sqrt(norms[0] * norms[1])
+    return {
         "disagreement": disagreement(signs),
         "layers": _mean(layers),
         "worst": max(layers, default=math.nan),
         "flips": 1 - signs.weighted,
-        "distance": float(norm(axpy(-1.0, mine, theirs))) / sizes if sizes else math.nan,
-        "shrinkage": _mean([_shrinkage(value, theirs[name]) for name, value in mine.items() if value.any()]),
+        "distance": difference / size if size else math.nan,
+        "shrinkage": shrinkage,
     }
-    return found | (_task_features(mine, theirs, matrices(ancestor[0])) if ancestor else {})
 
 
-def disagreement(signs: Agreement) -> float:
-    """Return 1 − corrected agreement: 0 for equal signs, about 1 for strangers."""
-    return 1 - signs.corrected
-
-
-def matrices(vector: Vector) -> dict[str, Tensor]:
-    """Return the tensors of two dimensions and more, or all if there are none."""
-    return {name: value for name, value in vector.items() if value.ndim > 1} or dict(vector)
-
-
-def _task_features(a: Vector, b: Vector, base: Vector) -> dict[str, float]:
-    mine, theirs = axpy(-1.0, base, a), axpy(-1.0, base, b)
-    lengths, size = (float(norm(mine)), float(norm(theirs))), float(norm(base))
+def task_features(signs: Agreement, lengths: tuple[float, float], inner: float, size: float) -> dict[str, float]:
+    """Compute ``TASK_FEATURES`` from the task vectors' sign agreement, norms and inner product, and ‖base‖."""
     product = lengths[0] * lengths[1]
     return {
         "update": sum(lengths) / (2 * size) if size else math.nan,
-        "task_disagreement": disagreement(compare(mine, theirs)),
-        "task_angle": 1 - float(dot(mine, theirs)) / product if product else math.nan,
+        "task_disagreement": disagreement(signs),
+        "task_angle": 1 - inner / product if product else math.nan,
     }
+
+
+def disagreement(signs: Agreement) -> float:
+    """Return 1 − corrected agreement: 0 for equal signs, about 1 for unrelated models."""
+    return 1 - signs.corrected
+
+
+def matrices_of(vector: Vector) -> dict[str, Tensor]:
+    """Return the tensors of two or more dimensions, or all if there are none."""
+    return {name: value for name, value in vector.items() if value.ndim > 1} or dict(vector)
 
 
 def _shrinkage(a: Tensor, b: Tensor) -> float:

@@ -14,60 +14,45 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.report import Figure, plots
 from sparing.valley.agreement import Agreement, sign_agreement
-from sparing.valley.better import Better, Judged, cost, said_of, senses
-from sparing.valley.companions import require_one_function
+from sparing.valley.better import Better, ByMetric, as_cost, better_by_metric, declared_better
+from sparing.valley.companions import require_same_function
 from sparing.valley.compatible import Model, is_statistic, require_compatible, state_of
-from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
-from sparing.valley.linear import widened
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics, run_evaluate
+from sparing.valley.linear import upcast
 from sparing.valley.merge import warn_of_factors
 from sparing.valley.statistics import Batch, Refresher, Statistics
-from sparing.valley.visit import host_of, visiting
+from sparing.valley.visit import live_model, loading_states
 
 _STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interpolation:
-    """What was measured at (1 − λ) a + λ b."""
+    """Values measured at (1 − λ) a + λ b."""
 
-    lambdas: tuple[float, ...]
-    """Positions, rising; 0 is a, 1 is b; ½ is always among them."""
-
-    values: Mapping[str, tuple[float, ...]]
-    """Values by metric, one for each position."""
-
-    agreement: Agreement
-    """Agreement of the signs of a and b."""
-
-    statistics: Statistics
-    """Where the batch-norm statistics came from."""
-
-    senses: Judged[Better]
-    """Whether lower or higher is better, by metric."""
+    lambdas: tuple[float, ...]  # positions, rising; 0 is a, 1 is b; ½ is always among them
+    values: Mapping[str, tuple[float, ...]]  # values by metric, one for each position
+    agreement: Agreement  # agreement of the signs of a and b
+    statistics: Statistics  # where the batch-norm statistics came from
+    senses: ByMetric[Better]  # whether lower or higher is better, by metric
 
     @property
-    def gap(self) -> Judged[float]:
+    def gap(self) -> ByMetric[float]:
         """How much worse the average is than the mean of the two ends, by metric; below zero it is the better model.
 
-        Of a loss or error that is its value less theirs, of an accuracy theirs less its own. A metric of which nobody
-        knows the better side is refused when it is asked for, as in ``barrier``.
-
-        Source: Li et al. 2024, §5, there for accuracy and so of the other sign.
+        Source: Li et al. 2024, §5, there for accuracy and so with the other sign.
         """
-        return self.senses.each(lambda metric: self._above(metric, 0.5))
+        return self.senses.map(lambda metric: self._above(metric, 0.5))
 
     @property
-    def barrier(self) -> Judged[float]:
-        """How much worse than the straight line between the ends it gets at most, λ in [0, 1], by metric; at least 0.
-
-        NaN where a value on the way is.
-        """
+    def barrier(self) -> ByMetric[float]:
+        """Largest excess over the straight line between the ends, λ in [0, 1], by metric; ≥ 0, NaN if a value is."""
         inside = [at for at in self.lambdas if 0 <= at <= 1]
-        return self.senses.each(lambda metric: float(np.max([self._above(metric, at) for at in inside])))
+        return self.senses.map(lambda metric: float(np.max([self._above(metric, at) for at in inside])))
 
     def _above(self, metric: str, at: float) -> float:
-        """How much worse a position is than the straight line between the ends; there it is 0 to the bit."""
-        here, start, end = (cost(self.at(metric, where), self.senses[metric]) for where in (at, 0.0, 1.0))
+        """Excess over the straight line between the ends; exactly 0 at both ends."""
+        here, start, end = (as_cost(self.at(metric, where), self.senses[metric]) for where in (at, 0.0, 1.0))
         return here - ((1 - at) * start + at * end)
 
     def at(self, metric: str, position: float) -> float:
@@ -82,27 +67,17 @@ class Interpolation:
         ]
 
     def plot(self, metric: str = "error") -> Figure:
-        """Draw one metric along the line.
-
-        Args:
-            metric: One that was measured.
-
-        Returns:
-            The picture.
-
-        Raises:
-            UserError: If it was not measured, or nobody knows which way it gets better.
-        """
+        """Draw one metric along the line."""
         require(metric in self.values, "metric", repr(metric), f"measured were {', '.join(self.values)}", "name one")
         gap = self.gap[metric]
-        told = f"{abs(gap):.3g} {'worse' if gap > 0 else 'better'} in {metric} than its members' mean"
+        verdict = f"{abs(gap):.3g} {'worse' if gap > 0 else 'better'} in {metric} than its members' mean"
         if not math.isfinite(gap):
-            told = f"not to be compared with its members: its {metric}, or theirs, is not finite"
+            verdict = f"not to be compared with its members: its {metric}, or theirs, is not finite"
         ends = plots.Series("the two ends", [0.0, 1.0], [self.at(metric, 0.0), self.at(metric, 1.0)], "baseline")
         line = plots.Series("along the line", self.lambdas, self.values[metric], "ours")
         return plots.lines(
             [line, ends],
-            title=f"The average is {told}",
+            title=f"The average is {verdict}",
             x=plots.Axis("position λ: 0 is the first model, 1 the second"),
             y=plots.Axis(metric),
             caption=f"Signs agree in {self.agreement.element:.1%} of the weights, by chance in "
@@ -122,8 +97,8 @@ def interpolate(
 ) -> Interpolation:
     """Measure a model on the straight line between two.
 
-    Batch-norm statistics are estimated anew at every point, ends included. The live model among the two (the first, if
-    both are) is lent for it and gets its weights back, to the bit.
+    Batch-norm statistics are re-estimated at every point, ends included. The live one of the two models (the first, if
+    both are) is used for it and gets its weights back, to the bit.
 
     Args:
         a: Model at λ = 0, live or a state.
@@ -132,8 +107,7 @@ def interpolate(
         lambdas: Positions, also outside [0, 1]; 21 in [0, 1] by default. 0, ½ and 1 are added.
         calibrate: Batches of training inputs, needed where there are batch norms.
         statistics: "exact", "cumulative", "stale" (those of the ends, interpolated) or "batch".
-        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
-            it too.
+        better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any.
 
     Returns:
         Values, gap and sign agreement.
@@ -143,27 +117,27 @@ def interpolate(
             position is not finite, ``evaluate`` cannot be trusted, or ``better`` names a metric that it does not
             return.
     """
-    host, states = host_of([a, b]), [state_of(a), state_of(b)]
+    host, states = live_model([a, b]), [state_of(a), state_of(b)]
     require_compatible(states)
-    require_one_function([a, b])
+    require_same_function([a, b])
     warn_of_factors(states[0])
     positions = _positions(lambdas)
     agreement = sign_agreement(a, b)
     refresher = Refresher(host, calibrate, statistics)
-    # The host's parameters and buffers are written, and a live end shares them
+    # The live model's parameters and buffers are overwritten, and a live end shares them
     ends = [{name: value.clone() for name, value in state.items()} for state in states]
     values: dict[str, list[float]] = {}
-    with visiting(host) as put:
-        for end in reversed(ends):  # the live model must hold both without loss
-            put(end)
+    with loading_states(host) as load:
+        for end in reversed(ends):  # refuses an end that the live model cannot hold without loss
+            load(end)
         with refresher.at_point():
-            first = trusted(evaluate, host)
-        known = senses(first, said_of(evaluate, better))
+            first = check_evaluate(evaluate, host)
+        known = better_by_metric(first, declared_better(evaluate, better))
         for at in positions:
-            put({name: between(name, value, ends[1][name], at) for name, value in ends[0].items()})
+            load({name: interpolate_tensor(name, value, ends[1][name], at) for name, value in ends[0].items()})
             with refresher.at_point():
-                found = numbers(evaluate, host)
-            require_same(found, first)
+                found = run_evaluate(evaluate, host)
+            require_same_metrics(found, first)
             for metric, value in found.items():
                 values.setdefault(metric, []).append(value)
     return Interpolation(
@@ -175,22 +149,13 @@ def interpolate(
     )
 
 
-def between(name: str, a: Tensor, b: Tensor, at: float) -> Tensor:
-    """Return (1 − λ) a + λ b for the tensors of one name; both ends are met to the bit.
-
-    Args:
-        name: Their name: running statistics are told by it.
-        a: At λ = 0.
-        b: At λ = 1.
-        at: λ, also outside [0, 1]; statistics stay at the nearer end there, since a variance is not negative.
-
-    Returns:
-        Dtype of ``a``; counters take the larger value.
-    """
+def interpolate_tensor(name: str, a: Tensor, b: Tensor, at: float) -> Tensor:
+    """Return (1 − λ) a + λ b for the tensors of one name, in the dtype of a; exact at both ends."""
     if not a.is_floating_point():
-        return torch.maximum(a, b.to(a))
+        return torch.maximum(a, b.to(a))  # counters
+    # Statistics are not extrapolated: a variance must not become negative
     share = min(max(at, 0.0), 1.0) if is_statistic(name) else at
-    first, second = widened(a, b), widened(b, a)
+    first, second = upcast(a, b), upcast(b, a)
     return torch.lerp(first, second.to(first.device), share).to(a.dtype)
 
 

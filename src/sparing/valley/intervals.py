@@ -1,8 +1,8 @@
 """Intervals over noise draws: Student's of a mean, and Fieller's of the asymmetry index, which is a ratio of means.
 
-A bootstrap of n draws knows n numbers: its 95 % intervals held the truth in half of the samples at n = 2 and in nine of
-ten at n = 4. These are exact for normal draws at every n >= 2 and hold it in 93 to 99 % of others that were tried
-(``docs/results/valley.md``). Of few draws they are wide, up to "no telling", which is what few draws say.
+A bootstrap of n draws knows n numbers: its 95 % intervals covered the truth in half of the samples at n = 2 and in nine
+of ten at n = 4. These are exact for normal draws at every n >= 2 and cover 93 to 99 % for the other distributions tried
+(``docs/results/valley.md``). With few draws they are wide, up to the whole range: that is what few draws say.
 
 Source: Student 1908; Fieller 1954, "Some problems in interval estimation" (JRSS B 16).
 """
@@ -18,27 +18,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sparing.errors import require
-from sparing.valley.asymmetry import ratio, rises
+from sparing.valley.asymmetry import mean_rises, signed_ratio
 
 Floats = NDArray[np.float64]
 
-LEVEL: float = 0.95
-"""Share of intervals that should hold the truth."""
+LEVEL: float = 0.95  # share of intervals that should cover the truth
 
-Falls = Literal["", "−", "+", "both"]
-"""Sides on which a curve goes down from λ = 0."""
+Falls = Literal["", "−", "+", "both"]  # sides on which a curve goes down from λ = 0
 
 _SIDES: Final = {"−": "better on the − side", "+": "better on the + side", "both": "better on both sides"}
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An asymmetry index with what is needed to believe it."""
+    """An asymmetry index with its interval and noise floor."""
 
     value: float
     """AI of the mean curve, in [−1, 1]; > 0 where the + side is flatter; NaN below the noise floor."""
     interval: tuple[float, float]
-    """95 % interval over the noise draws, (−1, 1) where they do not tell; NaN for a single draw, below the floor, or
+    """95 % interval over the noise draws, (−1, 1) where they cannot tell; NaN for a single draw, below the floor, or
     where a draw is not finite."""
     n: int
     """Noise draws (count)."""
@@ -63,73 +61,38 @@ class Index:
         return f"{self.value:{spec}}{ends}{flag}"
 
 
-def asymmetry(lambdas: ArrayLike, values: ArrayLike, *, floor: float = 0.0, level: float = LEVEL) -> Index:
-    """Return the asymmetry index of the mean over draws, with its interval.
+def asymmetry_index(lambdas: ArrayLike, values: ArrayLike, *, floor: float = 0.0, level: float = LEVEL) -> Index:
+    """Return the asymmetry index of the mean over draws, values of shape (draws, L), with its interval.
 
-    The index is that of the mean curve, not the mean of the draws' indices: a draw that hardly rises has an index of
-    any size, and would count as much as one that does.
-
-    Args:
-        lambdas: Positions, shape (L,).
-        values: f there, the lower the better, one row per noise draw, shape (draws, L).
-        floor: Noise floor, in the unit of f, for the mean curve.
-        level: Share of intervals that should hold the truth, in (0, 1).
-
-    Returns:
-        Value, interval, number of draws, floor, and on which sides f falls.
-
-    Raises:
-        UserError: As ``sparing.valley.asymmetry.index``; if ``level`` is outside (0, 1).
+    It is not the mean of the draws' indices: a draw that hardly rises has an index of any size, and would count as
+    much as one that does.
     """
-    minus, plus = rises(lambdas, np.atleast_2d(np.asarray(values, dtype=np.float64)))
+    minus, plus = mean_rises(lambdas, np.atleast_2d(np.asarray(values, dtype=np.float64)))
     pairs = np.stack([minus, plus], 1)
-    value = float(ratio(minus.mean(), plus.mean(), floor))
+    value = float(signed_ratio(minus.mean(), plus.mean(), floor))
     ends = (math.nan, math.nan) if math.isnan(value) else ratio_interval(pairs, level=level)
     down = "".join(side for side, rise in (("−", minus), ("+", plus)) if rise.mean() < -floor)
     falls: Falls = "both" if len(down) > 1 else down  # type: ignore[assignment]
     return Index(value, ends, len(pairs), floor, falls)
 
 
-def interval(draws: ArrayLike, *, level: float = LEVEL) -> tuple[float, float]:
-    """Return Student's interval of a mean: mean ± t s / √n.
-
-    Args:
-        draws: One number per draw, shape (n,).
-        level: Share of intervals that should hold the truth, in (0, 1).
-
-    Returns:
-        Lower and upper end; NaN for fewer than two draws, or where one is not finite.
-
-    Raises:
-        UserError: If ``level`` is outside (0, 1).
-    """
+def mean_interval(draws: ArrayLike, *, level: float = LEVEL) -> tuple[float, float]:
+    """Return Student's interval of a mean, mean ± t s / √n; NaN for fewer than two draws or one that is not finite."""
     _require_level(level)
     rows = np.asarray(draws, dtype=np.float64)
     if len(rows) < 2 or not np.isfinite(rows).all():
         return math.nan, math.nan
     if rows.min() == rows.max():
-        return float(rows[0]), float(rows[0])  # a mean of equal numbers may be another by rounding
-    half = student((1 + level) / 2, len(rows) - 1) * float(rows.std(ddof=1)) / math.sqrt(len(rows))
+        return float(rows[0]), float(rows[0])  # the mean of equal numbers may differ from them by rounding
+    half = student_t_quantile((1 + level) / 2, len(rows) - 1) * float(rows.std(ddof=1)) / math.sqrt(len(rows))
     return float(rows.mean()) - half, float(rows.mean()) + half
 
 
 def ratio_interval(pairs: ArrayLike, *, level: float = LEVEL) -> tuple[float, float]:
-    """Return Fieller's interval of the index (N − P)/(|N| + |P|) of mean rises.
+    """Return Fieller's interval of the index (N − P)/(|N| + |P|) of mean rises, pairs of shape (n, 2).
 
-    The index hangs on the direction φ of (N, P) alone. A direction is believed while the draws' component across it,
-    N sin φ − P cos φ, is not told from zero by Student's test; all such directions are an arc, or the whole circle.
-
-    Args:
-        pairs: Rises N and P of each draw, shape (n, 2).
-        level: Share of intervals that should hold the truth, in (0, 1).
-
-    Returns:
-        Lowest and highest index on the arc around the mean; (−1, 1) for the circle, and where the draws do not tell
-        the mean's direction from its opposite; NaN for fewer than two draws, or
-        where one is not finite.
-
-    Raises:
-        UserError: If ``level`` is outside (0, 1).
+    The index depends on the direction φ of (N, P) only. A direction is kept while Student's test cannot tell the
+    draws' component across it, N sin φ − P cos φ, from zero; all such directions form an arc, or the whole circle.
     """
     _require_level(level)
     rows = np.asarray(pairs, dtype=np.float64)
@@ -137,11 +100,11 @@ def ratio_interval(pairs: ArrayLike, *, level: float = LEVEL) -> tuple[float, fl
     if n < 2 or not np.isfinite(rows).all():
         return math.nan, math.nan
     rows = rows / max(float(np.abs(rows).max()), 1e-300)  # squares neither overflow nor vanish
-    mean, spread, reach = rows.mean(0), np.cov(rows.T), student((1 + level) / 2, n - 1) ** 2 / n
+    mean, spread, reach = rows.mean(0), np.cov(rows.T), student_t_quantile((1 + level) / 2, n - 1) ** 2 / n
     if float(mean @ mean) ** 2 <= reach * float(mean @ spread @ mean):
-        return -1.0, 1.0  # whether the curve rises or falls is not told, so neither is the arc from its opposite
+        return -1.0, 1.0  # the draws cannot tell rising from falling, so neither the arc from its opposite
     a, b, c = (np.outer(mean, mean) - reach * spread)[[0, 0, 1], [0, 1, 1]].tolist()
-    # Across φ the test is (a + c)/2 + (c − a)/2 · cos 2φ − b · sin 2φ <= 0: an arc of 2φ around its lowest place
+    # Across φ the test is (a + c)/2 + (c − a)/2 · cos 2φ − b · sin 2φ <= 0: an arc of 2φ around its minimum
     size = math.hypot((c - a) / 2, b)
     level_of = -(a + c) / 2 / size if size else 1.0
     if level_of >= 1:
@@ -150,34 +113,26 @@ def ratio_interval(pairs: ArrayLike, *, level: float = LEVEL) -> tuple[float, fl
     middle = (math.atan2(-b, (c - a) / 2) + math.pi) / 2
     toward = math.atan2(mean[1], mean[0])
     middle += math.pi * round((toward - middle) / math.pi)
-    # The index is monotone within each quadrant
+    # The index is monotone within each quadrant, so its extremes are at the ends and the axes in between
     turns = np.arange(math.ceil((middle - half) * 2 / math.pi), math.floor((middle + half) * 2 / math.pi) + 1)
     angles = np.array([middle - half, middle + half, *(turns * math.pi / 2)])
-    found = ratio(np.cos(angles), np.sin(angles))
+    found = signed_ratio(np.cos(angles), np.sin(angles))
     return float(found.min()), float(found.max())
 
 
 @functools.lru_cache(maxsize=256)
-def student(share: float, freedom: int) -> float:
-    """Return a quantile of Student's law above its median, by bisection of the distribution function.
-
-    Args:
-        share: In [0.5, 1).
-        freedom: Degrees of freedom (count), >= 1.
-
-    Returns:
-        t with P(T <= t) = share.
-    """
+def student_t_quantile(share: float, freedom: int) -> float:
+    """Return the t with P(T <= t) = share, for shares in [0.5, 1), by bisection of the distribution function."""
     low, high = 0.0, 1.0
-    while _below(high, freedom) < share:
+    while _student_t_cdf(high, freedom) < share:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if _below(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if _student_t_cdf(middle, freedom) < share else (low, middle)
     return (low + high) / 2
 
 
-def _below(t: float, freedom: int) -> float:
+def _student_t_cdf(t: float, freedom: int) -> float:
     """P(T <= t), t >= 0, by the finite series for whole degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sparing.errors import require
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, together
+from sparing.valley.slices import Slices, zip_slices
 
+# Slices of the task vectors, one of each model -> what is added to that slice of the base
 Rule = Callable[[Sequence[Tensor]], Tensor]
-"""What is added to a slice of the base: slices of the task vectors, one of each model, to a slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,10 @@ class Linear(Method):
     """
 
     weights: tuple[float, ...] | None = None
-    """Of the models in order, ≥ 0 (dimensionless); None weighs them alike."""
+    """Of the models in order, ≥ 0 (dimensionless); None for equal weights."""
 
     def __post_init__(self) -> None:
-        """Refuse weights that no mean has."""
-        require_weights(self.weights)
+        check_weights(self.weights)
 
     @property
     def needs_base(self) -> bool:
@@ -41,13 +40,13 @@ class Linear(Method):
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
         """Merge the tensors of one name in slices."""
         weights = weights_for(self.weights, len(models))
-        for parts in together(models):
-            merged, total = torch.zeros_like(widened(parts[0])), 0.0
+        for parts in zip_slices(models):
+            merged, total = torch.zeros_like(upcast(parts[0])), 0.0
             for part, weight in zip(parts, weights, strict=True):
                 if weight > 0:
                     total += weight
-                    # Running mean: a mean of equal numbers is that number, which a sum of w · θ would round
-                    merged = torch.lerp(merged, widened(part, merged), weight / total)
+                    # As a running mean, equal numbers average to themselves; a sum of w · θ would round them
+                    merged = torch.lerp(merged, upcast(part, merged), weight / total)
             yield merged.to(parts[0].dtype)
 
 
@@ -61,28 +60,25 @@ class TaskArithmetic(Method):
 
     scale: float = 0.4
     """λ, common to all models (dimensionless)."""
-
     _: KW_ONLY
-
     weights: tuple[float, ...] | None = None
     """Of the models in order, w_t ≥ 0 (dimensionless); None is 1 for each."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a number."""
-        require_scale(self.scale)
-        require_weights(self.weights)
+        check_scale(self.scale)
+        check_weights(self.weights)
 
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
         """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
-        yield from added(base, map(self.rule(name, found), together(found)), models[0])
+        yield from add_to_base(base, map(self.rule(name, found), zip_slices(found)), models[0])
 
     def rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
         """Return how slices are merged: to λ Σ w_t τ_t.
 
         Args:
-            name: Canonical name, which a sum does not ask for.
-            deltas: Task vectors τ_t of this name; they are counted and not read.
+            name: Canonical name (not used).
+            deltas: Task vectors τ_t of this name; only their number is used.
 
         Returns:
             What is added to a slice of the base.
@@ -102,52 +98,31 @@ class TaskArithmetic(Method):
 
 
 def task_vectors(name: str, models: Sequence[Slices], base: Slices | None) -> list[Slices]:
-    """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are.
-
-    Args:
-        name: Canonical name, for the message.
-        models: One tensor of each.
-        base: That of the common ancestor.
-
-    Returns:
-        The task vector of each, in order.
-
-    Raises:
-        UserError: If the base is missing.
-    """
+    """Return τ_t = θ_t − θ₀ in float32, or float64 where the models are."""
     require(base is not None, f"base at {name!r}", "none", "this method merges what was learned since", "pass base=...")
     assert base is not None
-    return [_difference(model, base) for model in models]
+
+    def difference(model: Slices) -> Slices:
+        return lambda: (upcast(part, origin) - upcast(origin, part) for part, origin in zip_slices([model, base]))
+
+    return [difference(model) for model in models]
 
 
-def _difference(model: Slices, base: Slices) -> Slices:
-    return lambda: (widened(part, origin) - widened(origin, part) for part, origin in together([model, base]))
-
-
-def added(base: Slices | None, deltas: Iterable[Tensor], first: Slices) -> Iterator[Tensor]:
-    """Add a merged task vector to the base.
-
-    Args:
-        base: The tensor of the common ancestor.
-        deltas: Slices of what is added.
-        first: The tensor of the first model.
-
-    Yields:
-        Slices of the sum in the dtype of the first model.
-    """
+def add_to_base(base: Slices | None, deltas: Iterable[Tensor], first: Slices) -> Iterator[Tensor]:
+    """Add slices of a merged task vector to the base, in the dtype of the first model."""
     assert base is not None
     for origin, template, delta in zip(base(), first(), deltas, strict=True):
         yield (origin.to(delta) + delta).to(template.dtype)
 
 
-def widened(tensor: Tensor, beside: Tensor | None = None) -> Tensor:
-    """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or what it meets is."""
+def upcast(tensor: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Return a tensor in the dtype of the arithmetic: float32, or float64 if it or ``beside`` is."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return tensor.to(dtype) if beside is None else tensor.to(beside.device, torch.promote_types(dtype, beside.dtype))
 
 
 def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:
-    """Return one weight for each of ``count`` models, 1 where none were given; another number of them is refused."""
+    """Return one weight for each of ``count`` models, 1 by default; refuse another number of them."""
     if weights is None:
         return [1.0] * count
     why = f"{count} models need as many weights"
@@ -155,7 +130,7 @@ def weights_for(weights: Sequence[float] | None, count: int) -> Sequence[float]:
     return weights
 
 
-def require_weights(weights: Sequence[float] | None) -> None:
+def check_weights(weights: Sequence[float] | None) -> None:
     """Refuse weights that are negative, not finite or all zero."""
     if weights is None:
         return
@@ -164,6 +139,6 @@ def require_weights(weights: Sequence[float] | None) -> None:
     require(fine, "weights", tuple(weights), why, "pass numbers such as (0.5, 0.5)")
 
 
-def require_scale(scale: float) -> None:
-    """Refuse a factor that is not finite."""
+def check_scale(scale: float) -> None:
+    """Refuse a scale that is not finite."""
     require(math.isfinite(scale), "scale", scale, "task vectors are multiplied by it", "pass a finite number")

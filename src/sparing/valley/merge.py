@@ -1,4 +1,4 @@
-"""One verb for all methods of merging: states in, one state out, tensor by tensor."""
+"""One function for all merge methods: states in, one state out, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.valley.companions import require_one_function
-from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of
+from sparing.valley.companions import require_same_function
+from sparing.valley.compatible import Model, State, is_statistic, lora_pairs, require_compatible, state_of, storage_key
 from sparing.valley.linear import Linear
 from sparing.valley.method import Method
-from sparing.valley.slices import Merging, Slices, merged_whole, slices_of, together
+from sparing.valley.slices import Merging, Slices, merge_whole, slices_of, zip_slices
 from sparing.valley.ties import Ties
 
 
 def merge(states: Sequence[Model], *, base: Model | None = None, method: Method | None = None) -> dict[str, Tensor]:
     """Merge models of one architecture.
 
-    Running statistics of norm layers are averaged whatever the method: estimate them anew before the model is used
+    Running statistics of norm layers are averaged whatever the method: re-estimate them before the model is used
     (``soup`` does that). Counters keep their dtype and take the largest value. Arithmetic is in float32, or float64
     where the models are.
 
@@ -48,86 +48,53 @@ def merge(states: Sequence[Model], *, base: Model | None = None, method: Method 
     require_base(method, origin)
     require(bool(members), "models", "none", "there is nothing to merge", "pass at least one")
     require_compatible(members if origin is None else [*members, origin], labels if origin is not None else None)
-    require_one_function([*states, *([] if base is None else [base])])
+    require_same_function([*states, *([] if base is None else [base])])
     warn_of_factors(members[0])
     weights = [name for name, value in members[0].items() if is_weight(name, value.is_floating_point())]
     sliced = [{name: slices_of(state[name]) for name in weights} for state in members]
-    method = ready(method, sliced, None if origin is None else {name: slices_of(origin[name]) for name in weights})
+    method = prepare_method(
+        method, sliced, None if origin is None else {name: slices_of(origin[name]) for name in weights}
+    )
     merged: dict[str, Tensor] = {}
-    for name, owner in _owners(members if origin is None else [*members, origin]).items():
+    for name, owner in _first_names(members if origin is None else [*members, origin]).items():
         tensors, ancestor = [state[name] for state in members], None if origin is None else origin[name]
         merged[name] = merged[owner] if owner in merged else merged_tensor(method, name, tensors, ancestor)
     return merged
 
 
 def merged_tensor(method: Method, name: str, tensors: Sequence[Tensor], base: Tensor | None = None) -> Tensor:
-    """Merge the tensors of one name by the rule for its kind; ``merge`` is this over all names.
-
-    Args:
-        method: How to merge weights.
-        name: Their name: running statistics are told by it.
-        tensors: One of each model, of equal shapes.
-        base: The same tensor of the common ancestor, where the method needs it.
-
-    Returns:
-        A new tensor in the dtype of the first: merged weights, averaged statistics, the largest count.
-
-    Raises:
-        UserError: As the method.
-    """
-    return merged_whole(rule_for(method, name, tensors[0].is_floating_point()), name, tensors, base)
+    """Merge the tensors of one name by the rule for its kind, in the dtype of the first; ``merge`` does it for all."""
+    return merge_whole(rule_for(method, name, tensors[0].is_floating_point()), name, tensors, base)
 
 
 def rule_for(method: Method, name: str, floating: bool) -> Merging:
-    """Return how the tensors of a name are merged.
-
-    Args:
-        method: How to merge weights.
-        name: Their name.
-        floating: Whether they hold floating numbers.
-
-    Returns:
-        A function of slices: the method's for weights, a mean for running statistics, the largest for counts.
-    """
+    """Return how tensors are merged: weights by the method, running statistics by a mean, counters by the largest."""
     if not floating:
         return _largest
     if is_statistic(name):
+        # A statistic is no change since the base: sign election and trimming mean nothing for it
         return Linear(getattr(method, "weights", None)).slices
     return method.slices
 
 
-def ready(method: Method, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices] | None) -> Method:
-    """Return a method that knows of whole models what it must, before it merges their tensors one by one.
-
-    Args:
-        method: How to merge.
-        models: The weights of each (``is_weight``) by name.
-        base: Those of the common ancestor.
-
-    Returns:
-        The method, or one that replaces it for these models.
-    """
+def prepare_method(method: Method, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices] | None) -> Method:
+    """Let a method read the weights of the whole models if it must before it merges them tensor by tensor."""
     return method.ready(models, base) if isinstance(method, Ties) and base is not None else method
 
 
 def is_weight(name: str, floating: bool) -> bool:
-    """Say whether a tensor is merged by the method: one of floating numbers that are no running statistics."""
+    """Whether the method merges a tensor: a floating one that holds no running statistics."""
     return floating and not is_statistic(name)
 
 
 def require_base(method: Method, base: object | None) -> None:
     """Refuse a method that needs a base without one."""
-    name = type(method).__name__
-    missing = method.needs_base and base is None
-    require(not missing, "base", "none", f"{name} merges what was learned since", "pass base=..., or use Linear()")
+    why, do = f"{type(method).__name__} merges what was learned since", "pass base=..., or use Linear()"
+    require(base is not None or not method.needs_base, "base", "none", why, do)
 
 
 def warn_of_factors(names: Iterable[str]) -> None:
-    """Warn where the factors of LoRA are merged, whose product alone means something.
-
-    Args:
-        names: Names of tensors, such as a state.
-    """
+    """Warn where LoRA factors are merged, of which only the product means something."""
     if pairs := lora_pairs(names):
         warnings.warn(
             f"{len(pairs)} LoRA pairs, such as {pairs[0]!r}: (A, B) and (−A, −B) are one model, so the mean of factors "
@@ -138,15 +105,13 @@ def warn_of_factors(names: Iterable[str]) -> None:
 
 
 def _largest(name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
-    for parts in together(models):
+    for parts in zip_slices(models):
         yield torch.stack([part.to(parts[0]) for part in parts]).amax(0)
 
 
-def _owners(states: Sequence[State]) -> dict[str, str]:
-    """Return for each name the first one that shares its memory in every state."""
+def _first_names(states: Sequence[State]) -> dict[str, str]:
+    """Return for each name the first one that shares its memory in every state: tied weights stay tied."""
     found: dict[object, str] = {}
-    return {name: found.setdefault(tuple(_place(name, state[name]) for state in states), name) for name in states[0]}
-
-
-def _place(name: str, value: Tensor) -> object:
-    return (value.data_ptr(), value.device, value.shape, value.stride()) if value.numel() else name
+    return {
+        name: found.setdefault(tuple(storage_key(name, state[name]) for state in states), name) for name in states[0]
+    }

@@ -7,7 +7,7 @@
 
 In the configuration ``density`` is the share of changes kept (``SignAware.keep``), ``lambda`` the factor of what is
 merged (``scale``), ``majority`` the share of votes that a flip of sign must exceed, and ``weight``, one for each model,
-its voice in election, mean and votes. Registering touches mergekit's public registry and nothing else.
+its weight in election, mean and votes. Registering touches mergekit's public registry and nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.valley.sign_aware import SignAware
 
-NAME = "sparing_sign_aware"
-"""What ``merge_method:`` says in the configuration."""
+NAME = "sparing_sign_aware"  # what ``merge_method:`` says in the configuration
 
 
 def merge_tensor(
@@ -34,38 +33,14 @@ def merge_tensor(
     majority: float = 0.5,
     name: str = "",
 ) -> Tensor:
-    """Merge the tensors of one name as mergekit gives them.
-
-    Args:
-        tensors: One of each model but the base, of equal shapes.
-        base: The same tensor of the base model.
-        weights: One for each model, ≥ 0.
-        density: Share of the elements of each change that is kept, in (0, 1].
-        scale: Factor of the merged change.
-        majority: Share of the votes that a flip of sign must exceed, in [0, 1).
-        name: Canonical name.
-
-    Returns:
-        The merged tensor in the dtype of the first; the base where there are no others.
-
-    Raises:
-        UserError: As ``SignAware``.
-    """
+    """Merge the tensors of one name as mergekit passes them; the base where there are no others."""
     if not tensors:
         return base
-    method = SignAware(density, scale=scale, majority=majority, weights=tuple(weights))
-    return method.tensor(name, tensors, base)
+    return SignAware(density, scale=scale, majority=majority, weights=tuple(weights)).tensor(name, tensors, base)
 
 
 def register() -> str:
-    """Make the method known to mergekit in this process; a second call does nothing.
-
-    Returns:
-        The name for ``merge_method:``.
-
-    Raises:
-        UserError: If mergekit is not installed, or is too old to have a registry.
-    """
+    """Register the method with mergekit in this process, once; return its name."""
     methods, base = _mergekit()
     if NAME not in {method.spec.name for method in methods.registered_methods()}:
         methods.register(_method(base))
@@ -73,14 +48,12 @@ def register() -> str:
 
 
 def _mergekit() -> tuple[Any, Any]:
-    """Import mergekit's registry and the classes that methods are made of."""
     try:
         from mergekit import merge_methods
         from mergekit.merge_methods import base
     except ImportError as error:
-        raise UserError(
-            "mergekit", got=f"no {error.name}", why="the method joins its registry", do="pip install mergekit==0.1.5"
-        ) from error
+        why, do = "the method joins its registry", "pip install mergekit==0.1.5"
+        raise UserError("mergekit", got=f"no {error.name}", why=why, do=do) from error
     if not hasattr(merge_methods, "registered_methods"):
         why = "it has no public registry of methods"
         raise UserError("mergekit", got="an older version", why=why, do="pip install mergekit==0.1.5")
@@ -88,7 +61,6 @@ def _mergekit() -> tuple[Any, Any]:
 
 
 def _method(base: Any) -> Any:
-    """Describe the method in mergekit's terms."""
     shared, each = base.ParameterScope.SHARED, base.ParameterScope.NON_BASE
 
     def merge(group: Any, **given: Any) -> Tensor:
@@ -118,7 +90,7 @@ def _method(base: Any) -> Any:
 
 
 def main() -> None:
-    """Register the method and hand the command line over to ``mergekit-yaml``."""
+    """Register the method and run ``mergekit-yaml`` with this command line."""
     register()
     from mergekit.scripts.run_yaml import main as run
 

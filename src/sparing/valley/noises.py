@@ -18,18 +18,7 @@ _NONZERO: dict[NoiseKind, float] = {"ternary": 2 / 3, "binary": 1 / 2}  # P(ε �
 
 
 def draw(kind: NoiseKind, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Draw one tensor of noise.
-
-    Always in float32 on the CPU, so that weights of every dtype and device meet the same numbers.
-
-    Args:
-        kind: Distribution of the elements.
-        shape: Any, ``()`` too.
-        generator: On the CPU; it advances.
-
-    Returns:
-        float32, of ``shape``, independent elements.
-    """
+    """Draw one tensor of noise, float32 on the CPU, so that weights of every dtype and device get the same numbers."""
     size = tuple(shape)
     match kind:
         case "gaussian" | "shifted-gaussian":
@@ -47,14 +36,7 @@ def draw(kind: NoiseKind, shape: Sequence[int], generator: torch.Generator) -> T
 
 
 def moments(kind: NoiseKind) -> tuple[float, float]:
-    """Return mean and variance of one element.
-
-    Args:
-        kind: Distribution.
-
-    Returns:
-        E[ε] and Var[ε], closed form.
-    """
+    """Return E[ε] and Var[ε] of one element, in closed form."""
     return {
         "gaussian": (0.0, 1.0),
         "uniform": (0.0, 1 / 3),
@@ -67,7 +49,7 @@ def moments(kind: NoiseKind) -> tuple[float, float]:
 
 
 def expected_consistency(noise: Noise, positive_share: float, *, strict: bool = False) -> float:
-    """Return the sign-consistency ratio that a noise has with weights on average.
+    """Return the expected sign-consistency ratio of a noise with weights.
 
     An element of the noise is positive, given that it is not zero, with probability q: 1/2 for the first three, 0.8413
     (Φ(1)) for G(1,1), 1 for the last three. With π the share of positive weights the ratio is ``πq + (1 − π)(1 − q)``,

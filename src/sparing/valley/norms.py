@@ -1,7 +1,6 @@
-"""How long a direction is: as a whole, by filter, by block. Vectors in, vectors out, norms in float64.
+"""Set the length of a direction: as a whole, by filter, by block. Norms are taken in float64.
 
-A direction keeps its dtype; only its length changes. Part of the direction that is zero stays zero whatever the weights
-are: it has no direction to be scaled along.
+A direction keeps its dtype. Parts of it that are zero stay zero whatever the weights are.
 """
 
 from __future__ import annotations
@@ -20,29 +19,18 @@ from sparing.vectors import Vector
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the filters of a tensor lie in it."""
+    """Where the filters of a tensor are."""
 
+    # outputs are the second dimension, as in Hugging Face's ``Conv1D`` and in transposed convolutions
     transposed: bool = False
-    """Outputs are the second dimension, as in Hugging Face's ``Conv1D`` and in transposed convolutions."""
-
+    # groups of a transposed convolution (count): filters of different groups share a place in its second dimension
     groups: int = 1
-    """Groups of a transposed convolution (count): filters of different groups share a place in its second dimension."""
 
 
 def scaled(direction: Vector, theta: Vector) -> dict[str, Tensor]:
     """Return NS(ε) = ε/‖ε‖ · ‖θ‖ over all tensors together: the direction is kept.
 
     Source: Im et al. 2016; paper, §3.
-
-    Args:
-        direction: ε by name.
-        theta: Weights that move, the same names and shapes.
-
-    Returns:
-        As ``direction``.
-
-    Raises:
-        UserError: If ε or θ is zero, or names or shapes differ.
     """
     length, size = float(vectors.norm(direction)), float(vectors.norm(theta))
     require(length > 0, "direction", "zero at every parameter that moves", "it leads nowhere", "take another direction")
@@ -52,16 +40,7 @@ def scaled(direction: Vector, theta: Vector) -> dict[str, Tensor]:
 
 
 def grouped(direction: Vector, theta: Vector, parts: Mapping[str, str]) -> dict[str, Tensor]:
-    """Scale every block's part of a direction to the norm of that block's weights.
-
-    Args:
-        direction: ε by name.
-        theta: Weights that move, the same names and shapes.
-        parts: Name -> its block.
-
-    Returns:
-        As ``direction``; a block whose noise or weights are zero is zero.
-    """
+    """Scale every block's part of a direction to the norm of that block's weights; parts: name -> block."""
     members: dict[str, list[str]] = {}
     for name in direction:
         members.setdefault(parts[name], []).append(name)
@@ -77,64 +56,39 @@ def filtered(direction: Vector, theta: Vector, *, one_d: OneD, layouts: Mapping[
     """Scale every filter of a direction to the norm of that filter of the weights.
 
     A filter is what one output of a layer reads: a row of a linear layer, the kernels of one output channel, the
-    vector of one token. Li et al.'s code moves one-dimensional tensors along +θ by default, which is a sign-consistent
-    direction in disguise; that policy does not exist here.
+    vector of one token. Li et al.'s code moves 1-D tensors along +θ by default, a sign-consistent direction in
+    disguise; there is no such policy here.
 
     Source: Li et al. 2018, "Visualizing the loss landscape of neural nets" (arXiv:1712.09913), §4.
-
-    Args:
-        direction: ε by name.
-        theta: Weights that move, the same names and shapes.
-        one_d: What to do with tensors of fewer than two dimensions.
-        layouts: Name -> where its filters lie; names not in it have them in the first dimension.
-
-    Returns:
-        As ``direction``.
     """
     return {
-        name: _filters(value, theta[name], layouts.get(name, Layout()))
+        name: _scale_filters(value, theta[name], layouts.get(name, Layout()))
         if value.ndim > 1
-        else _vector(value, theta[name], one_d)
+        else _scale_vector(value, theta[name], one_d)
         for name, value in direction.items()
     }
 
 
 def filter_norms(tensor: Tensor, layout: Layout) -> Tensor:
-    """Return the norm of every filter.
-
-    Args:
-        tensor: At least two dimensions.
-        layout: Where its filters lie.
-
-    Returns:
-        float64, of a shape that broadcasts over the tensor as ``spread`` gives it.
-    """
-    wide = spread(tensor, layout).double()
+    """Return the norm of every filter, float64, in a shape that broadcasts over ``filter_view``."""
+    wide = filter_view(tensor, layout).double()
     keep = {0} if not layout.transposed else {0, 2}
     norms: Tensor = torch.linalg.vector_norm(wide, dim=[d for d in range(wide.ndim) if d not in keep], keepdim=True)
     return norms
 
 
-def spread(tensor: Tensor, layout: Layout) -> Tensor:
-    """Return a view in which every filter is fixed by the first dimension, or, transposed, by the first and third.
-
-    Args:
-        tensor: At least two dimensions.
-        layout: Where its filters lie.
-
-    Returns:
-        The tensor itself, or (groups, inputs of a group, outputs of a group, ...).
-    """
+def filter_view(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return a view in which every filter is fixed by the first dimension, or, transposed, by the first and third."""
     return tensor.reshape(layout.groups, -1, *tensor.shape[1:]) if layout.transposed else tensor
 
 
-def _filters(epsilon: Tensor, theta: Tensor, layout: Layout) -> Tensor:
+def _scale_filters(epsilon: Tensor, theta: Tensor, layout: Layout) -> Tensor:
     size, length = filter_norms(theta, layout), filter_norms(epsilon, layout)
     factor = torch.where(length > 0, size / length, 0.0)
-    return (spread(epsilon, layout) * factor.to(epsilon.dtype)).reshape(epsilon.shape)
+    return (filter_view(epsilon, layout) * factor.to(epsilon.dtype)).reshape(epsilon.shape)
 
 
-def _vector(epsilon: Tensor, theta: Tensor, one_d: OneD) -> Tensor:
+def _scale_vector(epsilon: Tensor, theta: Tensor, one_d: OneD) -> Tensor:
     if one_d == "zero":
         return torch.zeros_like(epsilon)
     if one_d == "abs":

@@ -1,4 +1,4 @@
-"""Pictures of curves and surfaces; the title says how lopsided they are."""
+"""Figures of curves and surfaces; the title says how lopsided they are."""
 
 from __future__ import annotations
 
@@ -18,22 +18,13 @@ if TYPE_CHECKING:
 
 ROLES: Final[tuple[plots.Role, ...]] = ("ours", "rival", "good", "second_rival", "extension", "reference", "baseline")
 UNITS: Final = {"loss": "nat"}
+# asymmetry index beyond which a single draw is called lopsided: the paper's raw noises stay below it
 CLEAR: Final = 0.35
-"""Asymmetry index beyond which a single draw is called lopsided: the paper's raw noises stay below it."""
 NAMES: Final = {"loss": "cross-entropy", "error": "error (share of rows)"}
 
 
 def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] = ()) -> Figure:
-    """Draw curves over λ, each as the mean over draws with its interval.
-
-    Args:
-        curves: What to draw, at most seven; their widths or directions may differ.
-        metric: Which metric.
-        names: Name of each; what they differ in by default.
-
-    Returns:
-        The picture; values that are not finite are gaps.
-    """
+    """Draw at most seven curves over λ, each as the mean over draws with its interval; nonfinite values are gaps."""
     labels = list(names) or _labels(curves)
     return plots.lines(
         [_series(one, metric, label, role) for one, label, role in zip(curves, labels, ROLES, strict=False)],
@@ -43,20 +34,12 @@ def curve_figure(curves: Sequence[Curve], metric: str, *, names: Sequence[str] =
 
 
 def surface_figure(surface: Surface, metric: str) -> Figure:
-    """Draw a map of a plane.
-
-    Args:
-        surface: What was measured.
-        metric: Which metric.
-
-    Returns:
-        The picture: the first direction across, the second upwards.
-    """
+    """Draw a plane as a heatmap, the first direction across, the second upwards."""
     values = surface.values[metric]
     half = float(surface.lambdas[-1] - surface.lambdas[-2]) / 2
     edges = [float(at) - half for at in surface.lambdas] + [float(surface.lambdas[-1]) + half]
     middle = len(surface.lambdas) // 2
-    low, high = _span(values)
+    low, high = _finite_range(values)
     first, second = surface.directions
     return plots.heatmap(
         np.where(np.isfinite(values), values, np.nan).T.tolist(),
@@ -70,14 +53,7 @@ def surface_figure(surface: Surface, metric: str) -> Figure:
 
 
 def axis(metric: str) -> plots.Axis:
-    """Name a metric and its unit for an edge of a picture.
-
-    Args:
-        metric: Its name.
-
-    Returns:
-        The axis.
-    """
+    """The axis of a metric, with its unit."""
     return plots.Axis(NAMES.get(metric, metric), UNITS.get(metric, ""))
 
 
@@ -90,7 +66,7 @@ def _series(curve: Curve, metric: str, label: str, role: plots.Role) -> plots.Se
 
 
 def _labels(curves: Sequence[Curve]) -> list[str]:
-    """Name each curve by what tells it from the others."""
+    """Name each curve by what distinguishes it from the others."""
     parts = {
         "direction": [one.direction for one in curves], "width": [f"width {one.width:g}" for one in curves],
         "statistics": [f"{one.statistics} statistics" for one in curves],
@@ -109,7 +85,7 @@ def _title(curve: Curve, metric: str) -> str:
 
 
 def _verdict(found: Index) -> str:
-    """Which side is flatter, if the draws tell and the curve has a bottom at λ = 0."""
+    """Which side is flatter, if the draws can tell and the curve has a minimum at λ = 0."""
     if not found.minimum:
         sides = "on both sides" if found.falls == "both" else f"on the {found.falls} side"
         return f"not a minimum, better {sides}"
@@ -125,18 +101,15 @@ def _caption(curves: Sequence[Curve], metric: str, labels: Sequence[str]) -> str
         parts.append(f"{start}asymmetry {one.asymmetry[metric]}, SCR {one.consistency.mean():.2f}")
     ways = " and ".join(sorted({one.statistics for one in curves}))
     gaps = any(not np.isfinite(one.mean(metric)).all() for one in curves)
-    return (
-        "; ".join(parts)[:1].upper()
-        + "; ".join(parts)[1:]
-        + f". Batch-norm statistics: {ways}."
-        + (" Gaps: not finite." if gaps else "")
-    )
+    text = "; ".join(parts)
+    note = " Gaps: not finite." if gaps else ""
+    return f"{text[:1].upper()}{text[1:]}. Batch-norm statistics: {ways}.{note}"
 
 
 def _words(metric: str) -> str:
     return {"loss": "Cross-entropy"}.get(metric, metric[:1].upper() + metric[1:])
 
 
-def _span(values: np.ndarray) -> tuple[float, float]:
+def _finite_range(values: np.ndarray) -> tuple[float, float]:
     found = values[np.isfinite(values)]
     return (float(found.min()), float(found.max())) if found.size else (math.nan, math.nan)

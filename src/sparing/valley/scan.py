@@ -23,35 +23,33 @@ from torch import nn
 from sparing.blocks import named_parameters
 from sparing.errors import require
 from sparing.report import Progress
-from sparing.valley.apply import walking
+from sparing.valley.apply import perturbing
 from sparing.valley.asymmetry import Branches, OddEven
-from sparing.valley.better import SHARES, Better, Judged, said_of, senses
+from sparing.valley.better import SHARES, Better, ByMetric, better_by_metric, declared_better
 from sparing.valley.config import Direction, Given, Noise
 from sparing.valley.curve import Curve
 from sparing.valley.directions import Resolved
-from sparing.valley.evaluators import Evaluate, require_same, trusted
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics
 from sparing.valley.intervals import Index
 from sparing.valley.statistics import Batch, Refresher, Statistics
-from sparing.valley.workers import Facts, Point, Resolver, Work, threads, visit_all
+from sparing.valley.workers import DirectionCache, DirectionFacts, Point, ScanTask, measure_all, num_threads
 
 if TYPE_CHECKING:
     from sparing.report import Figure
 
 Floats = NDArray[np.float64]
-Told = Callable[[], object]
+OnPoint = Callable[[], object]
 
+# A given direction is warned of if its SCR is this far from 1/2; less is worth at most 0.1 of asymmetry, 2 · SCR − 1
 FAR: float = 0.05
-"""How far from 1/2 a given direction's SCR must be for a warning; less is worth about 0.1 of asymmetry, 2 · SCR − 1."""
-DEVIATIONS: float = 4.0
-"""And how many standard deviations of a fair coin: an accident of 1 in 16,000."""
+DEVIATIONS: float = 4.0  # and how many standard deviations of a fair coin: an accident of 1 in 16,000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scan:
-    """Curves along one kind of direction, one for each width; what is asked of the scan is asked of the first."""
+    """Curves along one kind of direction, one for each width; the scan's own attributes are those of the first."""
 
-    curves: tuple[Curve, ...]
-    """One for each width, in the order of the widths."""
+    curves: tuple[Curve, ...]  # one for each width, in the order of the widths
 
     @property
     def first(self) -> Curve:
@@ -74,12 +72,12 @@ class Scan:
         return self.first.consistency
 
     @property
-    def asymmetry(self) -> Judged[Index]:
+    def asymmetry(self) -> ByMetric[Index]:
         """Asymmetry index of the first width by metric, with its interval."""
         return self.first.asymmetry
 
     @property
-    def branches(self) -> Judged[Branches]:
+    def branches(self) -> ByMetric[Branches]:
         """Branch means of the first width, by metric."""
         return self.first.branches
 
@@ -100,14 +98,7 @@ class Scan:
         return [row for curve in self.curves for row in curve.summary()]
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draw all widths, each as the mean over draws with its interval.
-
-        Args:
-            metric: Its name; the first by default.
-
-        Returns:
-            The picture.
-        """
+        """Draw all widths, each as the mean over draws with its interval."""
         from sparing.valley.plots import curve_figure
 
         return curve_figure(self.curves, metric or self.first.metrics[0])
@@ -131,41 +122,41 @@ def scan(
     threads: int | None = None,
     label: str = "",
 ) -> Scan:
-    """Walk along a direction to both sides and measure.
+    """Measure a model along a direction, to both sides of where it is.
 
-    At each point the parameters are θ + λ · width · ε, batch-norm statistics are estimated anew, and ``evaluate`` is
-    called once, in eval mode and without gradients. All widths and all metrics share draws; λ = 0 is measured once.
+    At each point the parameters are θ + λ · width · ε, batch-norm statistics are re-estimated, and ``evaluate`` is
+    called once, in eval mode and without gradients. All widths and metrics share draws; λ = 0 is measured once.
     Afterwards parameters, buffers, training flags and random state are as before, to the bit, also after an exception.
 
     Args:
         model: Any module: batch norm, GroupNorm, a Hugging Face language model, frozen parts (which stay), tied or
             masked weights.
-        evaluate: Model -> numbers by name, such as {"loss": nat, "error": share}. It must be deterministic and leave
-            the model alone, which is tried at λ = 0. ``Classification`` and ``NextToken`` are made for it. An attribute
+        evaluate: Model -> numbers by name, such as {"loss": nat, "error": share}; ``Classification`` and ``NextToken``
+            are two. It must be deterministic and leave the model as it is, which is checked at λ = 0. An attribute
             ``rows`` gives the noise floor of the asymmetry.
         direction: ``Noise``, ``Special`` or ``Given``.
-        calibrate: Batches of training inputs for batch norm, iterated anew at every point; not the evaluated rows.
+        calibrate: Batches of training inputs for batch norm, iterated again at every point; not the evaluated rows.
         statistics: "exact" (all calibration rows in one pass), "cumulative" (mean over batches), "stale" (those of θ)
-            or "batch" (each evaluated batch's own); the last two are there to be compared.
+            or "batch" (each evaluated batch's own); the last two are for comparison.
         points: Values of λ (count), odd, >= 3, equally spaced from −reach to reach.
         widths: Factors s of λ, each > 0.
         reach: Largest λ, > 0.
-        draws: Draws of a random direction (count); one that is not random is walked once.
+        draws: Draws of a random direction (count); a direction that is not random has one.
         seed: Of the draws.
-        floors: Noise floors by metric, in its unit, instead of those reckoned from the rows.
-        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
-            it too. A metric of which nobody says it is measured, and refused where an index is asked for.
-        workers: Processes. The numbers are the same to the bit for any number of them. Others than 1 pickle model,
-            ``evaluate`` and ``calibrate``; a script must then guard its start by ``if __name__ == "__main__":``.
-        threads: Threads each process computes with; as torch is set by default. With several workers, 1 is best, here
-            and in any scan whose bits are compared.
-        label: What a progress bar is called; none is shown by default.
+        floors: Noise floors by metric, in its unit, instead of those computed from the rows.
+        better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any. Others
+            are measured, but have no index.
+        workers: Processes; the numbers are the same to the bit for any number. More than 1 pickle model, ``evaluate``
+            and ``calibrate``, and a script needs ``if __name__ == "__main__":``.
+        threads: Threads of each process; torch's setting by default. With several workers, 1 is best, here and in any
+            scan whose bits are compared.
+        label: Of a progress bar; none is shown by default.
 
     Returns:
         One curve for each width.
 
     Raises:
-        UserError: If a setting cannot be, the direction does not fit the model, calibration batches are missing, or
+        UserError: If a setting is invalid, the direction does not fit the model, calibration batches are missing, or
             ``evaluate`` is not deterministic, changes the model, returns no finite numbers at λ = 0, or an error or
             accuracy that is no share; ``floors`` or ``better`` name a metric that it does not return.
 
@@ -175,28 +166,30 @@ def scan(
     """
     at = grid(points, reach)
     _require_counts(widths, draws)
-    work = work_of(model, evaluate, (direction,), calibrate, statistics, seed, threads)
-    count = draws if _random(direction) else 1
+    task = scan_task(model, evaluate, (direction,), calibrate, statistics, seed, threads)
+    count = draws if _is_random(direction) else 1
+    # By draw first, so that a worker's chunk needs few directions
     sides = [k for k in range(points) if k != points // 2]
     where: list[Point] = [
         ((0, draw, float(at[k]) * width),) for draw in range(count) for width in widths for k in sides
     ]
-    said = said_of(evaluate, better)
-    found, zero, facts = measured(work, where, workers=workers, label=label, admit=lambda at: _admit(at, floors, said))
+    declared = declared_better(evaluate, better)
+    found, zero, facts = measure_points(
+        task, where, workers=workers, label=label, check=lambda at: _check_at_zero(at, floors, declared)
+    )
     known = [facts[0, draw] for draw in range(count)]
     table = _table(found, zero, (count, len(widths), points))
-    alike = {
+    common = {
         "direction": direction.label, "lambdas": at, "theta_norm": known[0].theta_norm, "seed": seed, "floors": floors,
-        "better": said,
-        "statistics": told(model, statistics), "rows": rows_behind(evaluate),
+        "better": declared, "statistics": statistics_label(model, statistics), "rows": row_count(evaluate),
     }  # fmt: skip
-    return Scan(curves=tuple(_curve(known, table, k, float(width), alike) for k, width in enumerate(widths)))
+    return Scan(curves=tuple(_curve(known, table, k, float(width), common) for k, width in enumerate(widths)))
 
 
 def _curve(
-    known: Sequence[Resolved], table: Mapping[str, Floats], k: int, width: float, alike: Mapping[str, Any]
+    known: Sequence[Resolved], table: Mapping[str, Floats], k: int, width: float, common: Mapping[str, Any]
 ) -> Curve:
-    """Put the k-th width's numbers beside what is known of the draws."""
+    """The curve of the k-th width."""
     return Curve(
         width=width,
         values={name: numbers[:, k] for name, numbers in table.items()},
@@ -204,23 +197,12 @@ def _curve(
         weighted_consistency=np.array([one.weighted_consistency for one in known]),
         cosine=np.array([one.cosine for one in known]),
         distance=np.array([one.direction_norm * width for one in known]),
-        **alike,
+        **common,
     )
 
 
 def grid(points: int, reach: float) -> Floats:
-    """Return λ, mirrored to the bit around an exact 0.
-
-    Args:
-        points: How many (count), odd, >= 3.
-        reach: The largest.
-
-    Returns:
-        Shape (points,), rising.
-
-    Raises:
-        UserError: If a setting cannot be.
-    """
+    """Return λ, shape (points,), rising, mirrored to the bit around an exact 0."""
     require(
         isinstance(points, int) and points >= 3 and points % 2 == 1, "points", points,
         "λ = 0 and as many on either side are needed", "pass an odd number >= 3",
@@ -230,44 +212,35 @@ def grid(points: int, reach: float) -> Floats:
     return np.concatenate([-right[::-1], [0.0], right])
 
 
-def measured(
-    work: Work, points: Sequence[Point], *, workers: int = 1, label: str = "",
-    admit: Callable[[Mapping[str, float]], object] = lambda zero: None,
-) -> tuple[list[dict[str, float]], dict[str, float], Facts]:  # fmt: skip
-    """Try the measure at θ, then visit all points.
+def measure_points(
+    task: ScanTask, points: Sequence[Point], *, workers: int = 1, label: str = "",
+    check: Callable[[Mapping[str, float]], object] = lambda zero: None,
+) -> tuple[list[dict[str, float]], dict[str, float], DirectionFacts]:  # fmt: skip
+    """Check ``evaluate`` at θ, then measure all points; return numbers at each, those at θ, and the directions' facts.
 
-    Args:
-        work: What is measured, and how.
-        points: Where, θ itself apart.
-        workers: Processes.
-        label: Of a progress bar; none if empty.
-        admit: Refuses numbers at θ that cannot be used, before anything else is measured.
-
-    Returns:
-        Numbers at each point, numbers at θ, and what is known of the directions.
-
-    Raises:
-        UserError: As ``scan``; if other names come back at some point than at θ.
+    ``check`` may refuse the numbers at θ before anything else is measured.
     """
-    _warn_half(work.model)
-    resolver = Resolver(work)
-    with threads(work.threads):
+    _warn_half(task.model)
+    directions = DirectionCache(task)
+    with num_threads(task.threads):
         for point in points[:1]:
             for which, draw, _ in point:
-                _warn_biased(work.directions[which], resolver(which, draw))
-        with _bar(label, len(points) + 1) as tell:
-            zero = _origin(work)
-            admit(zero)
-            tell()
-            found, facts = visit_all(work, points, workers=workers, resolver=resolver, tell=tell)
+                _warn_biased(task.directions[which], directions(which, draw))
+        with _progress(label, len(points) + 1) as on_point:
+            zero = _measure_at_zero(task)
+            check(zero)
+            on_point()
+            found, facts = measure_all(task, points, workers=workers, directions=directions, on_point=on_point)
     for values in found:
-        require_same(values, zero)
-    return found, zero, resolver.facts | facts
+        require_same_metrics(values, zero)
+    return found, zero, directions.facts | facts
 
 
-def _admit(zero: Mapping[str, float], floors: Mapping[str, float] | None, better: Mapping[str, Better] | None) -> None:
-    """Refuse, before the walk, what no index could be made of."""
-    senses(zero, better)
+def _check_at_zero(
+    zero: Mapping[str, float], floors: Mapping[str, float] | None, better: Mapping[str, Better] | None
+) -> None:
+    """Refuse numbers at θ, floors and declarations that would make no index."""
+    better_by_metric(zero, better)
     for name, floor in (floors or {}).items():
         require(name in zero, "floors", repr(name), f"measured were {', '.join(zero)}", "name one of them")
         require(0 <= floor < math.inf, f"floors[{name!r}]", floor, "a noise floor is a height", "pass a number >= 0")
@@ -277,18 +250,19 @@ def _admit(zero: Mapping[str, float], floors: Mapping[str, float] | None, better
         require(share, f"evaluate: {name!r}", value, "noise floor and widths take it as a share in [0, 1]", do)
 
 
-def _origin(work: Work) -> dict[str, float]:
-    with walking(work.model) as walker:
-        walker.guard()
-        work.model.eval()
-        with Refresher(work.model, work.calibrate, work.statistics).at_point():
-            return trusted(work.evaluate, work.model)
+def _measure_at_zero(task: ScanTask) -> dict[str, float]:
+    with perturbing(task.model) as perturber:
+        # evaluate has not been checked yet: whatever it writes must not reach the caller's parameters
+        perturber.protect()
+        task.model.eval()
+        with Refresher(task.model, task.calibrate, task.statistics).at_point():
+            return check_evaluate(task.evaluate, task.model)
 
 
 def _table(
     found: Sequence[Mapping[str, float]], zero: Mapping[str, float], shape: tuple[int, int, int]
 ) -> dict[str, Floats]:
-    """Metric -> numbers of shape (draws, widths, points), λ = 0 put in its place."""
+    """Metric -> numbers of shape (draws, widths, points), with the one at λ = 0 inserted."""
     count, widths, points = shape
     table = {}
     for name, bottom in zero.items():
@@ -297,14 +271,14 @@ def _table(
     return table
 
 
-def work_of(
+def scan_task(
     model: nn.Module, evaluate: Evaluate, directions: tuple[Direction, ...], calibrate: Iterable[Batch] | None,
     statistics: Statistics, seed: int, count: int | None,
-) -> Work:  # fmt: skip
-    """Gather what a visit needs, with the threads of this process unless ``count`` says otherwise."""
+) -> ScanTask:  # fmt: skip
+    """Collect the settings of a scan, with the threads of this process unless ``count`` says otherwise."""
     require(callable(evaluate), "evaluate", type(evaluate).__name__, "it is called with the model", "pass a function")
     require(count is None or count >= 1, "threads", count, "a process needs one", "pass threads >= 1")
-    return Work(
+    return ScanTask(
         model=model, evaluate=evaluate, directions=directions, calibrate=calibrate, statistics=statistics, seed=seed,
         threads=torch.get_num_threads() if count is None else count,
     )  # fmt: skip
@@ -316,28 +290,29 @@ def _require_counts(widths: Sequence[float], draws: int) -> None:
     require(draws >= 1, "draws", draws, "a curve needs one", "pass draws >= 1; 5 or more give an interval")
 
 
-def _random(direction: Direction) -> bool:
-    """Whether two draws differ."""
+def _is_random(direction: Direction) -> bool:
+    """Whether two draws of a direction differ."""
     drawn = isinstance(direction, Noise) and direction.kind != "one"
     return drawn or (not isinstance(direction.sign, str) and 0 < direction.sign < 1)
 
 
-def told(model: nn.Module, statistics: Statistics) -> str:
+def statistics_label(model: nn.Module, statistics: Statistics) -> str:
     """Name the statistics for a record: "none" for a model without batch norm."""
     return statistics if Refresher(model, None, "stale").layers else "none"
 
 
-def rows_behind(evaluate: Evaluate) -> int | None:
-    """Rows that a measure says it evaluates, if it does."""
+def row_count(evaluate: Evaluate) -> int | None:
+    """The attribute ``rows`` of ``evaluate``, if it is a count."""
     rows = getattr(evaluate, "rows", None)
     return rows if isinstance(rows, int) else None
 
 
 def _warn_biased(direction: Direction, found: Resolved) -> None:
-    """Say that a direction the caller brought leans to one side."""
+    """Warn if a direction of the caller's own is biased to one side."""
     if not isinstance(direction, Given) or direction.sign != "raw":
         return
     share = found.sign_consistency
+    # A fair coin deviates by 0.5 / √n, so that few elements may be far from one half by chance
     voters = sum(int((value != 0).sum()) for value in found.vector.values())
     off = abs(share - 0.5)
     if voters and off > FAR and off > DEVIATIONS * 0.5 / math.sqrt(voters):
@@ -360,8 +335,8 @@ def _warn_half(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _bar(label: str, total: int) -> Iterator[Told]:
-    """What to call after each point."""
+def _progress(label: str, total: int) -> Iterator[OnPoint]:
+    """Yield what to call after each point."""
     if not label:
         yield lambda: None
         return

@@ -19,8 +19,8 @@ from sparing.errors import UserError, require
 from sparing.valley.config import Group, GroupKind
 from sparing.valley.norms import Layout
 
+# Masked are weights with a zero in their mask buffer; with "zeros" also exact zeros of matrices with over 1 % of them
 MaskPolicy = Literal["zeros", "buffers"]
-"""Masked are weights off a mask buffer; with "zeros" also exact zeros of a matrix that has more than 1 % of them."""
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _TRANSPOSED = _CONVS[3:]
@@ -30,41 +30,29 @@ _PRUNED = 0.01  # share of exact zeros: rounding never leaves that many in a tra
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a model that has a name of its own."""
+    """A named part of a model: a block or a layer."""
 
-    name: str
-    """Path of the block or layer; the role itself outside the repeated blocks."""
-
-    role: str
-    """Role of a block, or ``layer`` where layers in order stand in for blocks."""
-
-    params: tuple[str, ...]
-    """Canonical parameter names, in order of registration."""
+    name: str  # path of the block or layer; the role itself outside the repeated blocks
+    role: str  # role of a block, or ``layer`` where layers in order stand in for blocks
+    params: tuple[str, ...]  # canonical parameter names, in order of registration
 
 
 def sections(model: nn.Module) -> list[Section]:
-    """Divide all parameters of a model into blocks, or into layers where it has no blocks of several layers.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        A partition of ``named_parameters(model)``, in order of use (blocks) or registration (layers).
-    """
+    """Partition a model's parameters into blocks in order of use, or into layers where no block has several layers."""
     try:
         found = find_blocks(model)
-    except UserError:  # no repeated blocks, or several kinds: order is all that is left
-        return _layers(model)
+    except UserError:  # no repeated blocks, or several kinds: only the order of layers is left
+        return _layer_sections(model)
     if all(_is_layer(block) for block in found if block.role == "body"):
-        return _layers(model)
+        return _layer_sections(model)
     return [Section(block.name, block.role, tuple(block.params)) for block in found]
 
 
 def selected(model: nn.Module, group: Group) -> tuple[str, ...]:
-    """Return the parameters that a group moves.
+    """Return the canonical names that a group moves, in order of registration; an empty group is refused.
 
     - "all": every one. "features": all but the classifier.
-    - "classifier": the head that ``find_blocks`` tells, else the last registered module that holds a matrix, if it
+    - "classifier": the head that ``find_blocks`` finds, else the last registered module that holds a matrix, if it
       is not one of the repeated blocks. Where it shares its weight with the embedding, that weight is the classifier.
     - "first": what comes before the body and its first block, or the whole first stage where the body has stages (stem
       and layer1 of a ResNet); of a model without blocks the first layer and its norm.
@@ -72,54 +60,32 @@ def selected(model: nn.Module, group: Group) -> tuple[str, ...]:
       in the name of their class and hold vectors only.
     - A tuple: each entry is a parameter's name, a module's path, a block's name or a role (embed, body, tail, head).
 
-    A frozen parameter is moved only if its own name stands in the tuple. A tied one is there once, under its first
-    name, and answers to all. Tensors that are not floating never move.
-
-    Args:
-        model: Any module.
-        group: Kind or tuple.
-
-    Returns:
-        Canonical names in order of registration; never empty.
-
-    Raises:
-        UserError: If nothing is left to move, with the groups that there are, or an entry leads nowhere.
+    A frozen parameter moves only if the tuple names it. A tied one is listed once, under its first name, and is found
+    by all of them. Tensors that are not floating never move.
     """
     params, aliases = named_parameters(model), tied(model)
-    chosen = set(_of_kind(model, group) if isinstance(group, str) else _of_names(model, group))
+    chosen = set(_group_by_kind(model, group) if isinstance(group, str) else _group_by_name(model, group))
     named = set() if isinstance(group, str) else {aliases.get(entry, entry) for entry in group}
     moving = {n for n, p in params.items() if p.is_floating_point() and (p.requires_grad or n in named)}
     found = tuple(name for name in params if name in chosen & moving)
     if not found:
-        kinds = [f"{kind} ({n})" for kind in get_args(GroupKind) if (n := len(moving & set(_of_kind(model, kind))))]
+        kinds = [
+            f"{kind} ({n})" for kind in get_args(GroupKind) if (n := len(moving & set(_group_by_kind(model, kind))))
+        ]
         why = f"{len(chosen)} parameters are in it and none of them may move"
         do = f"thaw or name them, or take one of {', '.join(kinds)}" if kinds else "thaw parameters, or name them"
         raise UserError("group", got=f"{group!r}, which is empty", why=why, do=do)
     return found
 
 
-def parts_of(model: nn.Module) -> dict[str, str]:
-    """Return the block or layer of every parameter.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Canonical name -> name of its section.
-    """
+def section_names(model: nn.Module) -> dict[str, str]:
+    """Return the name of the block or layer of every parameter."""
     return {name: section.name for section in sections(model) for name in section.params}
 
 
-def layouts_of(model: nn.Module) -> dict[str, Layout]:
-    """Return where filters lie, for weights whose outputs are not the first dimension.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Canonical name -> layout.
-    """
-    names = _names(model)
+def filter_layouts(model: nn.Module) -> dict[str, Layout]:
+    """Return the layouts of weights whose outputs are not the first dimension."""
+    names = _names_by_id(model)
     found: dict[str, Layout] = {}
     for place in walk(model):
         module, weight = place.module, place.module._parameters.get("weight")
@@ -132,24 +98,13 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
     return found
 
 
-def live_of(model: nn.Module, names: Iterable[str], *, masks: MaskPolicy = "zeros") -> dict[str, Tensor]:
-    """Return the live entries of every masked weight.
+def live_masks(model: nn.Module, names: Iterable[str], *, masks: MaskPolicy = "zeros") -> dict[str, Tensor]:
+    """Return boolean masks, True where live, of every weight that has masked entries.
 
-    A mask is a buffer beside its parameter, of its shape, called ``weight_mask`` for ``weight`` (sparse training keeps
-    it there) or for ``weight_orig`` (``torch.nn.utils.prune``). A pruned checkpoint may have lost its masks and kept
-    its zeros: with "zeros" a tensor of two dimensions or more with more than 1 % exact zeros, but not zero as a whole,
-    is masked where it is zero. Training leaves no such share by chance; a matrix that is all zero was never trained.
-
-    Args:
-        model: Any module.
-        names: Canonical names.
-        masks: Whether exact zeros count.
-
-    Returns:
-        Canonical name -> boolean, of the parameter's shape, True where live; without those that have no mask.
-
-    Raises:
-        UserError: If there is no such policy.
+    A mask is a buffer of the parameter's shape beside it, ``weight_mask`` for ``weight`` (sparse training) or for
+    ``weight_orig`` (``torch.nn.utils.prune``). Checkpoints of pruned models may have lost it and kept the zeros: with
+    "zeros" a matrix with more than 1 % exact zeros is masked where it is zero. Training leaves no such share by chance;
+    a matrix of zeros only was never trained and has no mask.
     """
     require(masks in get_args(MaskPolicy), "masks", repr(masks), "no such policy", 'pass "zeros" or "buffers"')
     params = named_parameters(model)
@@ -157,7 +112,7 @@ def live_of(model: nn.Module, names: Iterable[str], *, masks: MaskPolicy = "zero
     for name in names:
         live = _mask_of(model, name, params[name])
         if live is None and masks == "zeros" and params[name].ndim > 1:
-            live = _nonzero(params[name].detach())
+            live = _pruned_mask(params[name].detach())
         if live is not None:
             found[name] = live
     return found
@@ -169,26 +124,25 @@ def _mask_of(model: nn.Module, name: str, parameter: Tensor) -> Tensor | None:
     return mask != 0 if mask is not None and mask.shape == parameter.shape else None
 
 
-def _nonzero(value: Tensor) -> Tensor | None:
+def _pruned_mask(value: Tensor) -> Tensor | None:
     zeros = value.numel() - int(value.count_nonzero())
     return value != 0 if _PRUNED * value.numel() < zeros < value.numel() else None
 
 
-def _names(model: nn.Module) -> dict[int, str]:
-    """Return the canonical name of every parameter by its ``id``."""
+def _names_by_id(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named_parameters(model).items()}
 
 
 def _is_layer(block: Block) -> bool:
-    """Say whether a block is one layer: no module in it, at most one matrix."""
+    """Whether a block is one layer: no module in it, at most one matrix."""
     nested = any("." in name.removeprefix(f"{block.name}.") for name in block.params)
     return not nested and sum(p.ndim > 1 for p in block.params.values()) < 2
 
 
-def _layers(model: nn.Module) -> list[Section]:
-    names, taken = _names(model), set[str]()
+def _layer_sections(model: nn.Module) -> list[Section]:
+    names, taken = _names_by_id(model), set[str]()
     gathered: list[tuple[str, list[str]]] = []
-    early: list[str] = []
+    early: list[str] = []  # vectors before the first matrix belong to its layer
     for place in walk(model):
         held = {names[id(p)]: p.ndim for p in place.module._parameters.values() if p is not None}
         fresh = [name for name in held if name not in taken]
@@ -205,7 +159,7 @@ def _layers(model: nn.Module) -> list[Section]:
     return [Section(path, "layer", tuple(own)) for path, own in gathered]
 
 
-def _of_kind(model: nn.Module, kind: str) -> list[str]:
+def _group_by_kind(model: nn.Module, kind: str) -> list[str]:
     match kind:
         case "classifier":
             return _classifier(model)
@@ -215,14 +169,14 @@ def _of_kind(model: nn.Module, kind: str) -> list[str]:
         case "first":
             return _first(sections(model))
         case "conv":
-            return _held_by(model, [m for m in model.modules() if isinstance(m, _CONVS)])
+            return _parameters_of(model, [m for m in model.modules() if isinstance(m, _CONVS)])
         case "norm":
-            return _held_by(model, [m for m in model.modules() if _is_norm(m)])
+            return _parameters_of(model, [m for m in model.modules() if _is_norm(m)])
         case _:
             return list(named_parameters(model))
 
 
-def _of_names(model: nn.Module, group: tuple[str, ...]) -> list[str]:
+def _group_by_name(model: nn.Module, group: tuple[str, ...]) -> list[str]:
     every, parts = {**{n: n for n in named_parameters(model)}, **tied(model)}, sections(model)
     found: list[str] = []
     for entry in group:
@@ -240,11 +194,12 @@ def _classifier(model: nn.Module) -> list[str]:
     parts = sections(model)
     if head := [name for part in parts if part.role == "head" for name in part.params]:
         return head
-    names = _names(model)
+    names = _names_by_id(model)
     own = [[p for p in place.module._parameters.values() if p is not None] for place in walk(model)]
     last = next((held for held in reversed(own) if any(p.ndim > 1 for p in held)), [])
     found = [names[id(p)] for p in last]
     body = {name for part in parts if part.role == "body" for name in part.params}
+    # A model that ends in its blocks has no classifier
     return [] if body & set(found) else found
 
 
@@ -252,13 +207,14 @@ def _first(parts: list[Section]) -> list[str]:
     body = [part for part in parts if part.role == "body"]
     if not body:
         return list(parts[0].params) if parts else []
+    # Blocks of one parent are a stage: "first" is then the whole first one
     stages = [part.name.rpartition(".")[0] for part in body]
     count = stages.count(stages[0]) if len(set(stages)) > 1 else 1
     return [name for part in [p for p in parts if p.role == "embed"] + body[:count] for name in part.params]
 
 
-def _held_by(model: nn.Module, modules: list[nn.Module]) -> list[str]:
-    names = _names(model)
+def _parameters_of(model: nn.Module, modules: list[nn.Module]) -> list[str]:
+    names = _names_by_id(model)
     return list(dict.fromkeys(names[id(p)] for module in modules for p in module.parameters()))
 
 

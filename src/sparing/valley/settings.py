@@ -1,7 +1,7 @@
-"""Settings of two models: which differences change what equal weights compute, and which do not.
+"""Configs of two models: which differences change what equal weights compute, and which do not.
 
-A setting is one of the function until something says that it is not: its name, where it is of training, of files or of
-the way to run; the class of the settings, which does not know it; or the code of the model, which does not ask for it.
+A setting is taken to change the function unless something shows that it does not: its name (training, files, runtime),
+its config class, which does not declare it, or the model's code, which does not read it.
 """
 
 from __future__ import annotations
@@ -15,174 +15,142 @@ from typing import Any, Final
 
 from sparing.errors import UserError
 
-SILENT: Final = re.compile(
+# Never compared: where files came from, how they are run, what the merge sets itself
+IGNORED: Final = re.compile(
     r"(^|\.)(_?name_or_path|transformers_version|(torch_)?dtype|use_cache|output_(attentions|hidden_states)|return_dict|"
     r"use_return_dict|_?attn_implementation\w*|_commit_hash|gradient_checkpointing|label2id(\..*)?|model_max_length|"
     r"processor_class|feature_extractor_type|image_processor_type|_processor_class)$"
 )
-"""Settings of no function: where files came from, how they are run, what the merge sets itself."""
 
-_TOLD: Final = re.compile(
+# Settings of training and marks of trainers; not ESM's ``token_dropout``, which scales embeddings in evaluation too
+_TRAINING_ONLY: Final = re.compile(
     r"(^|\.)((?!token_dropout)\w*(dropout|_pdrop|layerdrop|drop_path\w*)|initializer\w*|init_std|"
     r"task_specific_params(\..*)?|problem_type|finetuning_task|router_aux_loss_coef|label_smoothing\w*|"
     r"(unsloth|axolotl)_\w+|tokenizer_padding_side)$"
 )
-"""Settings of training and marks of trainers; ``token_dropout`` of ESM scales embeddings in evaluation too."""
 
-_PLAIN_TURNS: Final = {"default", "linear", "llama3"}
-"""Kinds of rotary positions whose frequencies do not depend on ``max_position_embeddings``."""
+# Rotary embeddings whose frequencies do not depend on ``max_position_embeddings``
+_PLAIN_ROPE: Final = {"default", "linear", "llama3"}
 
-_UNREAD: Final[Mapping[str, str]] = {
+# Code that reads a setting and computes nothing with it: lookups treat the row of ``padding_idx`` as any other
+_HARMLESS_READS: Final[Mapping[str, str]] = {
     "max_position_embeddings": r"self\.(max_seq_len_cached|original_max_seq_len) = config\.max_position_embeddings",
     "pad_token_id": (
         r"self\.padding_idx = config\.pad_token_id|module\.padding_idx|nn\.Embedding\([^()]*(\([^()]*\)[^()]*)*\)"
     ),
 }
-"""Code that takes a setting and computes nothing with it: no lookup uses the row of an embedding's ``padding_idx``."""
 
-_GENERAL: Final = ("masking_utils.py", "modeling_rope_utils.py", "modeling_layers.py", "modeling_utils.py")
-"""Files of transformers that read settings of any model."""
+# Files of transformers that read settings of any model
+_SHARED_CODE: Final = ("masking_utils.py", "modeling_rope_utils.py", "modeling_layers.py", "modeling_utils.py")
 
 _WHY: Final = "the same weights compute another function with it"
 _DO: Final = "merge models of one configuration, or mend the file that is wrong"
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who reads some settings: their class, and the code of the model."""
+class ConfigReader:
+    """The code that reads a config: its class and its model."""
 
-    known: frozenset[str]
-    """What the class declares."""
-
-    code: str
-    """Source text of the model, after that of the models that it is a part of."""
-
-    general: str
-    """Source text that any model shares."""
+    declared: frozenset[str]  # names that the class declares
+    code: str  # source of the model, after that of the models it is a part of
+    shared_code: str  # source that all models share
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """Settings by dotted name, and who reads them."""
+class ModelConfig:
+    """Settings by dotted name, and the code that reads them."""
 
-    values: Mapping[str, Any]
-    """Nested settings have their path before them."""
-
-    askers: Mapping[str, Asker] = field(default_factory=dict)
-    """By the start of the names that they read; empty where nobody is known."""
+    values: Mapping[str, Any]  # nested settings have their path before them
+    # By the prefix of the names that they read; empty for unknown configs
+    readers: Mapping[str, ConfigReader] = field(default_factory=dict)
 
 
-def described(config: Any) -> Described:
-    """Take the settings of transformers, or of anything with ``to_dict``.
-
-    Args:
-        config: Settings of a model.
-
-    Returns:
-        Them, with the code that reads them where it is one of transformers' own models.
-    """
-    return Described(flat(config.to_dict()), _askers(config))
+def config_of(config: Any) -> ModelConfig:
+    """Read a config of transformers, or anything with ``to_dict``."""
+    return ModelConfig(flatten_config(config.to_dict()), _config_readers(config))
 
 
-def flat(tree: Mapping[str, Any], start: str = "") -> dict[str, Any]:
-    """Return settings by dotted name.
-
-    Args:
-        tree: Nested settings.
-        start: What stands before each name.
-    """
+def flatten_config(tree: Mapping[str, Any], start: str = "") -> dict[str, Any]:
+    """Return settings by dotted name."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{start}{name}"
-        found |= flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+        found |= flatten_config(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
     return found
 
 
-def _askers(config: Any, start: str = "", outer: str = "") -> dict[str, Asker]:
+def _config_readers(config: Any, start: str = "", outer: str = "") -> dict[str, ConfigReader]:
     if not type(config).__module__.startswith("transformers.models."):
         return {}
     file = Path(inspect.getfile(type(config)))
     code = file.with_name(file.name.replace("configuration_", "modeling_"))
     try:
         read = outer + code.read_text("utf-8")
-        general = "".join((file.parents[2] / name).read_text("utf-8") for name in _GENERAL)
-        found = {start: Asker(frozenset(type(config)().to_dict()), read, general)}
-    except Exception:  # noqa: BLE001 - no code, or no defaults: then nothing is known of who reads what
+        general = "".join((file.parents[2] / name).read_text("utf-8") for name in _SHARED_CODE)
+        found = {start: ConfigReader(frozenset(type(config)().to_dict()), read, general)}
+    except Exception:  # noqa: BLE001 - no source, or no defaults: then nothing is known of what is read
         return {}
     for name in getattr(config, "sub_configs", ()):
-        found |= _askers(getattr(config, name, None), f"{start}{name}.", read)
+        found |= _config_readers(getattr(config, name, None), f"{start}{name}.", read)
     return found
 
 
-def compared(file: str, mine: Described, theirs: Described, labels: tuple[str, str]) -> list[str]:
-    """Refuse the first setting that differs and changes the function; tell the others.
-
-    Args:
-        file: Where the settings stand.
-        mine: Of the first model.
-        theirs: Of the second.
-        labels: What to call them.
-
-    Returns:
-        A sentence for each difference that changes no function.
-
-    Raises:
-        UserError: At the first that does.
-    """
+def compare_configs(file: str, mine: ModelConfig, theirs: ModelConfig, labels: tuple[str, str]) -> list[str]:
+    """Refuse the first difference that changes the function; return the others, in sentences."""
     notes = []
     for name in dict.fromkeys([*mine.values, *theirs.values]):
         values = mine.values.get(name), theirs.values.get(name)
-        if values[0] == values[1] or SILENT.search(name):
+        if values[0] == values[1] or IGNORED.search(name):
             continue
         got = f"{values[0]!r:.60} in {labels[0]} and {values[1]!r:.60} in {labels[1]}"
-        if not _of_no_function(name, mine, theirs):
+        if not _is_harmless(name, mine, theirs):
             raise UserError(f"{file}, {name!r}", got=got, why=_WHY, do=_DO)
         notes.append(f"{file}, {name!r}: {got}; the function is the same")
     return notes
 
 
-def _of_no_function(name: str, mine: Described, theirs: Described) -> bool:
-    """Whether a setting that differs changes nothing that is computed."""
+def _is_harmless(name: str, mine: ModelConfig, theirs: ModelConfig) -> bool:
+    """Whether a setting that differs changes nothing that the model computes."""
     values = [one.values.get(name) for one in (mine, theirs)]
     unnamed = name.startswith("id2label.") and any(str(value).startswith("LABEL_") for value in values)
-    if unnamed or _TOLD.search(name):
+    if unnamed or _TRAINING_ONLY.search(name):
         return True
     alone = (name in mine.values) != (name in theirs.values)
-    start = max((start for start in mine.askers if name.startswith(start)), key=len, default="")
-    asker, own = mine.askers.get(start), name.removeprefix(start).partition(".")[0]
-    if own == "auto_map":  # fine-tuning writes the home of the code before its name: owner/name--file.Class
+    start = max((start for start in mine.readers if name.startswith(start)), key=len, default="")
+    reader, own = mine.readers.get(start), name.removeprefix(start).partition(".")[0]
+    if own == "auto_map":  # fine-tuning puts the repository of the code before its name: owner/name--file.Class
         return alone or len({str(value).rpartition("--")[2] for value in values}) == 1
     if own.endswith("_token_id"):
-        return None in values or _only_generates(own, asker, mine)
+        return None in values or _generation_only(own, reader, mine)
     if own == "max_position_embeddings":
-        return all(_turns_plainly(one, start) for one in (mine, theirs)) and not (asker and _asks(asker.code, own))
+        return all(_has_plain_rope(one, start) for one in (mine, theirs)) and not (reader and _reads(reader.code, own))
     if own == "max_window_layers":  # it makes layer_types, which are compared themselves
         return all(one.values.get(f"{start}layer_types") for one in (mine, theirs))
-    known = asker is None or own in asker.known
-    return alone and not known and asker is not None and not _asks(asker.code + asker.general, own)
+    known = reader is None or own in reader.declared
+    return alone and not known and reader is not None and not _reads(reader.code + reader.shared_code, own)
 
 
-def _asks(code: str, name: str) -> bool:
+def _reads(code: str, name: str) -> bool:
     """Whether code computes with a setting: as an attribute, or by its quoted name."""
-    rest = re.sub(_UNREAD[name], "", code) if name in _UNREAD else code
+    rest = re.sub(_HARMLESS_READS[name], "", code) if name in _HARMLESS_READS else code
     return bool(re.search(rf"config\.{name}\b|['\"]{name}['\"]", rest)) or (
         name == "pad_token_id" and "padding_idx" in rest
     )
 
 
-def _only_generates(name: str, asker: Asker | None, model: Described) -> bool:
-    """Whether the number of a token is asked for by generation alone, not by the model in what it reads."""
+def _generation_only(name: str, reader: ConfigReader | None, model: ModelConfig) -> bool:
+    """Whether a token id is read by generation only, not by the model's forward pass."""
     kinds = " ".join(map(str, model.values.get("architectures") or ()))
-    if name == "pad_token_id" and "ForSequenceClassification" in kinds:  # the answer is read before the first padding
+    if name == "pad_token_id" and "ForSequenceClassification" in kinds:  # it pools the token before the first padding
         return False
-    if asker is None:  # code that is not here: of language models that continue a text, what is true of all we know
+    if reader is None:  # no code at hand: true of all causal language models we know
         return "ForCausalLM" in kinds and name in {"bos_token_id", "eos_token_id"}
-    return not _asks(asker.code, name)
+    return not _reads(reader.code, name)
 
 
-def _turns_plainly(model: Described, start: str) -> bool:
-    """Whether all positions of a part are rotary and of frequencies that no longest length enters."""
+def _has_plain_rope(model: ModelConfig, start: str) -> bool:
+    """Whether a part has rotary positions whose frequencies do not depend on the maximum length."""
     own = {name.removeprefix(start): value for name, value in model.values.items() if name.startswith(start)}
     kinds = [value for name, value in own.items() if re.search(r"(^|\.)(rope_type|rope_scaling\.type)$", name)]
     turns = any(name.endswith("rope_theta") and value is not None for name, value in own.items())
-    return turns and all(kind in _PLAIN_TURNS for kind in kinds)
+    return turns and all(kind in _PLAIN_ROPE for kind in kinds)

@@ -18,59 +18,26 @@ from sparing.vectors import Vector
 
 
 def sign(x: Tensor) -> Tensor:
-    """Return +1 above zero and −1 elsewhere, at zero too: the paper's convention.
-
-    Args:
-        x: Any shape, floating.
-
-    Returns:
-        Like ``x``.
-    """
+    """Return +1 above zero and −1 elsewhere, at zero too: the paper's convention."""
     return torch.where(x > 0, 1.0, -1.0).to(x.dtype)
 
 
 def sgp(x: Tensor) -> Tensor:
-    """Return 1 above zero and 0 elsewhere.
-
-    Args:
-        x: Any shape, floating.
-
-    Returns:
-        Like ``x``.
-    """
+    """Return 1 above zero and 0 elsewhere."""
     return (x > 0).to(x.dtype)
 
 
 def centred(theta: Tensor, live: Tensor | None = None) -> Tensor:
-    """Return θ − μ, with μ the mean of this tensor, taken in float64.
-
-    Args:
-        theta: Weights, any shape.
-        live: Boolean, of its shape: masked weights do not count in the mean. ``None``: all live.
-
-    Returns:
-        float64; also at masked weights, which the caller leaves out.
-    """
+    """Return θ − μ in float64, μ the mean of the live weights of this tensor; masked ones are left to the caller."""
     wide = theta.double()
     kept = wide if live is None else wide[live]
     return wide - kept.mean() if kept.numel() else wide
 
 
-def special(kind: SpecialKind, theta: Tensor, *, initial: Tensor | None, live: Tensor | None = None) -> Tensor:
-    """Return one tensor of a special direction.
-
-    Args:
-        kind: Which one.
-        theta: Weights.
-        initial: θ₀ of this tensor, for kind "initial".
-        live: Boolean, of the shape of ``theta``; ``None``: all live.
-
-    Returns:
-        Of the shape of ``theta``, at masked weights too.
-
-    Raises:
-        UserError: If kind "initial" has none.
-    """
+def special_direction(
+    kind: SpecialKind, theta: Tensor, *, initial: Tensor | None, live: Tensor | None = None
+) -> Tensor:
+    """Return one tensor of a special direction."""
     if kind == "initial":
         if initial is None:
             raise UserError("Special.initial", got=None, why="this direction is θ₀ itself", do="pass initial=")
@@ -81,62 +48,37 @@ def special(kind: SpecialKind, theta: Tensor, *, initial: Tensor | None, live: T
     return sign(value) if kind.endswith("sign") else sgp(value)
 
 
-def align(epsilon: Tensor, theta: Tensor, signs: Signs, generator: torch.Generator | None = None) -> Tensor:
-    """Give a direction the signs that are wished, its magnitudes stay.
-
-    Args:
-        epsilon: One tensor of the direction.
-        theta: The weights, of its shape.
-        signs: "raw", "consistent", or r: each element takes the sign of its weight with probability r. At one state
-            of the generator the elements chosen at a small r are among those chosen at a larger one.
-        generator: On the CPU; a ratio needs it, and nothing else reads it.
-
-    Returns:
-        Like ``epsilon``.
-    """
+def set_signs(epsilon: Tensor, theta: Tensor, signs: Signs, generator: torch.Generator | None = None) -> Tensor:
+    """Set the signs of one tensor of a direction and keep its magnitudes."""
     if signs == "raw":
         return epsilon
     turned = epsilon.abs() * sign(theta).to(epsilon.dtype)
     if signs == "consistent":
         return turned
+    # At one state of the generator the elements chosen at a small ratio are among those at a larger one
     chosen = torch.rand(epsilon.shape, generator=generator, dtype=torch.float32) < float(signs)
     return torch.where(chosen.to(epsilon.device), turned, epsilon)
 
 
-class Alignment(NamedTuple):
+class SignAlignment(NamedTuple):
     """How far a direction and the weights agree; NaN where there is nothing to compare."""
 
-    plain: float
-    """Sign-consistency ratio: share of equal signs among elements where neither is zero, in [0, 1]."""
-
-    weighted: float
-    """The same, every element with the weight |ε θ|."""
-
-    cosine: float
-    """⟨ε, θ⟩ / (‖ε‖ ‖θ‖), in [−1, 1]; weighted and cosine share their sign about 1/2 and 0."""
+    plain: float  # Sign-consistency ratio: share of equal signs among elements where neither is zero, in [0, 1]
+    weighted: float  # the same, every element with the weight |ε θ|
+    cosine: float  # ⟨ε, θ⟩ / (‖ε‖ ‖θ‖), in [−1, 1]; weighted and cosine share their sign about 1/2 and 0
 
 
-def alignment(direction: Vector, theta: Vector) -> Alignment:
+def sign_alignment(direction: Vector, theta: Vector) -> SignAlignment:
     """Compare a direction with the weights, in float64.
 
-    Args:
-        direction: Floating tensors by name.
-        theta: The same names and shapes.
-
-    Returns:
-        The three numbers, each blind to the length of the direction.
-
-    Raises:
-        UserError: If names or shapes differ.
-
     Example:
-        >>> alignment({"w": torch.tensor([1.0, -1.0, 5.0])}, {"w": torch.tensor([3.0, 1.0, 0.0])})[:2]
+        >>> sign_alignment({"w": torch.tensor([1.0, -1.0, 5.0])}, {"w": torch.tensor([3.0, 1.0, 0.0])})[:2]
         (0.5, 0.75)
     """
     inner = float(vectors.dot(direction, theta))
     mass = float(vectors.dot({n: x.abs() for n, x in direction.items()}, {n: x.abs() for n, x in theta.items()}))
     lengths = float(vectors.norm(direction)) * float(vectors.norm(theta))
-    return Alignment(
+    return SignAlignment(
         plain=float(vectors.sign_agreement(direction, theta)),
         weighted=(1 + inner / mass) / 2 if mass > 0 else math.nan,
         cosine=inner / lengths if lengths > 0 else math.nan,

@@ -1,7 +1,7 @@
-"""Two small demonstrations of why the valley is asymmetric: one simulated ReLU unit, and the units of a real network.
+"""Why the valley is asymmetric, in two small experiments: one simulated ReLU unit, and the units of a real network.
 
-A unit with weights w = a h + δ has learned its input h a little. Along sign(w) its pre-activation grows with λ: units
-that are active stay so on the positive side and are lost on the negative one.
+A unit with weights w = a h + δ has learned a little of its input h. Along sign(w) its pre-activation grows with λ:
+active units stay active on the positive side and turn off on the negative one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError, require
 from sparing.seeds import stream
-from sparing.valley.apply import walking
+from sparing.valley.apply import perturbing
 from sparing.vectors import Vector
 
 
@@ -25,39 +25,19 @@ from sparing.vectors import Vector
 class UnitMove:
     """The pre-activation z(λ) = (w + λ sign(w))ᵀh over draws of δ."""
 
-    step: float
-    """λ, in units of weight."""
-
-    mean: float
-    """Mean of z over the draws."""
-
-    deviation: float
-    """Standard deviation of z over the draws."""
-
-    active: float
-    """Share of draws with z > 0, which a ReLU lets through."""
-
-    agreement: float
-    """Share of draws that are active or inactive as they are at λ = 0."""
-
-    expected: float
-    """E[z] in closed form, a ‖h‖² + λ Σ_j |h_j| erf(a |h_j| / √2)."""
-
-    error: float
-    """Standard error of the mean, deviation / √draws: the Monte Carlo error of ``mean``."""
+    step: float  # λ, in units of weight
+    mean: float  # mean of z over the draws
+    deviation: float  # standard deviation of z over the draws
+    active: float  # share of draws with z > 0, which a ReLU lets through
+    agreement: float  # share of draws that are active or inactive as they are at λ = 0
+    expected: float  # E[z] in closed form, a ‖h‖² + λ Σ_j |h_j| erf(a |h_j| / √2)
+    error: float  # standard error of the mean, deviation / √draws: the Monte Carlo error of ``mean``
 
 
 def expected_shift(inputs: Tensor, slope: float) -> float:
-    """Return E[sign(w)ᵀh] = Σ_j |h_j| erf(a |h_j| / √2) for w = a h + δ, δ ~ N(0, 1).
+    """Return E[sign(w)ᵀh] = Σ_j |h_j| erf(a |h_j| / √2) for w = a h + δ, δ ~ N(0, 1): the shift per unit of λ.
 
-    Element j of w has mean a h_j and variance 1, so that E[sign(w_j)] = erf(a h_j / √2), which has the sign of h_j.
-
-    Args:
-        inputs: h, shape (d,).
-        slope: a, at least 0.
-
-    Returns:
-        By how much the mean pre-activation moves per unit of λ.
+    E[sign(w_j)] = erf(a h_j / √2) because w_j has mean a h_j and variance 1.
     """
     size = inputs.double().abs()
     return float((size * torch.erf(slope * size / math.sqrt(2))).sum())
@@ -71,20 +51,7 @@ def simulate_unit(
     steps: Sequence[float] = (-1.0, -0.5, 0.0, 0.5, 1.0),
     seed: int = 0,
 ) -> list[UnitMove]:
-    """Simulate one ReLU unit moved along the signs of its weights.
-
-    Args:
-        dimension: d, inputs of the unit (count); the paper does not say.
-        slope: a, how much of its input the unit has learned.
-        draws: N, draws of δ (count).
-        steps: λ.
-        seed: Of h and δ.
-
-    Returns:
-        One result for each λ.
-
-    Raises:
-        UserError: If ``dimension`` is below 1 or ``draws`` below 2.
+    """Simulate one ReLU unit (``dimension`` inputs, slope a, draws of δ) moved along the signs of its weights.
 
     Source: Li et al. 2024, Listing 1.
     """
@@ -115,20 +82,11 @@ def simulate_unit(
 class Activations:
     """Which units fire before and after a step, as shares of all units over all rows; the four add up to 1."""
 
-    step: float
-    """λ."""
-
-    kept: float
-    """Active before and after."""
-
-    lost: float
-    """Active before, inactive after."""
-
-    gained: float
-    """Inactive before, active after."""
-
-    silent: float
-    """Inactive before and after."""
+    step: float  # λ
+    kept: float  # active before and after
+    lost: float  # active before, inactive after
+    gained: float  # inactive before, active after
+    silent: float  # inactive before and after
 
     @property
     def agreement(self) -> float:
@@ -145,41 +103,27 @@ def activation_confusion(
     units: type[nn.Module] | tuple[type[nn.Module], ...] = nn.ReLU,
     call: Callable[[nn.Module, Any], object] | None = None,
 ) -> list[Activations]:
-    """Compare which units fire at θ and at θ + λ · direction.
+    """Compare which units are active at θ and at θ + λ · direction; one table for each λ.
 
-    A unit is one element of the output of a module of the type ``units``; it is active where the output is positive.
-    The model runs in evaluation mode, its statistics as they are; parameters and modes are put back.
-
-    Args:
-        model: Any module with such modules.
-        batches: Inputs, the same whenever they are gone through.
-        direction: Parameter name -> tensor, such as ``direction_of(...).vector``.
-        steps: λ.
-        units: Types of the modules whose outputs count.
-        call: Runs the model on one batch; default: ``model(batch)``, or ``model(**batch)`` for a dict.
-
-    Returns:
-        One table for each λ.
-
-    Raises:
-        UserError: If the model ran no module of these types, or there are no batches.
+    A unit is one element of the output of a module of a type in ``units``, active where it is positive. The model runs
+    in eval mode with the statistics it has; parameters and modes are restored.
 
     Source: Li et al. 2024, Figure 28.
     """
-    kept = list(batches)
+    data = list(batches)
     run = call or _call
-    with _listening(model, units) as heard, walking(model) as walker, torch.no_grad():
-        before = _fired(model, kept, run, heard)
+    with _record_active(model, units) as recorded, perturbing(model) as perturber, torch.no_grad():
+        before = _active_units(model, data, run, recorded)
         require(bool(before), "activation confusion", "no unit", "no module of these types ran",
                 "pass units=(nn.GELU, …), the types the model has, and at least one batch")  # fmt: skip
         tables = []
         for step in steps:
-            walker.to(direction, step)
-            tables.append(_table(step, before, _fired(model, kept, run, heard)))
+            perturber.to(direction, step)
+            tables.append(_activation_table(step, before, _active_units(model, data, run, recorded)))
     return tables
 
 
-def _table(step: float, before: list[Tensor], after: list[Tensor]) -> Activations:
+def _activation_table(step: float, before: list[Tensor], after: list[Tensor]) -> Activations:
     """Count the four cases; an output that is not a number counts as inactive."""
     pairs = list(zip(before, after, strict=True))
     total = sum(one.numel() for one, _ in pairs)
@@ -193,14 +137,14 @@ def _table(step: float, before: list[Tensor], after: list[Tensor]) -> Activation
     )  # fmt: skip
 
 
-def _fired(
-    model: nn.Module, batches: list[Any], run: Callable[[nn.Module, Any], object], heard: list[Tensor]
+def _active_units(
+    model: nn.Module, batches: list[Any], run: Callable[[nn.Module, Any], object], recorded: list[Tensor]
 ) -> list[Tensor]:
-    """Run all batches and return what was heard, one tensor of truth values for each call of a unit."""
-    heard.clear()
+    """Run all batches; return one boolean tensor for each call of a module of units."""
+    recorded.clear()
     for batch in batches:
         run(model, batch)
-    return list(heard)
+    return list(recorded)
 
 
 def _call(model: nn.Module, batch: Any) -> object:
@@ -208,9 +152,9 @@ def _call(model: nn.Module, batch: Any) -> object:
 
 
 @contextmanager
-def _listening(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[list[Tensor]]:
-    """Note which units fire, with the model in evaluation mode; hooks and modes are put back."""
-    heard: list[Tensor] = []
+def _record_active(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[list[Tensor]]:
+    """Record which units are active, in eval mode; hooks and modes are restored."""
+    recorded: list[Tensor] = []
 
     def note(module: nn.Module, args: object, output: Tensor) -> None:
         if not isinstance(output, Tensor):
@@ -219,13 +163,13 @@ def _listening(model: nn.Module, units: type[nn.Module] | tuple[type[nn.Module],
                 "pass types of activation modules",
             )
             raise UserError("units", got=got, why="a unit is an element of a tensor", do=do)
-        heard.append(output > 0)
+        recorded.append(output > 0)
 
     modes = {module: module.training for module in model.modules()}
     hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, units)]
     try:
         model.eval()
-        yield heard
+        yield recorded
     finally:
         for hook in hooks:
             hook.remove()

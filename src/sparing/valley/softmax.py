@@ -10,10 +10,9 @@ For one row x with logits W x, p = softmax(W x) and label y, with the cross entr
 Everything is the mean over rows; memory is O(N K), where the Hessian of the digits would have 640² entries a row.
 
 Source: Li et al. 2024 (arXiv:2405.12489), Listing 2, Figure 29 and Appendix D. The listing has three defects that are
-not repeated here. It contracts gradient and Hessian with the moved weights W + λE where the text says with the step E.
-It takes sign(0) = −1, which gives a sign to the coefficients that are exactly zero because their pixel is blank in
-every image (4.7 % on the digits); ``consistent_step`` leaves them where they are. And it builds the Hessian, which no
-result needs.
+not repeated here. It contracts gradient and Hessian with the moved weights W + λE where the text says the step E. It
+takes sign(0) = −1, which moves the coefficients that are exactly zero because their pixel is blank in every image
+(4.7 % on the digits); ``consistent_step`` does not. And it builds the Hessian, which no result needs.
 """
 
 from __future__ import annotations
@@ -28,42 +27,18 @@ from sparing.errors import UserError, require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftmaxPoint:
-    """What is known of the loss at W, and of the way it moves along a step E; each the mean over rows, in float64."""
+    """The loss at W and how it changes along a step E; each the mean over rows, in float64."""
 
-    loss: float
-    """Cross entropy (nat)."""
-
-    error: float
-    """Share of rows whose largest logit is not the label's."""
-
-    trace_p: float
-    """Σ_c p_c (1 − p_c), the trace of diag p − p pᵀ (dimensionless)."""
-
-    trace: float
-    """Trace of the Hessian (nat per squared unit of weight)."""
-
-    slope: float
-    """⟨E, g⟩, the first derivative of the loss along E (nat per unit step)."""
-
-    curvature: float
-    """EᵀHE, the second derivative of the loss along E (nat per squared unit step)."""
+    loss: float  # cross entropy (nat)
+    error: float  # share of rows whose largest logit is not the label's
+    trace_p: float  # Σ_c p_c (1 − p_c), the trace of diag p − p pᵀ (dimensionless)
+    trace: float  # trace of the Hessian (nat per squared unit of weight)
+    slope: float  # ⟨E, g⟩, the first derivative of the loss along E (nat per unit step)
+    curvature: float  # EᵀHE, the second derivative of the loss along E (nat per squared unit step)
 
 
 def softmax_point(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor) -> SoftmaxPoint:
-    """Evaluate the closed forms at one place.
-
-    Args:
-        weights: W, shape (K, D); K classes.
-        inputs: Shape (N, D).
-        targets: Labels 0 … K − 1, shape (N,), integers.
-        step: E, shape (K, D); slope and curvature are those of λ ↦ loss(W + λE) at λ = 0.
-
-    Returns:
-        The point, computed in float64.
-
-    Raises:
-        UserError: If shapes do not fit, there are no rows, or a label is not 0 … K − 1.
-    """
+    """Evaluate the closed forms at W (K, D), along the step E (K, D), on inputs (N, D) and labels (N,)."""
     _check(weights, inputs, targets, step)
     x, w, e = inputs.double(), weights.double(), step.double()
     logits, moved = x @ w.T, x @ e.T
@@ -85,19 +60,7 @@ def softmax_point(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor
 
 
 def softmax_gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of the mean cross entropy for the weights.
-
-    Args:
-        weights: Shape (K, D).
-        inputs: Shape (N, D).
-        targets: Labels, shape (N,).
-
-    Returns:
-        Shape (K, D), float64.
-
-    Raises:
-        UserError: As ``softmax_point``.
-    """
+    """Return the gradient of the mean cross entropy for the weights, (K, D), float64."""
     _check(weights, inputs, targets, weights)
     x = inputs.double()
     wrong = torch.softmax(x @ weights.double().T, -1)
@@ -106,40 +69,17 @@ def softmax_gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor
 
 
 def softmax_scan(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor, lambdas: Tensor) -> list[SoftmaxPoint]:
-    """Evaluate the closed forms at W + λE for every λ, each time along E.
-
-    Args:
-        weights: W, shape (K, D).
-        inputs: Shape (N, D).
-        targets: Labels, shape (N,).
-        step: E, shape (K, D).
-        lambdas: Shape (L,).
-
-    Returns:
-        One point for each λ.
-
-    Raises:
-        UserError: As ``softmax_point``.
-    """
+    """Evaluate the closed forms at W + λE for every λ, each time along E."""
     w, e = weights.double(), step.double()
     return [softmax_point(w + float(at) * e, inputs, targets, e) for at in lambdas]
 
 
 def consistent_step(magnitudes: Tensor, weights: Tensor) -> Tensor:
-    """Return |E| with the signs of the weights; a weight that is exactly zero does not move.
-
-    Args:
-        magnitudes: E, any shape.
-        weights: W, the same shape.
-
-    Returns:
-        A new tensor.
-    """
+    """Return |E| with the signs of the weights; a weight that is exactly zero does not move."""
     return magnitudes.abs() * torch.sign(weights)
 
 
 def _check(weights: Tensor, inputs: Tensor, targets: Tensor, step: Tensor) -> None:
-    """Refuse shapes and labels that do not fit."""
     if weights.ndim != 2 or inputs.ndim != 2 or inputs.shape[1] != weights.shape[1] or step.shape != weights.shape:
         shapes = ", ".join(str(tuple(x.shape)) for x in (weights, inputs, step))
         why = "weights and step are (K, D), inputs (N, D)"

@@ -1,9 +1,9 @@
-"""Soups: the average of several models, of all of them or of those that help, with batch-norm statistics of its own."""
+"""Model soups: the average of several models, all or those that help, with re-estimated batch-norm statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,43 +13,30 @@ from torch import Tensor, nn
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError, require
 from sparing.report.pairs import McNemar, PairedMean, can_bound, mcnemar, paired_bootstrap
-from sparing.valley.better import Better, cost, said_of, senses
-from sparing.valley.companions import require_one_function
+from sparing.valley.better import Better, as_cost, better_by_metric, declared_better
+from sparing.valley.companions import require_same_function
 from sparing.valley.compatible import Model, State, require_compatible, state_of
-from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
-from sparing.valley.linear import Linear, require_weights, widened
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics, run_evaluate
+from sparing.valley.linear import Linear, check_weights, upcast
 from sparing.valley.merge import merge
 from sparing.valley.statistics import Batch, Refresher, Statistics
-from sparing.valley.visit import host_of, visiting
+from sparing.valley.visit import live_model, loading_states
 
-How = Literal["uniform", "greedy"]
-"""Average all; or add, from the best on, those that do not make the average worse."""
+How = Literal["uniform", "greedy"]  # average all; or add, from the best on, those that do not make the average worse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Soup:
     """An average of models."""
 
-    state: Mapping[str, Tensor]
-    """Its weights and buffers, for ``load_state_dict``."""
-
-    members: tuple[int, ...]
-    """Which models are in it, by position, in the order in which they joined."""
-
-    record: tuple[Mapping[str, Any], ...]
-    """What was evaluated: rows with ``members`` (text), ``kept`` and one column for each metric; empty without
-    ``evaluate``."""
-
+    state: Mapping[str, Tensor]  # its weights and buffers, for ``load_state_dict``
+    members: tuple[int, ...]  # which models are in it, by position, in the order in which they joined
+    record: tuple[Mapping[str, Any], ...]  # one row per evaluation: ``members`` (text), ``kept``, each metric
+    # By metric, the soup minus its best member, paired by rows; needs ``evaluate.each`` and 10 rows (10 that differ for
+    # numbers other than 0 and 1). The same rows chose soup and member: on other rows both will be a little worse.
     beside_best: Mapping[str, PairedMean]
-    """By metric, the soup less its best member, paired by rows; where ``evaluate`` has ``each``, of 10 rows or more; of
-    numbers other than 0 and 1, 10 that differ.
-    The same rows chose soup and member: on other rows both will be a little worse."""
-
-    mcnemar: McNemar | None
-    """McNemar's test of the soup (first) and its best member on the same rows, where each is right or wrong."""
-
-    refreshed: bool
-    """Whether batch-norm statistics were estimated for it; else they are the members' mean, which is wrong for it."""
+    mcnemar: McNemar | None  # of the soup (first) and its best member, where each row is right or wrong
+    refreshed: bool  # whether batch-norm statistics were estimated for it; the members' mean is wrong for it
 
 
 class WeightAverage:
@@ -67,8 +54,7 @@ class WeightAverage:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        """Models added."""
+        self.count = 0  # models added
         self._weight = 0.0
         self._mean: dict[str, Tensor] = {}
         self._like: dict[str, torch.dtype] = {}
@@ -79,19 +65,9 @@ class WeightAverage:
         return {name: value.to(self._like[name], copy=True) for name, value in self._mean.items()}
 
     def add_(self, model: Model, weight: float = 1.0) -> None:
-        """Take a model into the mean.
-
-        Args:
-            model: A model of the same architecture as those before, or its state; it is copied.
-            weight: Its weight, > 0 (dimensionless), 1 for the plain mean.
-
-        Raises:
-            UserError: If it is of another architecture or not finite, or the weight is not positive.
-        """
-        require_weights([weight])
-        state = {
-            name: widened(value) if value.is_floating_point() else value for name, value in state_of(model).items()
-        }
+        """Add a model of the same architecture, or its state, with a weight > 0."""
+        check_weights([weight])
+        state = {name: upcast(value) if value.is_floating_point() else value for name, value in state_of(model).items()}
         self._like = self._like or {name: value.dtype for name, value in state_of(model).items()}
         self._mean = merge([self._mean or state, state], method=Linear((self._weight, weight)))
         self._weight += weight
@@ -120,40 +96,50 @@ def soup(
         how: "uniform" or "greedy".
         evaluate: Model -> numbers by name; greedy needs it, uniform reports it.
         calibrate: Batches of training inputs for batch-norm statistics.
-        model: A live model that is lent for evaluation and statistics and gets its own weights back; the first live
-            one among ``models`` by default.
-        weights: Of a uniform soup, ≥ 0; alike by default.
+        model: A live model to evaluate in, which gets its own weights back; by default the first live one among
+            ``models``.
+        weights: Of a uniform soup, ≥ 0; equal by default.
         metric: Which number decides; "error" by default, or the first if there is none.
         statistics: "exact" or "cumulative"; "stale" averages them.
-        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
-            it too.
+        better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any.
 
     Returns:
         The soup; with a live model and ``calibrate`` its batch-norm statistics are its own.
 
     Raises:
         UserError: If there are no models, they do not fit, weights are wrong, or greedy lacks a live model, an
-            ``evaluate`` or, with batch norm, ``calibrate``, or nobody knows which way its metric gets better.
+            ``evaluate`` or, with batch norm, ``calibrate``, or the better side of its metric is unknown.
 
     Source: Wortsman et al. 2022, "Model soups" (arXiv:2203.05482), Recipe 1 for the greedy one.
     """
     members = list(models)
     states = [state_of(one) for one in members]
     require_compatible(states)
-    require_one_function([*members, *([] if model is None else [model])])
+    require_same_function([*members, *([] if model is None else [model])])
     require(how in {"uniform", "greedy"}, "how", repr(how), "there are two soups", 'pass "uniform" or "greedy"')
     if how == "uniform" and evaluate is None and calibrate is None:
-        return _unseen(states, weights)
-    kitchen = _Kitchen(host_of(members, model), states, evaluate, calibrate, metric, statistics, better)
+        return _average(states, weights)
+    builder = _SoupBuilder(live_model(members, model), states, evaluate, calibrate, metric, statistics, better)
     if how == "uniform":
-        return kitchen.uniform(weights)
+        return builder.uniform(weights)
     why = "the greedy soup has equal weights"
     require(weights is None, "weights", weights, why, 'leave them out, or use how="uniform"')
     require(evaluate is not None, "evaluate", "none", "the greedy soup keeps what helps", "pass evaluate=...")
-    return kitchen.greedy()
+    return builder.greedy()
 
 
-def _unseen(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
+def greedy_members(alone: Sequence[float], score: Callable[[list[int]], float]) -> list[int]:
+    """Add models to the mean, best first, while its score (lower is better) does not rise; return their indices."""
+    order = sorted(range(len(alone)), key=alone.__getitem__)  # stable: of equal models the first
+    kept, best = order[:1], alone[order[0]]
+    for at in order[1:]:
+        value = score([*kept, at])
+        if value <= best:
+            kept, best = [*kept, at], value
+    return kept
+
+
+def _average(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
     """Average without evaluating or estimating anything."""
     merged = merge(states, method=Linear(None if weights is None else tuple(weights)))
     return Soup(
@@ -161,8 +147,8 @@ def _unseen(states: Sequence[State], weights: Sequence[float] | None) -> Soup:
     )
 
 
-class _Kitchen:
-    """A live model in which soups are tasted."""
+class _SoupBuilder:
+    """Evaluates states in a live model, and keeps a record of them."""
 
     def __init__(
         self,
@@ -179,49 +165,56 @@ class _Kitchen:
         self.better, self.first = better, dict[str, float]()
         self.beside: dict[str, PairedMean] = {}
         self.test: McNemar | None = None
-        # The host's parameters and buffers are written, and a live member shares them
+        # The live model's parameters and buffers are overwritten, and a live member shares them
         self.states = [{name: value.clone() for name, value in state.items()} for state in states]
         self.refresher = Refresher(host, calibrate, statistics)
         self.record: list[dict[str, Any]] = []
 
     def uniform(self, weights: Sequence[float] | None) -> Soup:
-        merged = _unseen(self.states, weights).state
-        with visiting(self.host) as put:
-            found = [self._taste(put, state, [at]) for at, state in enumerate(self.states if self.evaluate else [])]
+        merged = _average(self.states, weights).state
+        members = list(range(len(self.states)))
+        with loading_states(self.host) as load:
+            found = [
+                self._evaluated(load, state, [at]) for at, state in enumerate(self.states if self.evaluate else [])
+            ]
             if self.paired:
-                worth = [self._worth(one) for one in found]
-                self._pair(put, merged, self.states[worth.index(min(worth))])
-            self._taste(put, merged, list(range(len(self.states))))
-            return self._served(merged, list(range(len(self.states))))
+                scores = [self._score(one) for one in found]
+                self._pair(load, merged, self.states[scores.index(min(scores))])
+            # Last, so that the live model's statistics are the soup's
+            self._evaluated(load, merged, members)
+            return self._result(merged, members)
 
     def greedy(self) -> Soup:
-        with visiting(self.host) as put:
-            alone = [self._worth(self._taste(put, state, [at])) for at, state in enumerate(self.states)]
-            order = sorted(range(len(alone)), key=lambda at: alone[at])  # stable: of equals the first
-            kept, best = order[:1], alone[order[0]]
-            for at in order[1:]:
-                value = self._worth(self._taste(put, merge([self.states[one] for one in [*kept, at]]), [*kept, at]))
-                self.record[-1]["kept"] = value <= best
-                if value <= best:
-                    kept, best = [*kept, at], value
+        tried: list[int] = []
+        with loading_states(self.host) as load:
+
+            def score(members: list[int]) -> float:
+                tried.append(members[-1])
+                return self._score(self._evaluated(load, merge([self.states[at] for at in members]), members))
+
+            alone = [self._score(self._evaluated(load, state, [at])) for at, state in enumerate(self.states)]
+            kept = greedy_members(alone, score)
+            for row, at in zip(self.record[len(alone) :], tried, strict=True):
+                row["kept"] = at in kept
             merged = merge([self.states[at] for at in kept])
             if self.paired:
-                self._pair(put, merged, self.states[order[0]])
-            put(merged)
+                self._pair(load, merged, self.states[kept[0]])
+            # The last candidate may have been refused: the statistics must be those of the soup
+            load(merged)
             with self.refresher.at_point():
-                return self._served(merged, kept)
+                return self._result(merged, kept)
 
-    def _taste(self, put: Any, state: State, members: list[int]) -> Mapping[str, float]:
-        """Evaluate a soup and write it down."""
-        put(state)
+    def _evaluated(self, load: Any, state: State, members: list[int]) -> Mapping[str, float]:
+        """Evaluate a state and record it."""
+        load(state)
         with self.refresher.at_point():
             if self.evaluate is None:
                 return {}
-            found = numbers(self.evaluate, self.host) if self.record else trusted(self.evaluate, self.host)
+            found = run_evaluate(self.evaluate, self.host) if self.record else check_evaluate(self.evaluate, self.host)
             if self.paired and not self.record:
-                self._rows()  # what cannot be paired is refused before all is evaluated
+                self._rows()  # refuses numbers that cannot be paired before everything is evaluated
         self.first = self.first or found
-        require_same(found, self.first)
+        require_same_metrics(found, self.first)
         self.metric = self.metric or ("error" if "error" in found else next(iter(found)))
         require(self.metric in found, "metric", repr(self.metric), f"measured were {', '.join(found)}", "name one")
         self.record.append({"members": " + ".join(map(str, members)), "kept": True, **found})
@@ -229,21 +222,21 @@ class _Kitchen:
 
     @property
     def paired(self) -> bool:
-        """Whether the measure tells of every row."""
+        """Whether ``evaluate`` gives the numbers of every row."""
         return callable(getattr(self.evaluate, "each", None))
 
-    def _pair(self, put: Any, soup_state: State, best: State) -> None:
+    def _pair(self, load: Any, soup_state: State, best: State) -> None:
         """Compare the soup with its best member on the same rows."""
         rows = []
         for state in (soup_state, best):
-            put(state)
+            load(state)
             with self.refresher.at_point():
                 rows.append(self._rows())
         for name, mine in rows[0].items():
             theirs = rows[1].get(name)
-            alike = theirs is not None and mine.shape == theirs.shape
-            require(alike, "evaluate.each", f"other rows of {name!r} for another model", "pairs are of the same rows",
-                    "return the same rows of each metric for every model")  # fmt: skip
+            got, do = f"other rows of {name!r} for another model", "return the same rows of each metric for every model"
+            fits = theirs is not None and mine.shape == theirs.shape
+            require(fits, "evaluate.each", got, "pairs are of the same rows", do)
             if theirs is None or not can_bound(mine, theirs):
                 continue
             self.beside[name] = paired_bootstrap(mine, theirs)
@@ -251,7 +244,7 @@ class _Kitchen:
                 self.test = mcnemar(mine == 0, theirs == 0)
 
     def _rows(self) -> dict[str, Tensor]:
-        """Numbers of every row by metric, in float64, of what the live model is now."""
+        """Numbers of every row by metric, float64, of the live model as it is now."""
         try:
             found = self.evaluate.each(self.host).items()  # type: ignore[union-attr]
             rows = {name: torch.as_tensor(value).detach().to("cpu", torch.float64) for name, value in found}
@@ -263,19 +256,18 @@ class _Kitchen:
         require(flat, "evaluate.each", "numbers of another shape", "there is one a row", "return shape (rows,)")
         return rows
 
-    def _worth(self, found: Mapping[str, float]) -> float:
-        """What decides: the metric, turned so that lower is better."""
+    def _score(self, found: Mapping[str, float]) -> float:
+        """The metric that decides, as a cost; NaN counts as the worst."""
         assert self.metric is not None
-        value = cost(found[self.metric], senses(found, said_of(self.evaluate, self.better))[self.metric])
+        better = better_by_metric(found, declared_better(self.evaluate, self.better))
+        value = as_cost(found[self.metric], better[self.metric])
         return math.inf if math.isnan(value) else value
 
-    def _served(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:
-        """The soup with the statistics that the live model has at this point."""
+    def _result(self, merged: Mapping[str, Tensor], members: list[int]) -> Soup:
+        """The soup, with the statistics that the live model has now."""
         refreshed = bool(self.refresher.layers) and self.refresher.statistics in {"exact", "cumulative"}
-        buffers = (
-            {name: value.detach().clone() for name, value in unwrap(self.host).named_buffers()} if refreshed else {}
-        )
-        state = {name: buffers.get(name, value) for name, value in merged.items()}
+        buffers = dict(unwrap(self.host).named_buffers()) if refreshed else {}
+        state = {name: buffers[name].detach().clone() if name in buffers else value for name, value in merged.items()}
         return Soup(
             state=state, members=tuple(members), record=tuple(self.record), beside_best=self.beside, mcnemar=self.test,
             refreshed=refreshed,

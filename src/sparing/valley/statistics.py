@@ -1,13 +1,9 @@
-"""Batch-norm statistics along a walk: re-estimated at every point, or stale, or of the evaluated batch itself.
+"""Batch-norm statistics at every point: re-estimated, or stale, or those of the evaluated batch itself.
 
-Statistics that belong to θ are wrong for θ + λε: they can turn a curve's flat side into its steep one. So every point
-clears them and estimates them anew from the same rows, as stochastic weight averaging and model soups do; this is what
-the paper does (its appendix A.3).
-
-A channel that does not vary at all, as in the network of zeros at λ = −1 along the weights themselves, is centred to
-zero and divided by √ε: batch norm's own ε, which torch wants positive, is the guard.
-
-Layers that keep no running statistics (LayerNorm, GroupNorm, batch norm without tracking) have nothing to re-estimate.
+The statistics of θ are wrong for θ + λε: they can turn a curve's flat side into its steep one. So every point clears
+them and re-estimates them from the same rows, as stochastic weight averaging, model soups and the paper do (appendix
+A.3). A channel that does not vary at all, as at λ = −1 along the weights themselves, is divided by batch norm's own √ε.
+Layers without running statistics (LayerNorm, GroupNorm, batch norm without tracking) have nothing to re-estimate.
 """
 
 from __future__ import annotations
@@ -22,31 +18,22 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sparing.errors import UserError, require
 
+# all calibration rows as one batch; mean over calibration batches; those of θ; those of each evaluated batch
 Statistics = Literal["exact", "cumulative", "stale", "batch"]
-"""All calibration rows as one batch; mean over calibration batches; those of θ; those of each evaluated batch."""
 
+# inputs; keyword arguments of the model; or a pair whose first is one of these, such as (inputs, targets)
 Batch = Tensor | Mapping[str, Any] | Sequence[Any]
-"""Inputs; keyword arguments of the model; or a pair whose first is one of these, such as (inputs, targets)."""
 
 
 class Refresher:
-    """Keeps the batch norms of one model in step with its parameters."""
+    """Keeps the batch norms of one model in step with its parameters.
+
+    ``calibrate`` holds batches of training inputs, never the evaluated rows; it is iterated at every point. "exact"
+    takes mean and unbiased variance of all rows as one batch; "cumulative" averages both over batches, which needs
+    less memory and misses the variance of the batches' means; with "batch", results depend on how rows are batched.
+    """
 
     def __init__(self, model: nn.Module, calibrate: Iterable[Batch] | None, statistics: Statistics = "exact") -> None:
-        """Look at the layers and the batches; nothing changes yet.
-
-        Args:
-            model: Any module.
-            calibrate: Batches of training inputs, never of those that are evaluated; iterated anew at every point, so
-                a list or a loader that does not shuffle. Not needed without batch norm, nor for "stale" and "batch".
-            statistics: "exact": all rows pass as one batch, whose mean and unbiased variance are the statistics.
-                "cumulative": the plain mean over batches of both, which needs less memory and leaves the variance of
-                the batches' means out. "stale": none are estimated. "batch": each evaluated batch is normalised by
-                itself, so that results depend on how rows are batched.
-
-        Raises:
-            UserError: If batches are needed and missing, can be iterated once only, or cannot be joined.
-        """
         choices = get_args(Statistics)
         require(statistics in choices, "statistics", repr(statistics), "no such way", f"pass one of {choices}")
         self.model, self.statistics = model, statistics
@@ -59,25 +46,19 @@ class Refresher:
                 'pass batches of training inputs, or statistics="stale" to see what goes wrong without',
             )  # fmt: skip
             assert calibrate is not None
-            require(
-                not isinstance(calibrate, Tensor | Mapping), "calibrate", type(calibrate).__name__,
-                "it is a sequence of batches", "pass a list: [inputs]",
-            )  # fmt: skip
-            require(
-                iter(calibrate) is not calibrate, "calibrate", type(calibrate).__name__,
-                "it can be iterated once, and every point needs it", "pass a list or a loader",
-            )  # fmt: skip
-            self._batches = [joined([_inputs(batch) for batch in calibrate])] if statistics == "exact" else calibrate
+            got, single = type(calibrate).__name__, isinstance(calibrate, Tensor | Mapping)
+            require(not single, "calibrate", got, "it is a sequence of batches", "pass a list: [inputs]")
+            # An iterator, unlike a list or a loader, is its own iter() and is used up at the first point
+            why, do = "it can be iterated once, and every point needs it", "pass a list or a loader"
+            require(iter(calibrate) is not calibrate, "calibrate", got, why, do)
+            exact = statistics == "exact"
+            self._batches = [concat_batches([_inputs_of(one) for one in calibrate])] if exact else calibrate
 
     @contextlib.contextmanager
     def at_point(self) -> Iterator[None]:
-        """Make the statistics right for the present parameters, for the length of a block.
-
-        Yields:
-            Nothing; inside, the model can be evaluated in eval mode.
-        """
+        """Within a block, make the statistics those of the current parameters; evaluate in eval mode."""
         if self.statistics == "batch":
-            with _without_running_statistics(self.layers):
+            with _batch_statistics_only(self.layers):
                 yield
             return
         if self.layers and self.statistics != "stale":
@@ -86,61 +67,36 @@ class Refresher:
 
 
 def batch_norms(model: nn.Module) -> list[_NormBase]:
-    """Return the layers that normalise by running statistics.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Batch norms and instance norms that track, each once, in order of registration.
-    """
+    """Return the layers that normalize by running statistics, in order of registration."""
     return [one for one in model.modules() if isinstance(one, _NormBase) and one.running_mean is not None]
 
 
 def refresh_(model: nn.Module, calibrate: Iterable[Batch], statistics: Statistics = "exact") -> None:
-    """Re-estimate a model's batch-norm statistics for good, after its weights were averaged or merged.
+    """Re-estimate a model's batch-norm statistics in place, after its weights were averaged or merged.
 
-    Training flags and momenta stay as they were, and so does torch's random state; ``num_batches_tracked`` becomes the
-    number of batches.
-
-    Args:
-        model: Any module; without batch norm nothing happens.
-        calibrate: As in ``Refresher``.
-        statistics: "exact" or "cumulative".
-
-    Raises:
-        UserError: As ``Refresher``.
+    Training flags, momenta and torch's random state are kept; ``num_batches_tracked`` becomes the number of batches.
     """
-    refresher = Refresher(model, calibrate, statistics)
-    with refresher.at_point():
+    with Refresher(model, calibrate, statistics).at_point():
         pass
 
 
 @torch.no_grad()
 def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[Batch]) -> None:
-    """Clear the statistics of these layers and estimate them from some batches, dropout off.
-
-    Args:
-        model: The model.
-        layers: Its batch norms.
-        batches: Batches of inputs; the statistics become the plain mean over them of mean and unbiased variance.
-
-    Raises:
-        UserError: If there is no batch, or one is too small for a variance.
-        ValueError: Whatever else the model refuses.
-    """
+    """Set the statistics of these layers to the plain mean over batches of mean and unbiased variance, dropout off."""
     momenta = [layer.momentum for layer in layers]
+    # Flag by flag: restoring by train() would wake modules that the caller has frozen in eval mode
     flags = [(module, module.training) for module in model.modules()]
     count = 0
     try:
         model.eval()
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # the cumulative mean
-            layer.training = True  # not train(): a subclass may hold children that must stay in eval mode
+            layer.momentum = None  # torch's setting for a cumulative mean
+            # Not train(): a subclass may hold children that must stay in eval mode
+            layer.training = True
         for batch in batches:
             count += 1
-            call(model, _inputs(batch))
+            run_model(model, _inputs_of(batch))
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
@@ -155,8 +111,8 @@ def estimate_(model: nn.Module, layers: Sequence[_NormBase], batches: Iterable[B
 
 
 @contextlib.contextmanager
-def _without_running_statistics(layers: Sequence[_NormBase]) -> Iterator[None]:
-    """Take running statistics away: batch norm then uses the batch, whatever its training flag says."""
+def _batch_statistics_only(layers: Sequence[_NormBase]) -> Iterator[None]:
+    """Remove running statistics: batch norm then uses those of the batch, in eval mode too."""
     held = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     try:
         for layer, _, _ in held:
@@ -167,16 +123,8 @@ def _without_running_statistics(layers: Sequence[_NormBase]) -> Iterator[None]:
             layer._buffers["running_mean"], layer._buffers["running_var"] = mean, variance
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on inputs, moved to where its parameters are.
-
-    Args:
-        model: Any module.
-        inputs: A tensor, or keyword arguments.
-
-    Returns:
-        What the model returns.
-    """
+def run_model(model: nn.Module, inputs: Any) -> Any:
+    """Run a model on inputs (or keyword arguments), moved to the device of its parameters."""
     device = next((parameter.device for parameter in model.parameters()), None)
     if isinstance(inputs, Mapping):
         moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
@@ -184,7 +132,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs.to(device))
 
 
-def _inputs(batch: Batch) -> Tensor | Mapping[str, Any]:
+def _inputs_of(batch: Batch) -> Tensor | Mapping[str, Any]:
     """The inputs of a batch, without its targets."""
     found = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(found, Tensor | Mapping):
@@ -195,18 +143,8 @@ def _inputs(batch: Batch) -> Tensor | Mapping[str, Any]:
     return found
 
 
-def joined(batches: Sequence[Tensor | Mapping[str, Any]]) -> Tensor | dict[str, Any]:
-    """Join batches of inputs into one.
-
-    Args:
-        batches: Tensors of one shape but for the rows, or mappings of such.
-
-    Returns:
-        All rows as one batch. What is no tensor is that of the first batch.
-
-    Raises:
-        UserError: If there is none, or they do not fit.
-    """
+def concat_batches(batches: Sequence[Tensor | Mapping[str, Any]]) -> Tensor | dict[str, Any]:
+    """Concatenate batches of inputs; what is no tensor is taken from the first batch."""
     require(len(batches) > 0, "calibrate", "no batch", "statistics need rows", "pass at least one batch")
     first = batches[0]
     try:

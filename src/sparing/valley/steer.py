@@ -1,9 +1,9 @@
-"""Steering to the flat side: a line search from an average, held against plain scaling of its norm.
+"""Steering to the flat side: a line search from an average, compared with plain scaling of its norm.
 
 A step along the signs of the weights leads to the flat side of their valley (Li et al. 2024, arXiv:2405.12489, §4), so
-an average that lies on its steep side might gain by one. With batch norm such a step is hardly more than a larger norm,
-and a longer θ is a smoother function whatever its signs. So the plain θ (1 + l) is searched beside it, and both are
-judged on rows that no search has seen.
+an average on the steep side might gain by one. With batch norm such a step is little more than a larger norm, and a
+longer θ is a smoother function whatever its signs. So the plain θ (1 + l) is searched too, and both are judged on rows
+that no search has seen.
 """
 
 from __future__ import annotations
@@ -18,58 +18,45 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.valley.apply import walking
-from sparing.valley.better import Better, Judged, cost, said_of, senses
+from sparing.valley.apply import perturbing
+from sparing.valley.better import Better, ByMetric, as_cost, better_by_metric, declared_better
 from sparing.valley.compatible import Model, state_of, vectors_of
-from sparing.valley.evaluators import Evaluate, numbers, require_same, trusted
+from sparing.valley.evaluators import Evaluate, check_evaluate, require_same_metrics, run_evaluate
 from sparing.valley.norms import scaled
 from sparing.valley.statistics import Batch, Refresher, Statistics
 from sparing.vectors import norm
 
+# the signs of the weights, each tensor with its root mean square; away from another model; the weights themselves
 Along = Literal["sign", "difference", "self"]
-"""The signs of the weights, each tensor with its root mean square; away from another model; the weights themselves."""
 
+# steps tried by default, in lengths of ‖θ‖; both sides, since the flat one may not be the better one
 STEPS = (-0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
-"""Steps tried by default, in lengths of ‖θ‖; both sides, since the flat one may not be the better one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Path:
-    """One line search: what was searched, what was chosen, and what that is worth on rows it has not seen."""
+class SearchPath:
+    """One line search: its values, the chosen step, and its gain on rows the search has not seen."""
 
-    along: Along
-    """Direction, with the length ‖θ‖."""
-
-    steps: tuple[float, ...]
-    """Steps l of θ + l · direction (dimensionless), rising; 0 is among them."""
-
-    searched: Mapping[str, tuple[float, ...]]
-    """Values by metric on the searched rows, one for each step."""
-
-    step: float
-    """The step chosen: the best value on the searched rows, and of equals the shortest."""
-
-    gain: Judged[float]
-    """By metric, how much better the chosen step is than θ on the test rows, in its unit; above zero it helped."""
+    along: Along  # direction, with the length ‖θ‖
+    steps: tuple[float, ...]  # steps l of θ + l · direction (dimensionless), rising; 0 is among them
+    searched: Mapping[str, tuple[float, ...]]  # values by metric on the searched rows, one for each step
+    step: float  # the step chosen: the best value on the searched rows, and of equals the shortest
+    # by metric, how much better the chosen step is than θ on the test rows, in its unit; above zero it helped
+    gain: ByMetric[float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steered:
     """The chosen step, beside plain norm scaling."""
 
-    path: Path
-    """Along the direction asked for."""
-
-    scaling: Path
-    """Along θ itself: the flat move that needs no signs."""
-
-    state: Mapping[str, Tensor]
-    """Weights and buffers at the chosen step of ``path``, for ``load_state_dict``."""
+    path: SearchPath  # along the direction asked for
+    scaling: SearchPath  # along θ itself: the flat move that needs no signs
+    state: Mapping[str, Tensor]  # weights and buffers at the chosen step of ``path``, for ``load_state_dict``
 
     @property
-    def beyond(self) -> Judged[float]:
-        """Gain over that of plain norm scaling, by metric, on the test rows; above zero it speaks for the direction."""
-        return self.path.gain.each(lambda metric: self.path.gain[metric] - self.scaling.gain[metric])
+    def beyond(self) -> ByMetric[float]:
+        """Gain minus that of plain norm scaling, by metric, on the test rows; above zero the direction helps."""
+        return self.path.gain.map(lambda metric: self.path.gain[metric] - self.scaling.gain[metric])
 
     def rows_of(self) -> list[dict[str, Any]]:
         """Return one row for each searched step of both paths, for a record."""
@@ -98,9 +85,9 @@ def steer(
     statistics: Statistics = "exact",
     better: Mapping[str, Better] | None = None,
 ) -> Steered:
-    """Search a step that betters a metric on held-out rows, and report its gain on others.
+    """Search for a step that improves a metric on held-out rows, and report its gain on others.
 
-    Only trainable parameters move, and exact zeros have no sign. The model is walked and ends as it began, to the bit.
+    Only trainable parameters move, and exact zeros have no sign. The model is restored, to the bit.
 
     Args:
         model: Live model at θ, such as one that has loaded a soup.
@@ -113,47 +100,33 @@ def steer(
         steps: Steps to try, in lengths of ‖θ‖; 0 is added.
         metric: Which number is searched.
         statistics: As in ``Refresher``.
-        better: "lower" or "higher" for metrics whose name does not tell; an attribute ``better`` of ``evaluate`` says
-            it too.
+        better: "lower" or "higher" for metrics whose name does not say; default: ``evaluate.better``, if any.
 
     Returns:
         The chosen step and its gain beside those of plain norm scaling, and the state there.
 
     Raises:
         UserError: If ``evaluate`` and ``test`` are one, a step is not finite, ``other`` is missing or of another
-            architecture or equal to the model, ``evaluate`` cannot be trusted, it and ``test`` measure different
-            things, or nobody knows which way the metric gets better.
+            architecture or equal to the model, ``evaluate`` is not deterministic or changes the model, it and ``test``
+            return other metrics, or the metric's better side is unknown.
     """
     why = "a gain on the searched rows is partly luck"
     require(test is not evaluate, "test", "the searched rows", why, "pass an evaluate on rows of their own")
     fine = all(map(math.isfinite, steps))
     require(fine, "steps", tuple(steps), "lengths are finite numbers", "pass numbers such as (-0.05, 0.05)")
     lengths = tuple(sorted({0.0, *map(float, steps)}))
-    said = said_of(evaluate, better)
-    search = _Search(model, evaluate, test, Refresher(model, calibrate, statistics), metric, said)
-    path = search.run(along, direction(model, along, other), lengths)
-    scaling = path if along == "self" else search.run("self", direction(model, "self"), lengths)
-    return Steered(path=path, scaling=scaling, state=search.state(direction(model, along, other), path.step))
+    declared = declared_better(evaluate, better)
+    search = _LineSearch(model, evaluate, test, Refresher(model, calibrate, statistics), metric, declared)
+    path = search.run(along, steering_direction(model, along, other), lengths)
+    scaling = path if along == "self" else search.run("self", steering_direction(model, "self"), lengths)
+    return Steered(path=path, scaling=scaling, state=search.state(steering_direction(model, along, other), path.step))
 
 
-def direction(model: nn.Module, along: Along, other: Model | None = None) -> dict[str, Tensor]:
-    """Return what a step of 1 adds to the trainable parameters: a vector of the length ‖θ‖.
-
-    Args:
-        model: Live model at θ.
-        along: Which direction.
-        other: The model to move away from, for "difference".
-
-    Returns:
-        Parameter name -> tensor of its shape.
-
-    Raises:
-        UserError: If nothing is trainable, or the direction is unknown, lacks ``other`` or is zero.
-    """
+def steering_direction(model: nn.Module, along: Along, other: Model | None = None) -> dict[str, Tensor]:
+    """Return what a step of 1 adds to the trainable parameters: a vector of length ‖θ‖."""
     theta = {name: value.detach() for name, value in named_parameters(model).items() if value.requires_grad}
-    require(
-        bool(theta), "model", "no trainable parameters", "frozen ones do not move", "unfreeze what should be steered"
-    )
+    do = "unfreeze what should be steered"
+    require(bool(theta), "model", "no trainable parameters", "frozen ones do not move", do)
     if along == "self":
         return {name: value.clone() for name, value in theta.items()}
     if along == "sign":
@@ -167,9 +140,7 @@ def direction(model: nn.Module, along: Along, other: Model | None = None) -> dic
     return scaled(away, theta)
 
 
-class _Search:
-    """Values along lines from one model."""
-
+class _LineSearch:
     def __init__(
         self, model: nn.Module, evaluate: Evaluate, test: Evaluate, refresher: Refresher, metric: str,
         better: Mapping[str, Better] | None,
@@ -177,46 +148,44 @@ class _Search:
         self.model, self.evaluate, self.test = model, evaluate, test
         self.refresher, self.metric, self.better = refresher, metric, better
 
-    def run(self, along: Along, vector: Mapping[str, Tensor], lengths: tuple[float, ...]) -> Path:
-        with walking(self.model) as walker:
+    def run(self, along: Along, vector: Mapping[str, Tensor], lengths: tuple[float, ...]) -> SearchPath:
+        with perturbing(self.model) as perturber:
             self.model.eval()
-            walker.to(vector, 0.0)
+            perturber.to(vector, 0.0)
             with self.refresher.at_point():
-                start, before = trusted(self.evaluate, self.model), trusted(self.test, self.model)
+                start, before = check_evaluate(self.evaluate, self.model), check_evaluate(self.test, self.model)
             known = f"measured were {', '.join(start)}"
             require(self.metric in start, "metric", repr(self.metric), known, "name one of them")
-            require_same(before, start)
-            ways, found = senses(start, self.better), []
+            require_same_metrics(before, start)
+            better, found = better_by_metric(start, self.better), []
             for length in lengths:
-                walker.to(vector, length)
+                perturber.to(vector, length)
                 with self.refresher.at_point():
-                    found.append(numbers(self.evaluate, self.model))
-                require_same(found[-1], start)
-            step = _least(lengths, [cost(one[self.metric], ways[self.metric]) for one in found])
-            walker.to(vector, step)
+                    found.append(run_evaluate(self.evaluate, self.model))
+                require_same_metrics(found[-1], start)
+            costs = [as_cost(one[self.metric], better[self.metric]) for one in found]
+            # Of equal costs the shortest step; NaN is never chosen, and θ itself, at step 0, is finite
+            step = min((value, abs(at), at) for value, at in zip(costs, lengths, strict=True) if not math.isnan(value))[
+                2
+            ]
+            perturber.to(vector, step)
             with self.refresher.at_point():
-                after = numbers(self.test, self.model)
-            require_same(after, start)
-        return Path(
+                after = run_evaluate(self.test, self.model)
+            require_same_metrics(after, start)
+        return SearchPath(
             along=along,
             steps=lengths,
             searched={metric: tuple(one[metric] for one in found) for metric in start},
             step=step,
-            gain=ways.each(lambda metric: cost(before[metric] - after[metric], ways[metric])),
+            gain=better.map(lambda metric: as_cost(before[metric] - after[metric], better[metric])),
         )
 
     def state(self, vector: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
-        """Copy the weights and buffers at a step."""
-        with walking(self.model) as walker:
-            walker.to(vector, step)
+        """Return a copy of the weights and buffers at a step."""
+        with perturbing(self.model) as perturber:
+            perturber.to(vector, step)
             with self.refresher.at_point():
                 return {name: value.clone() for name, value in state_of(self.model).items()}
-
-
-def _least(lengths: Sequence[float], values: Sequence[float]) -> float:
-    """Return the position of the least value that is a number; of equals the one nearest to zero."""
-    ranked = [(value, abs(at), at) for at, value in zip(lengths, values, strict=True) if not math.isnan(value)]
-    return min(ranked)[2]
 
 
 def _rms(value: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Merging checkpoints on disk, one tensor at a time: a model need not fit into memory to be merged.
 
 A checkpoint is a safetensors file, or a folder with one or with shards and their index, as transformers saves it.
-Where each tensor lies is known from the headers, those of the result included. So tensors are read slice by slice,
-merged, and written in the order in which they lie in the result; no tensor is ever whole in memory, nor is a shard.
-Files are read, not mapped: mapped pages would count as memory of the process until the system takes them back.
+The headers say where each tensor is, in the result too. So tensors are read slice by slice, merged, and written in the
+order of the result; no tensor is ever whole in memory. Files are read, not mapped: mapped pages would count as memory
+of the process until the system reclaims them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.valley.companions import CONFIG, config_in, formats_told, same_function
-from sparing.valley.compatible import require_sound
+from sparing.valley.companions import CONFIG, compare_folders, config_text, dtype_notes
+from sparing.valley.compatible import first_difference, require_averageable
 from sparing.valley.linear import Linear
-from sparing.valley.merge import is_weight, ready, require_base, rule_for, warn_of_factors
+from sparing.valley.merge import is_weight, prepare_method, require_base, rule_for, warn_of_factors
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, lengths, together
+from sparing.valley.slices import Slices, slice_lengths, zip_slices
 
-WEIGHTS = "model.safetensors"
-"""Name of a checkpoint's only file."""
+WEIGHTS = "model.safetensors"  # name of a checkpoint's only file
 
-INDEX = "model.safetensors.index.json"
-"""Name of the file that says which shard holds which tensor."""
+INDEX = "model.safetensors.index.json"  # name of the file that says which shard holds which tensor
 
+# files of a model folder that are copied: settings, tokenizer, chat template
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-"""Files of a model folder that are copied: settings, tokenizer, chat template."""
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -48,30 +46,23 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one tensor lies, and what it is."""
+class TensorEntry:
+    """One tensor of a checkpoint: what it is, and where."""
 
     file: Path
-    """The file that holds it."""
-
     shape: tuple[int, ...]
-    """Its shape."""
-
-    kind: str
-    """Its dtype as safetensors writes it, such as ``BF16``."""
-
-    start: int
-    """Where its bytes begin in the file."""
+    kind: str  # dtype as safetensors spells it, such as ``BF16``
+    start: int  # offset of its data in the file (bytes)
 
     @property
     def count(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return _width(self.kind) * self.count
+        return _itemsize(self.kind) * self.count
 
     @property
     def floating(self) -> bool:
@@ -79,8 +70,7 @@ class Place:
         return _DTYPES[self.kind].is_floating_point
 
 
-Checkpoint = Mapping[str, Place]
-"""Tensor name -> its place."""
+Checkpoint = Mapping[str, TensorEntry]
 
 
 def merge_files(
@@ -89,34 +79,13 @@ def merge_files(
     *,
     base: str | Path | None = None,
     method: Method | None = None,
-    tell: Callable[[str, int], None] | None = None,
-    note: Callable[[str], object] = warn,
+    tell: Callable[[str, int], None] | None = None,  # called after each tensor with name and size (bytes)
+    note: Callable[[str], object] = warn,  # called with each difference that does not change the function
 ) -> Path:
-    """Merge checkpoints from disk to disk; ``merge`` does the same in memory, with the same numbers.
+    """Merge checkpoints from disk to disk, with the numbers of ``merge``; return the new folder.
 
-    The result has the files, names and dtypes of the first model, and the settings and tokenizer of the base (of the
-    first model where there is none); its config.json names the dtype that the weights have. It appears under its name
-    when it is whole; before, it is made in a folder beside it, which an exception removes. Settings and tokenizers of
-    the folders must make one function.
-
-    Args:
-        models: safetensors files, or folders that hold them.
-        out: Folder to make; it must not exist, or be empty.
-        base: The common ancestor, where the method needs it.
-        method: A value such as ``Linear()`` (the default) or ``Ties()``.
-        tell: Called after each tensor with its name and size in the result (bytes).
-        note: Called with each difference that changes no function, in a sentence; a warning by default.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: If a file is missing, torn or of another architecture than the first (its first differing key is
-            named), holds what cannot be averaged, has settings or a tokenizer of another function, or ``out`` has
-            something in it; as the method.
-
-    Warns:
-        UserWarning: Through ``note``.
+    The result has the files, names and dtypes of the first model, and the config and tokenizer of the base (of the
+    first model where there is none); its config.json names the dtype of the weights.
     """
     method, out = Linear() if method is None else method, Path(out).absolute()
     require(bool(models), "models", "none", "there is nothing to merge", "pass at least one")
@@ -127,16 +96,17 @@ def merge_files(
     found = [checkpoint(path) for path in paths]
     labels = [str(path) for path in paths]
     for other, label in zip(found[1:], labels[1:], strict=True):
-        _require_alike(found[0], other, labels[0], label)
-    for sentence in [*same_function(paths, labels), *formats_told([floating_kinds(each) for each in found], labels)]:
+        _require_same_layout(found[0], other, labels[0], label)
+    for sentence in [*compare_folders(paths, labels), *dtype_notes([floating_kinds(each) for each in found], labels)]:
         note(sentence)
     warn_of_factors(list(found[0]))
     out.parent.mkdir(parents=True, exist_ok=True)
+    # In a temporary folder on the same disk: the result appears under its name only when it is complete
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
         folder = Path(made) / "out"
         folder.mkdir()
-        _write_all(folder, found, labels, base is not None, method, tell)
-        _companions(folder, paths[-1 if base is not None else 0], paths[0], floating_kinds(found[0]))
+        _write_weights(folder, found, labels, base is not None, method, tell)
+        _copy_companions(folder, paths[-1 if base is not None else 0], paths[0], floating_kinds(found[0]))
         if out.exists():
             out.rmdir()
         folder.rename(out)
@@ -144,97 +114,69 @@ def merge_files(
 
 
 def floating_kinds(entries: Checkpoint) -> set[str]:
-    """Number formats of the floating tensors of a checkpoint, as safetensors writes them."""
-    return {place.kind for place in entries.values() if place.floating}
+    """Dtypes of the floating tensors of a checkpoint, as safetensors spells them."""
+    return {entry.kind for entry in entries.values() if entry.floating}
 
 
-def checkpoint(path: str | Path) -> dict[str, Place]:
-    """List the tensors of a checkpoint without reading them.
-
-    Args:
-        path: A safetensors file, or a folder with ``model.safetensors``, or with shards and their index.
-
-    Returns:
-        Name -> place, in the order of the files and, in each, as safetensors orders: wide dtypes first, then names.
-
-    Raises:
-        UserError: If there is no such checkpoint, or a file of it is missing or torn, or lacks what its index promises.
-    """
+def checkpoint(path: str | Path) -> dict[str, TensorEntry]:
+    """List the tensors of a checkpoint without reading them, in the order of the files and then of safetensors."""
     path = Path(path)
     if (path / INDEX).is_file():
         promised = _weight_map(path / INDEX)
         files = [path / name for name in dict.fromkeys(promised.values())]
     else:
         promised, files = {}, [path / WEIGHTS if path.is_dir() else path]
-    places: dict[str, Place] = {}
+    entries: dict[str, TensorEntry] = {}
     for file in files:
         do = f"give a .safetensors file or a folder with {WEIGHTS} or {INDEX}"
         require(file.is_file(), "checkpoint", file, "there is no such file", do)
-        places |= _header(file)
+        entries |= _header(file)
     for name, file_name in promised.items():
-        if name not in places or places[name].file.name != file_name:
+        if name not in entries or entries[name].file.name != file_name:
             why = f"{INDEX} says that it holds {name!r}, and it does not"
             raise UserError("checkpoint", got=path / file_name, why=why, do="download the checkpoint again")
-    return places
+    return entries
 
 
-def read_tensor(name: str, place: Place) -> Tensor:
-    """Read one tensor from disk.
-
-    Args:
-        name: Its name.
-        place: Where it lies.
-
-    Returns:
-        The tensor, on the CPU, in memory of its own.
-
-    Raises:
-        UserError: If the file became shorter since it was opened.
-    """
-    with place.file.open("rb", buffering=0) as file:
-        file.seek(place.start)
-        return _read(file, name, place, place.count).view(place.shape)
+def read_tensor(name: str, entry: TensorEntry) -> Tensor:
+    """Read one tensor from disk, to the CPU."""
+    with entry.file.open("rb", buffering=0) as file:
+        file.seek(entry.start)
+        return _read_numbers(file, name, entry, entry.count).view(entry.shape)
 
 
-def read_slices(name: str, place: Place) -> Slices:
-    """Return the slices of a tensor on disk.
-
-    Args:
-        name: Its name.
-        place: Where it lies.
-
-    Returns:
-        Its slices; reading them raises ``UserError`` as ``read_tensor`` does.
-    """
+def read_slices(name: str, entry: TensorEntry) -> Slices:
+    """Return the slices of a tensor on disk, read when they are asked for."""
 
     def read() -> Iterator[Tensor]:
-        with place.file.open("rb", buffering=0) as file:
-            file.seek(place.start)
-            for count in lengths(place.count):
-                yield _read(file, name, place, count)
+        with entry.file.open("rb", buffering=0) as file:
+            file.seek(entry.start)
+            for count in slice_lengths(entry.count):
+                yield _read_numbers(file, name, entry, count)
 
     return read
 
 
-def _read(file: FileIO, name: str, place: Place, count: int) -> Tensor:
-    """Read so many numbers from where the file stands."""
-    tensor = torch.empty(count, dtype=_DTYPES[place.kind])
-    left = _bytes(tensor)
+def _read_numbers(file: FileIO, name: str, entry: TensorEntry, count: int) -> Tensor:
+    """Read ``count`` elements at the file's position."""
+    tensor = torch.empty(count, dtype=_DTYPES[entry.kind])
+    left = _memory_of(tensor)
+    # An unbuffered read goes straight to the tensor's memory, and may return less than it was asked for
     while len(left):
         got = file.readinto(left)
         if not got:
             why = f"it ends within {name!r}, and did not when it was opened: it changed while it was read"
-            raise UserError("checkpoint", got=place.file, why=why, do="run again")
+            raise UserError("checkpoint", got=entry.file, why=why, do="run again")
         left = left[got:]
     return tensor
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a flat tensor."""
+def _memory_of(tensor: Tensor) -> memoryview:
+    # NumPy has no bfloat16; bytes it has
     return tensor.view(torch.uint8).numpy().data
 
 
-def _write_all(
+def _write_weights(
     folder: Path,
     found: Sequence[Checkpoint],
     labels: Sequence[str],
@@ -242,60 +184,62 @@ def _write_all(
     method: Method,
     tell: Callable[[str, int], None] | None,
 ) -> None:
-    """Write every file of the first checkpoint with merged tensors in it, and the index."""
-    weights = [name for name, place in found[0].items() if is_weight(name, place.floating)]
+    """Write every file of the first checkpoint with merged tensors, and the index."""
+    weights = [name for name, entry in found[0].items() if is_weight(name, entry.floating)]
+    # Lazy readers: only a method that needs whole models reads here, a slice at a time
     known = [{name: read_slices(name, each[name]) for name in weights} for each in found]
-    method = ready(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
-    shards: dict[Path, dict[str, Place]] = {}
-    for name, place in found[0].items():
-        shards.setdefault(place.file, {})[name] = place
-    for shard, places in shards.items():
+    method = prepare_method(method, known[:-1] if ancestor else known, known[-1] if ancestor else None)
+    shards: dict[Path, dict[str, TensorEntry]] = {}
+    for name, entry in found[0].items():
+        shards.setdefault(entry.file, {})[name] = entry
+    for shard, entries in shards.items():
         target = WEIGHTS if len(shards) == 1 else shard.name
         with (folder / target).open("wb") as file:
-            _write_header(file, places, shard)
-            for name, place in places.items():
-                _require_sound(name, [each[name] for each in found], labels)
+            _write_header(file, entries, shard)
+            for name, entry in entries.items():
+                _require_averageable(name, [each[name] for each in found], labels)
                 models = [read_slices(name, each[name]) for each in found]
                 origin = models.pop() if ancestor else None
-                for piece in rule_for(method, name, place.floating)(name, models, origin):
-                    file.write(_bytes(piece))
+                for piece in rule_for(method, name, entry.floating)(name, models, origin):
+                    file.write(_memory_of(piece))
                 if tell is not None:
-                    tell(name, place.size)
+                    tell(name, entry.size)
     if len(shards) > 1:
-        weight_map = {name: place.file.name for name, place in found[0].items()}
-        total = {"total_size": sum(place.size for place in found[0].values())}
+        weight_map = {name: entry.file.name for name, entry in found[0].items()}
+        total = {"total_size": sum(entry.size for entry in found[0].values())}
         text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2)
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
-def _require_sound(name: str, places: Sequence[Place], labels: Sequence[str]) -> None:
-    """Refuse what cannot be averaged, before a method reads it."""
+def _require_averageable(name: str, entries: Sequence[TensorEntry], labels: Sequence[str]) -> None:
+    """Refuse what cannot be averaged, slice by slice, before a method reads it."""
     try:
-        for parts in together(read_slices(name, place) for place in places):
-            require_sound(name, parts, labels)
+        for parts in zip_slices(read_slices(name, entry) for entry in entries):
+            require_averageable(name, parts, labels)
     except UserError:
-        for place, label in zip(places, labels, strict=True):
-            require_sound(name, [read_tensor(name, place)], [label])  # says how many of all numbers are wrong
+        for entry, label in zip(entries, labels, strict=True):
+            # Of the whole tensor, so that the message counts all bad numbers
+            require_averageable(name, [read_tensor(name, entry)], [label])
         raise
 
 
-def _write_header(file: BinaryIO, places: Mapping[str, Place], shard: Path) -> None:
-    """Write the table of contents of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
+def _write_header(file: BinaryIO, entries: Mapping[str, TensorEntry], shard: Path) -> None:
+    """Write the header of a safetensors file: a length in 8 bytes, and JSON padded to a multiple of 8."""
     with safe_open(shard, framework="pt") as original:
         contents: dict[str, Any] = {"__metadata__": original.metadata() or {"format": "pt"}}
     start = 0
-    for name, place in places.items():
-        end = start + place.size
-        contents[name] = {"dtype": place.kind, "shape": list(place.shape), "data_offsets": [start, end]}
+    for name, entry in entries.items():
+        end = start + entry.size
+        contents[name] = {"dtype": entry.kind, "shape": list(entry.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(contents, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
 
 
-def _companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
-    """Copy what lies beside the weights, from the base if it has it; config.json names the dtype of the merge."""
-    if (config := config_in(base, kinds) or config_in(first, kinds)) is not None:
+def _copy_companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
+    """Copy config and tokenizer files, from the base where it has them; config.json names the dtype of the merge."""
+    if (config := config_text(base, kinds) or config_text(first, kinds)) is not None:
         (folder / CONFIG).write_text(config, encoding="utf-8")
     for source in (base, first):
         if source.is_dir():
@@ -305,54 +249,51 @@ def _companions(folder: Path, base: Path, first: Path, kinds: set[str]) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Read an index; a name that would lead out of the folder is refused."""
+    """Read an index; refuse file names that lead out of the folder."""
     try:
         promised: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         fine = bool(promised) and all(Path(file).name == file for file in promised.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise _torn(index, error) from error
+        raise _unreadable(index, error) from error
     require(fine, "checkpoint", index, "its shards must be files beside it", "download the checkpoint again")
     return promised
 
 
-def _header(file: Path) -> dict[str, Place]:
-    """List the tensors of one file; opening checks that the file is as long as its header says."""
-    places = {}
+def _header(file: Path) -> dict[str, TensorEntry]:
+    """List the tensors of one file."""
+    entries = {}
     try:
+        # safe_open checks that the file is as long as its header says; it does not give the offsets
         with safe_open(file, framework="pt"), file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            for name, entry in json.loads(opened.read(length)).items():
+            for name, fields in json.loads(opened.read(length)).items():
                 if name != "__metadata__":
-                    start = 8 + length + entry["data_offsets"][0]
-                    places[name] = Place(file, tuple(entry["shape"]), entry["dtype"], start)
+                    # Offsets count from the end of the header, which starts with its own length in 8 bytes
+                    start = 8 + length + fields["data_offsets"][0]
+                    entries[name] = TensorEntry(file, tuple(fields["shape"]), fields["dtype"], start)
     except (SafetensorError, OSError, ValueError) as error:
-        raise _torn(file, error) from error
-    for name, place in places.items():
+        raise _unreadable(file, error) from error
+    for name, entry in entries.items():
         why, do = "such numbers cannot be averaged", "convert it to a floating dtype"
-        require(place.kind in _DTYPES, f"{file} at {name!r}", place.kind, why, do)
-    return dict(sorted(places.items(), key=lambda item: (-_width(item[1].kind), item[0])))
+        require(entry.kind in _DTYPES, f"{file} at {name!r}", entry.kind, why, do)
+    # As safetensors orders tensors when it writes them: wide dtypes first, then names
+    return dict(sorted(entries.items(), key=lambda item: (-_itemsize(item[1].kind), item[0])))
 
 
-def _width(kind: str) -> int:
+def _itemsize(kind: str) -> int:
     return _DTYPES[kind].itemsize
 
 
-def _torn(file: Path, error: Exception) -> UserError:
+def _unreadable(file: Path, error: Exception) -> UserError:
     return UserError("checkpoint", got=file, why=f"it is torn or no safetensors ({error})", do="download it again")
 
 
-def _require_alike(first: Checkpoint, other: Checkpoint, name: str, label: str) -> None:
-    """Name the first key at which two checkpoints differ."""
-
-    def said(place: Place | None) -> str:
-        return "nothing" if place is None else f"{place.kind} of shape {place.shape}"
-
-    for key in [*first, *(key for key in other if key not in first)]:
-        mine, theirs = first.get(key), other.get(key)
-        if mine is None or theirs is None or mine.shape != theirs.shape or mine.floating != theirs.floating:
-            raise UserError(
-                f"checkpoints, which first differ at {key!r}",
-                got=f"{said(mine)} in {name} and {said(theirs)} in {label}",
-                why="only models of one architecture can be merged",
-                do="pass checkpoints of the same model",
-            )
+def _require_same_layout(first: Checkpoint, other: Checkpoint, name: str, label: str) -> None:
+    key = first_difference(first, other, lambda x, y: x.shape == y.shape and x.floating == y.floating)
+    if key is not None:
+        entries = [first.get(key), other.get(key)]
+        mine, theirs = ("nothing" if one is None else f"{one.kind} of shape {one.shape}" for one in entries)
+        raise UserError(
+            f"checkpoints, which first differ at {key!r}", got=f"{mine} in {name} and {theirs} in {label}",
+            why="only models of one architecture can be merged", do="pass checkpoints of the same model",
+        )  # fmt: skip

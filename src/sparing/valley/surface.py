@@ -14,61 +14,41 @@ from sparing import vectors
 from sparing.errors import require
 from sparing.valley.config import Direction
 from sparing.valley.evaluators import Evaluate
-from sparing.valley.scan import grid, measured, rows_behind, told, work_of
+from sparing.valley.scan import grid, measure_points, row_count, scan_task, statistics_label
 from sparing.valley.statistics import Batch, Statistics
-from sparing.valley.workers import Point, Resolver
+from sparing.valley.workers import DirectionCache, Point
 
 if TYPE_CHECKING:
     from sparing.report import Figure
 
 Floats = NDArray[np.float64]
 
-PARALLEL: float = 0.999
-"""Cosine beyond which two directions are one."""
+PARALLEL: float = 0.999  # cosine beyond which two directions are one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Surface:
-    """Numbers at θ + λᵢ · width · ε₁ + λⱼ · width · ε₂."""
+    """Values at θ + λᵢ · width · ε₁ + λⱼ · width · ε₂."""
 
-    directions: tuple[str, str]
-    """Names of both directions."""
-    lambdas: Floats
-    """λ of both, shape (P,), rising and symmetric around 0; dimensionless."""
-    width: float
-    """s, the factor of λ."""
-    values: Mapping[str, Floats]
-    """Metric -> numbers, shape (P, P), float64, raw: first index along the first direction."""
-    consistency: tuple[float, float]
-    """SCR of both directions; 1/2 is no bias."""
+    directions: tuple[str, str]  # names of both directions
+    lambdas: Floats  # λ of both, shape (P,), rising and symmetric around 0; dimensionless
+    width: float  # s, the factor of λ
+    values: Mapping[str, Floats]  # metric -> numbers, shape (P, P), float64, raw: first index along the first direction
+    consistency: tuple[float, float]  # SCR of both directions; 1/2 is no bias
+    # cosine between the two directions: the axes of the picture stand at right angles, the directions may not
     cosine: float
-    """Cosine between the two directions: the axes of the picture stand at right angles, the directions may not."""
-    statistics: str
-    """How batch-norm statistics were had; "none" without batch norm."""
-    seed: int
-    """Of the draws."""
-    rows: int | None = None
-    """Evaluated rows behind every number (count), if ``evaluate`` tells."""
+    statistics: str  # how batch-norm statistics were computed; "none" without batch norm
+    seed: int  # of the draws
+    rows: int | None = None  # evaluated rows behind every number (count), if ``evaluate`` says
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draw a map, the first direction across and the second upwards.
-
-        Args:
-            metric: Its name; the first by default.
-
-        Returns:
-            The picture; values that are not finite are hatched.
-        """
+        """Draw a heatmap, the first direction across and the second upwards; nonfinite values are hatched."""
         from sparing.valley.plots import surface_figure
 
         return surface_figure(self, metric or next(iter(self.values)))
 
     def rows_of(self) -> list[dict[str, float | str]]:
-        """Return one row per point, for a table of a record.
-
-        Returns:
-            Columns first, second (names), lambda_first, lambda_second, width, a column per metric, and statistics.
-        """
+        """Return one row per point, for a table of a record."""
         return [
             {
                 "first": self.directions[0], "second": self.directions[1], "lambda_first": float(a),
@@ -95,11 +75,10 @@ def scan2d(
     threads: int | None = None,
     label: str = "",
 ) -> Surface:
-    """Walk over the plane of two directions and measure.
+    """Measure a model over the plane of two directions.
 
     The first direction is draw 0 and the second draw 1, so that two noises of one kind differ. They are not made
-    orthogonal: in high dimension two draws nearly are. Each axis of the surface is the ``scan`` along its direction,
-    to the bit.
+    orthogonal: in high dimension two draws nearly are. Each axis equals the ``scan`` along its direction, to the bit.
 
     Args:
         model: As in ``scan``.
@@ -124,27 +103,23 @@ def scan2d(
     """
     at = grid(points, reach)
     require(0 < width < float("inf"), "width", width, "λ is multiplied by it", "pass a number > 0")
-    work = work_of(model, evaluate, (first, second), calibrate, statistics, seed, threads)
-    cosine = _cosine(Resolver(work))
+    task = scan_task(model, evaluate, (first, second), calibrate, statistics, seed, threads)
+    cosine = _cosine(DirectionCache(task))
     steps = [float(step) * width for step in at]
-    where: list[Point] = [
-        ((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b
-    ]  # fmt: skip
-    found, zero, facts = measured(work, where, workers=workers, label=label)
+    where: list[Point] = [((0, 0, a), (1, 1, b)) for a in steps for b in steps if a or b]
+    found, zero, facts = measure_points(task, where, workers=workers, label=label)
     found.insert(len(found) // 2, zero)
-    values = {
-        name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero
-    }  # fmt: skip
+    values = {name: np.array([one[name] for one in found], dtype=np.float64).reshape(points, points) for name in zero}
     return Surface(
         directions=(first.label, second.label), lambdas=at, width=float(width), values=values,
         consistency=(facts[0, 0].sign_consistency, facts[1, 1].sign_consistency), cosine=cosine,
-        statistics=told(model, statistics), seed=seed, rows=rows_behind(evaluate),
+        statistics=statistics_label(model, statistics), seed=seed, rows=row_count(evaluate),
     )  # fmt: skip
 
 
-def _cosine(resolve: Resolver) -> float:
-    """Cosine between both directions, which must not be one."""
-    a, b = resolve(0, 0).vector, resolve(1, 1).vector
+def _cosine(directions: DirectionCache) -> float:
+    """Cosine between the two directions; refuses parallel ones."""
+    a, b = directions(0, 0).vector, directions(1, 1).vector
     common = a.keys() & b.keys()
     inner = float(vectors.dot({n: a[n] for n in a if n in common}, {n: b[n] for n in a if n in common}))
     cosine = inner / (float(vectors.norm(a)) * float(vectors.norm(b)))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.valley.linear import Rule, added, require_scale, require_weights, task_vectors, weights_for
+from sparing.valley.linear import Rule, add_to_base, check_scale, check_weights, task_vectors, weights_for
 from sparing.valley.method import Method
-from sparing.valley.slices import Slices, slices_of, together
+from sparing.valley.slices import Slices, slices_of, zip_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +25,30 @@ class Ties(Method):
 
     keep: float = 0.2
     """Share of elements kept in each task vector, those largest in magnitude, in (0, 1]; k."""
-
     _: KW_ONLY
-
     scale: float = 1.0
     """Factor of the merged task vector (dimensionless), λ."""
-
     weights: tuple[float, ...] | None = None
-    """Of the models in the election and in the mean, ≥ 0; None weighs them alike, as the paper does."""
-
+    """Of the models in the election and in the mean, ≥ 0; None for equal weights, as in the paper."""
     across: Literal["tensor", "model"] = "tensor"
     """Trim each tensor by itself, as mergekit does, or the whole task vector at once, as the authors' code does; the
-    latter by ``merge`` and ``merge_files``, which see all tensors."""
-
+    latter only in ``merge`` and ``merge_files``, which see all tensors."""
     tied: Literal["none", "plus"] = "none"
     """Which sign is elected where the changes add up to exactly zero: none, so that the base stays (the paper's
     sgn(0) = 0), or plus, as in mergekit."""
-
     thresholds: tuple[float, ...] | None = None
     """Magnitudes from which a change is kept, one for each model; filled in by ``ready`` with ``across="model"``."""
 
     def __post_init__(self) -> None:
-        """Refuse shares and factors out of range."""
         require_keep(self.keep)
-        require_scale(self.scale)
-        require_weights(self.weights)
-        require(
-            self.across in {"tensor", "model"} and self.tied in {"none", "plus"},
-            "Ties",
+        check_scale(self.scale)
+        check_weights(self.weights)
+        got, do = (
             f"across={self.across!r}, tied={self.tied!r}",
-            "there is no such rule",
             'pass across="tensor" or "model", tied="none" or "plus"',
         )
+        fine = self.across in {"tensor", "model"} and self.tied in {"none", "plus"}
+        require(fine, "Ties", got, "there is no such rule", do)
 
     def ready(self, models: Sequence[Mapping[str, Slices]], base: Mapping[str, Slices]) -> Ties:
         """Return the method with the thresholds of these models, where it trims the whole task vector.
@@ -79,7 +71,7 @@ class Ties(Method):
     def slices(self, name: str, models: Sequence[Slices], base: Slices | None = None) -> Iterator[Tensor]:
         """Merge the tensors of one name in slices."""
         found = task_vectors(name, models, base)
-        yield from added(base, map(self.rule(name, found), together(found)), models[0])
+        yield from add_to_base(base, map(self.rule(name, found), zip_slices(found)), models[0])
 
     def rule(self, name: str, deltas: Sequence[Slices]) -> Rule:
         """Find the thresholds of these task vectors, and return how their slices are merged.
@@ -104,33 +96,21 @@ class Ties(Method):
         return merged
 
     def _limits(self, name: str, deltas: Sequence[Slices]) -> Sequence[float]:
-        """Return the magnitude from which each task vector is kept."""
         if self.across == "tensor":
             return [threshold(delta, self.keep) for delta in deltas]
-        require(
-            self.thresholds is not None,
-            f"Ties at {name!r}",
-            'across="model"',
-            "one tensor does not tell the largest changes of the whole model",
-            'merge whole models by merge or merge_files, or use across="tensor"',
-        )
+        why = "one tensor does not tell the largest changes of the whole model"
+        do = 'merge whole models by merge or merge_files, or use across="tensor"'
+        require(self.thresholds is not None, f"Ties at {name!r}", 'across="model"', why, do)
         assert self.thresholds is not None
         return self.thresholds
 
 
 def threshold(values: Slices, keep: float) -> float:
-    """Return the smallest magnitude among the largest ⌊keep · n⌋, of which there is at least one.
+    """Return the smallest magnitude among the largest ⌊keep · n⌋, at least one; 0 where all are kept.
 
-    Among several slices it is selected by its bits: a magnitude is larger than another if its bits are, read as an
-    integer. Each reading counts how often every pattern of the next 16 bits occurs under the bits already known, and
-    so finds those 16. That takes two readings for float32 and four for float64, and no memory that grows with n.
-
-    Args:
-        values: n numbers of one dtype, float32 or float64.
-        keep: Share in (0, 1].
-
-    Returns:
-        A magnitude that occurs among them; 0 where all are kept, or there are none.
+    Over several slices it is a radix select: magnitudes are ordered as their bits, read as integers. Each pass counts
+    the patterns of the next 16 bits under the bits already known: two passes for float32, four for float64, and no
+    memory that grows with n.
     """
     if keep >= 1:
         return 0.0
@@ -156,11 +136,11 @@ def _kept(count: int, keep: float) -> int:
     return max(1, math.floor(keep * count + 1e-9))  # 0.29 · 100 is 28.999… in binary
 
 
-_DIGIT = 16  # bits that one reading finds
+_DIGIT = 16  # bits found in one pass
 
 
 def _digits(values: Slices, bits: torch.dtype, shift: int, known: int) -> Tensor:
-    """Count the values of the digit at a shift, among magnitudes whose higher bits are the known ones."""
+    """Histogram of the digit at a shift, among magnitudes whose higher bits are the known ones."""
     counts = torch.zeros(1 << _DIGIT, dtype=torch.int64)
     for part in values():
         pattern = part.abs().view(bits) >> shift
@@ -172,25 +152,16 @@ def _digits(values: Slices, bits: torch.dtype, shift: int, known: int) -> Tensor
 
 
 def _chained(parts: Sequence[Slices]) -> Slices:
-    """Read several tensors one after the other, in the widest of their dtypes."""
+    """Chain the slices of several tensors, in the widest of their dtypes."""
     wide = torch.float32
     for part in parts:
         wide = torch.promote_types(wide, next(part()).dtype)
-    empty = torch.zeros(0, dtype=wide)
+    empty = torch.zeros(0, dtype=wide)  # a model may have no weights at all
     return lambda: (piece.to(wide) for part in [slices_of(empty), *parts] for piece in part())
 
 
 def trim(delta: Tensor, keep: float) -> Tensor:
-    """Zero all but the largest ⌊keep · n⌋ elements (at least one) of a task vector.
-
-    Elements as large as the smallest that is kept stay too, so that the result does not depend on their order.
-
-    Args:
-        delta: Any shape, n elements, float32 or float64.
-        keep: Share in (0, 1].
-
-    Returns:
-        A new tensor of the same shape.
+    """Zero all but the largest ⌊keep · n⌋ elements, at least one, and those that equal the smallest kept.
 
     Example:
         >>> trim(torch.tensor([3.0, -4.0, 1.0, 0.5, 2.0]), 0.4)
@@ -204,16 +175,7 @@ def _trimmed(delta: Tensor, limit: float) -> Tensor:
 
 
 def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["none", "plus"] = "none") -> Tensor:
-    """Return the sign of the weighted sum of task vectors: −1, 1, or for ties 0 or 1.
-
-    Args:
-        deltas: Trimmed task vectors of equal shapes.
-        weights: One for each.
-        tied: What is elected where the sum is exactly zero.
-
-    Returns:
-        Shape and dtype of a task vector.
-    """
+    """Return the sign of the weighted sum of task vectors; at zero 0 or, for "plus", 1."""
     total = torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights, strict=True):
         total = torch.add(total, delta, alpha=weight)
@@ -221,16 +183,7 @@ def elect(deltas: Sequence[Tensor], weights: Sequence[float], tied: Literal["non
 
 
 def disjoint_mean(deltas: Sequence[Tensor], sign: Tensor, weights: Sequence[float]) -> Tensor:
-    """Average, element by element, the task vectors whose sign is the elected one; zero where there is none.
-
-    Args:
-        deltas: Trimmed task vectors of equal shapes; their zeros have no sign and do not count.
-        sign: −1, 0 or 1.
-        weights: One for each.
-
-    Returns:
-        Shape and dtype of a task vector.
-    """
+    """Average elementwise the task vectors that have the elected sign; zero where there is none."""
     total, votes = torch.zeros_like(deltas[0]), torch.zeros_like(deltas[0])
     for delta, weight in zip(deltas, weights, strict=True):
         same = delta * sign > 0

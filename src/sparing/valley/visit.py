@@ -1,4 +1,4 @@
-"""Visiting: a live model takes the weights of other states, one after another, and gets its own back, to the bit."""
+"""Load other states into a live model, one after another, and give it its own weights back, to the bit."""
 
 from __future__ import annotations
 
@@ -11,30 +11,20 @@ from torch import nn
 from sparing.blocks import named_parameters, tied
 from sparing.blocks.names import unwrap
 from sparing.errors import require
-from sparing.valley.apply import walking
+from sparing.valley.apply import perturbing
 from sparing.valley.compatible import Model, State
 
 
 @contextlib.contextmanager
-def visiting(model: nn.Module) -> Iterator[Callable[[State], None]]:
-    """Lend a model to other states within a block, in eval mode; afterwards all is as it was, also after an exception.
+def loading_states(model: nn.Module) -> Iterator[Callable[[State], None]]:
+    """Yield a function that copies a state into the model, in eval mode; entries the model lacks are ignored.
 
-    Restored to the bit are parameters, buffers, training flags and torch's random state.
-
-    Args:
-        model: Any module, wrapped or not.
-
-    Yields:
-        A function that copies a state of the same architecture into the model; entries the model lacks are ignored.
-
-    Raises:
-        UserError: If a state that is put in lacks a parameter, is of a wider dtype than the model, or holds two tensors
-            where the model has one.
+    Parameters, buffers, training flags and torch's random state are restored to the bit, also after an exception.
     """
     params, aliases = named_parameters(model), tied(model)
     buffers = dict(unwrap(model).named_buffers())
 
-    def put(state: State) -> None:
+    def load(state: State) -> None:
         for name, parameter in params.items():
             do = "pass states of this model"
             require(name in state, f"state at {name!r}", "nothing", "the model has this parameter", do)
@@ -51,26 +41,15 @@ def visiting(model: nn.Module) -> Iterator[Callable[[State], None]]:
             if name in state:
                 buffer.copy_(state[name])
 
-    with walking(model) as walker, torch.no_grad():
-        # A step of length 0 lets every parameter read from a copy, so that its own storage is never written
-        walker.to({name: parameter.detach() for name, parameter in params.items()}, 0.0)
+    with perturbing(model) as perturber, torch.no_grad():
+        # A step of length 0 lets every parameter, frozen ones too, read from a copy: the originals are never written
+        perturber.to({name: parameter.detach() for name, parameter in params.items()}, 0.0)
         model.eval()
-        yield put
+        yield load
 
 
-def host_of(models: Sequence[Model], model: nn.Module | None = None) -> nn.Module:
-    """Return a live model to be lent: the one given, or the first among the models.
-
-    Args:
-        models: Models and states.
-        model: What was asked for.
-
-    Returns:
-        A live model.
-
-    Raises:
-        UserError: If there is none.
-    """
+def live_model(models: Sequence[Model], model: nn.Module | None = None) -> nn.Module:
+    """Return a live model to evaluate in: the given one, or the first among the models."""
     found = model or next((one for one in models if isinstance(one, nn.Module)), None)
     require(found is not None, "model", "states only", "weights are evaluated in a live model", "pass model=...")
     assert found is not None

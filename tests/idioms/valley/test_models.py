@@ -15,7 +15,7 @@ from idioms.valley.cells import CELLS
 from idioms.valley.pairs import ENDS, OTHERS, ROWS, drawn, net
 from sparing.errors import UserError
 from sparing.valley.agreement import sign_agreement
-from sparing.valley.apply import fingerprint
+from sparing.valley.apply import state_digests
 from sparing.valley.config import Given, Noise
 from sparing.valley.interpolate import interpolate
 from sparing.valley.linear import TaskArithmetic
@@ -100,7 +100,7 @@ SAID = {
 def test_measure(cell):
     """Points are (λ − ¼)² to the bit, whatever carries the number; after a refusal the model is as before."""
     model = Counted().train()
-    before = fingerprint(model)
+    before = state_digests(model)
     if cell.outcome == "equal":
         found = scan(model, measure(cell.subject), ALONG, points=5)
         at = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
@@ -117,7 +117,7 @@ def test_measure(cell):
             RuntimeError if cell.subject == "raises" else UserError, match=SAID.get(cell.subject, "real")
         ):
             scan(model, measure(cell.subject), ALONG, points=5)
-    assert fingerprint(model) == before
+    assert state_digests(model) == before
 
 
 @cells("scan with")
@@ -137,12 +137,12 @@ def test_setting(cell):
             scan(model, measure("float"), line, points=3, **settings)
         return
     model = nn.Linear(20, 10, bias=cell.subject != "masked weights").double()
-    before = fingerprint(model)
+    before = state_digests(model)
     if cell.subject == "masked weights":
         with torch.no_grad():
             model.weight[:, ::2] = 0.0
         before, hidden = (
-            fingerprint(model),
+            state_digests(model),
             lambda model: {"loss": float(model.weight[:, ::2].abs().sum()), "norm": 1.0},
         )
         assert scan(model, hidden, Noise("gaussian"), points=3, draws=2).values["loss"].tolist() == [[0.0] * 3] * 2
@@ -161,7 +161,7 @@ def test_setting(cell):
 
         with pytest.raises(KeyboardInterrupt):
             scan(model, fails, Noise("gaussian"), points=5, draws=2)
-    assert fingerprint(model) == before
+    assert state_digests(model) == before
 
 
 def in_dtype(state, dtype):

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import require
-from sparing.valley.selection import live_of
+from sparing.valley.selection import live_masks
 
 
 @contextlib.contextmanager
 def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Drop gradients where matrices of a pruned model (more than 1 % zeros, ``live_of``) are zero."""
+    """Drop gradients where matrices of a pruned model (more than 1 % zeros, ``live_masks``) are zero."""
     # Masking gradients as they come has three effects: AdamW holds zero moments for these weights and moves them by
     # exactly nothing, decay shrinks nothing to nothing, and clipping counts live weights alone.
     params = named_parameters(model)
-    live = live_of(model, params, masks="zeros") if wanted else {}
+    live = live_masks(model, params, masks="zeros") if wanted else {}
     why, do = "no matrix has more than 1 % zeros", "pass a pruned model, or omit --keep-zeros"
     require(bool(live) or not wanted, "keep_zeros", "a dense model", why, do)
     handles = []

@@ -16,6 +16,7 @@ from sparing.valley.dare import Dare
 from sparing.valley.linear import Linear, TaskArithmetic
 from sparing.valley.method import Method
 from sparing.valley.sign_aware import SignAware
+from sparing.valley.soup import greedy_members
 from sparing.valley.ties import Ties
 
 # Factors λ that validation rows choose from.
@@ -89,12 +90,7 @@ def greedy(validation: Sequence[Tensor], score: Callable[[Candidate], Tensor]) -
     Source: Wortsman et al. 2022, Recipe 1 (arXiv:2203.05482).
     """
     losses = [decisive(scores) for scores in validation]
-    order = sorted(range(len(losses)), key=losses.__getitem__)
-    members, best = [order[0]], losses[order[0]]
-    for at in order[1:]:
-        found = decisive(score(subset([*members, at], len(losses))))
-        if found <= best:
-            members, best = [*members, at], found
+    members = greedy_members(losses, lambda members: decisive(score(subset(members, len(losses)))))
     return subset(members, len(losses))
 
 

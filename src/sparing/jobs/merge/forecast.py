@@ -19,11 +19,11 @@ from sparing.errors import UserError, require
 from sparing.jobs.merge.settings import letter
 from sparing.jobs.merge.sources import Derived, Source, changes, is_floating
 from sparing.report import format_number
-from sparing.valley.agreement import Agreement, compare
+from sparing.valley.agreement import Agreement, compare_signs
 from sparing.valley.calibration import METRICS, SCORE, Fit, shipped_fit
-from sparing.valley.compatible import is_statistic, require_sound
-from sparing.valley.features import disagreement
-from sparing.valley.predict import STRANGERS, Verdict, beyond
+from sparing.valley.compatible import is_statistic, require_averageable
+from sparing.valley.features import distance_features, task_features
+from sparing.valley.predict import Verdict, extrapolation_note, verdict_of
 
 TOLERANCE: Final = 0.02
 """Largest gap in error (share of answers) that still passes for a working merge, as in ``predict_merge``."""
@@ -120,22 +120,6 @@ def look_ahead(sources: Sequence[Source], base: Source | None) -> Outlook:
     return Outlook(pairs, signs)
 
 
-def verdict_of(agreement: Agreement, high: float, low: float) -> Verdict:
-    """The verdict of ``predict_merge``.
-
-    Args:
-        agreement: Of the signs of matrices.
-        high: Upper end of the interval of the gap in error (share).
-        low: Lower end.
-
-    Returns:
-        Whether they will merge.
-    """
-    if agreement.corrected < max(STRANGERS, 3 * agreement.error) or low > TOLERANCE:
-        return "will not"
-    return "will merge" if high <= TOLERANCE else "uncertain"
-
-
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """A key that puts layer 2 before layer 10."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
@@ -150,12 +134,12 @@ def _row(features: Mapping[str, float], agreement: Agreement) -> dict[str, Any]:
         low, high = fit.interval(metric, score)
         found |= {f"gap_{metric}": fit.gap(metric, score), f"gap_{metric}_low": low, f"gap_{metric}_high": high}
     return {
-        "verdict": verdict_of(agreement, found["gap_error_high"], found["gap_error_low"]),
+        "verdict": verdict_of(agreement, (found["gap_error_low"], found["gap_error_high"]), TOLERANCE),
         **found,
         "agreement": agreement.element,
         "chance": agreement.chance,
         "corrected": agreement.corrected,
-        "beyond": beyond(fit, score),
+        "beyond": extrapolation_note(fit, score),
         **{name: features[name] for name in ("distance", "update", "cosine") if name in features},
     }
 
@@ -187,30 +171,18 @@ def measured(a: Source, b: Source, base: Source | None) -> tuple[dict[str, float
         Features by name, with the ``cosine`` of the changes where there is a base; the agreement.
     """
     names = parameters(a)
-    signs = compare(Derived(tuple(names), a.__getitem__), b, by="tensor")
-    layers = [disagreement(one) for one in signs.groups.values() if not math.isnan(one.corrected)]
+    signs = compare_signs(Derived(tuple(names), a.__getitem__), b, by="tensor")
     sums = {name: _moments(a[name], b[name], base[name] if base else None) for name in names}
     total = {key: math.fsum(one[key] for one in sums.values()) for key in _KEYS}
-    sizes = math.sqrt(math.sqrt(total["a"] * total["b"]))
-    features = {
-        "disagreement": disagreement(signs),
-        "layers": sum(layers) / len(layers) if layers else math.nan,
-        "worst": max(layers, default=math.nan),
-        "flips": 1 - signs.weighted,
-        "distance": math.sqrt(total["difference"]) / sizes if sizes else math.nan,
-        "shrinkage": _shrinkage(list(sums.values())),
-    }
+    norms = {key: math.sqrt(total[key]) for key in _KEYS if key != "product"}
+    features = distance_features(signs, (norms["a"], norms["b"]), norms["difference"], _shrinkage(list(sums.values())))
     if base is not None:
-        lengths, size = [math.sqrt(total[key]) for key in ("change_a", "change_b")], math.sqrt(total["base"])
-        product = lengths[0] * lengths[1]
-        tasks = compare(changes(a, base, names), changes(b, base, names))
-        features |= {
-            "update": sum(lengths) / (2 * size) if size else math.nan,
-            "task_disagreement": disagreement(tasks),
-            "cosine": total["product"] / product if product else math.nan,
-        }
-        features["task_angle"] = 1 - features["cosine"]
-    return features, compare(Derived(tuple(names), a.__getitem__), b, by="block")
+        tasks = compare_signs(changes(a, base, names), changes(b, base, names))
+        changed = norms["change_a"], norms["change_b"]
+        features |= task_features(tasks, changed, total["product"], norms["base"])
+        product = changed[0] * changed[1]
+        features["cosine"] = total["product"] / product if product else math.nan
+    return features, compare_signs(Derived(tuple(names), a.__getitem__), b, by="block")
 
 
 _KEYS: Final = ("a", "b", "difference", "base", "change_a", "change_b", "product")
@@ -245,4 +217,4 @@ def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
 def _require_sound(sources: Sequence[Source]) -> None:
     """Read everything once: what is not finite, packed or an index that differs has no average."""
     for name in sources[0]:
-        require_sound(name, [source[name] for source in sources], [source.label for source in sources])
+        require_averageable(name, [source[name] for source in sources], [source.label for source in sources])

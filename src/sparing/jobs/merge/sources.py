@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sparing.errors import UserError, require
 from sparing.jobs.subjects.folders import PICKLED
-from sparing.valley.companions import formats_told, same_function
+from sparing.valley.companions import compare_folders, dtype_notes
 from sparing.valley.compatible import lora_pairs
-from sparing.valley.stream import Checkpoint, Place, checkpoint, floating_kinds, read_tensor
+from sparing.valley.stream import Checkpoint, TensorEntry, checkpoint, floating_kinds, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -
             why = f"{other.label} and {one.label} are the same file"
             require(not same, "models", one.path, why, "name each model once, and none of them as the base")
             _require_alike(other, one)
-    same_function([one.path for one in everyone], [one.label for one in everyone])
+    compare_folders([one.path for one in everyone], [one.label for one in everyone])
     return sources, origin
 
 
@@ -150,7 +150,7 @@ def differences(sources: Sequence[Source], base: Source | None) -> list[str]:
     everyone = [*sources, *([base] if base else [])]
     labels = [one.label for one in everyone]
     kinds = [floating_kinds(one.entries) for one in everyone]
-    return [*same_function([one.path for one in everyone], labels), *formats_told(kinds, labels)]
+    return [*compare_folders([one.path for one in everyone], labels), *dtype_notes(kinds, labels)]
 
 
 def _require_alike(one: Source, other: Source) -> None:
@@ -170,10 +170,10 @@ def _require_alike(one: Source, other: Source) -> None:
         require(kinds, f"models, which first differ at {name!r}", got, why, do)
 
 
-def _shape(entry: Place | None) -> str:
+def _shape(entry: TensorEntry | None) -> str:
     return "nothing" if entry is None else f"shape {entry.shape}"
 
 
-def is_floating(entry: Place) -> bool:
+def is_floating(entry: TensorEntry) -> bool:
     """Whether a tensor holds floating numbers."""
     return entry.kind.startswith(("F", "BF"))

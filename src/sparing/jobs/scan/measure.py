@@ -16,10 +16,10 @@ from sparing.jobs.scan.checkpoints import Inputs
 from sparing.jobs.scan.curves import CurveSpec
 from sparing.jobs.scan.settings import Settings, Statistics
 from sparing.report import Record
-from sparing.valley.apply import walking
-from sparing.valley.better import Better, Judged, said_of, senses
+from sparing.valley.apply import perturbing
+from sparing.valley.better import Better, ByMetric, better_by_metric, declared_better
 from sparing.valley.config import Noise
-from sparing.valley.evaluators import numbers as numbers_at
+from sparing.valley.evaluators import run_evaluate as numbers_at
 from sparing.valley.scan import scan
 from sparing.valley.statistics import Refresher
 from sparing.vectors import Vector
@@ -70,9 +70,9 @@ def numbers(curve: Any) -> dict[str, float | int | None]:
     return row
 
 
-def ways_of(inputs: Inputs, metrics: Iterable[str]) -> Judged[Better]:
+def ways_of(inputs: Inputs, metrics: Iterable[str]) -> ByMetric[Better]:
     """Which way each metric gets better, as far as it is known."""
-    return senses(metrics, said_of(inputs.evaluate, None))
+    return better_by_metric(metrics, declared_better(inputs.evaluate, None))
 
 
 def _leading(inputs: Inputs, metrics: Iterable[str]) -> str:
@@ -84,7 +84,7 @@ def _leading(inputs: Inputs, metrics: Iterable[str]) -> str:
 
 def describe_(record: Record, inputs: Inputs, statistics: Statistics = "exact") -> None:
     """Add the row of "model", with every metric at λ = 0 under the same batch-norm statistics as on every curve."""
-    with walking(inputs.model):
+    with perturbing(inputs.model):
         inputs.model.eval()
         with Refresher(inputs.model, inputs.calibrate, statistics).at_point():
             at_zero = numbers_at(inputs.evaluate, inputs.model)

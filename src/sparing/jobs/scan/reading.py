@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from sparing.report import Record
-from sparing.valley.better import Better, cost, senses
+from sparing.valley.better import Better, as_cost, better_by_metric
 from sparing.valley.plots import CLEAR
 
 Row = Mapping[str, Any]
@@ -27,7 +27,7 @@ def model_of(record: Record) -> dict[str, Any]:
 def way_of(record: Record, metric: str) -> Better:
     """Which way a metric gets better: as the measure said, or by its name."""
     told = model_of(record).get(f"better_{metric}")
-    return senses([metric], {metric: told} if told else None)[metric]
+    return better_by_metric([metric], {metric: told} if told else None)[metric]
 
 
 def metric_of(record: Record) -> str:
@@ -105,7 +105,7 @@ def index_text(row: Row, metric: str, *, short: bool = False) -> str:
 def rises_of(record: Record, row: Row, metric: str) -> list[float]:
     """How much worse than at λ = 0 the mean curve is at each λ, shape (L,); zero where it is not finite."""
     _, values = values_of(rows_of(record, row["curve"]), metric)
-    mean = cost(values.mean(0), way_of(record, metric))
+    mean = as_cost(values.mean(0), way_of(record, metric))
     rise = mean - mean[len(mean) // 2]
     return [float(value) if math.isfinite(value) else 0.0 for value in rise]
 
