@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 class Verb:
     """One command: where its job lives and what it is for."""
 
-    module: str
-    """Import path of the job; it exports ``Settings``, ``run(settings) -> Record`` and ``show(record)``."""
-
-    summary: str
-    """One line for the list of commands."""
+    module: str  # import path of the job; it exports ``Settings``, ``run(settings) -> Record`` and ``show(record)``
+    summary: str  # one line for the list of commands
 
 
 VERBS: dict[str, Verb] = {
@@ -57,15 +54,13 @@ VERBS: dict[str, Verb] = {
 }
 
 
-SHELLS = ("bash", "zsh")
-"""Shells that completion is written for."""
+SHELLS = ("bash", "zsh")  # shells that completion is written for
 
 
+# what shows the traceback of an error: a word beside the settings of any verb, or a variable of the environment
 DEBUG, DEBUG_VARIABLE = "--debug", "SPARING_DEBUG"
-"""What shows the traceback of an error: a word beside the settings of any verb, or a variable of the environment."""
 
-UNEXPECTED = "this is a bug of sparing"
-"""What the line of an error says that nobody has foreseen; tests look for it."""
+UNEXPECTED = "this is a bug of sparing"  # what the line of an error says that nobody has foreseen; tests look for it
 
 
 class MisuseError(ValueError):
@@ -92,14 +87,7 @@ def _overview() -> str:
 
 
 def _one_line(complaint: str) -> str:
-    """The words of a parser's framed complaint, without the frame.
-
-    Args:
-        complaint: What the parser wrote, boxes and line breaks included.
-
-    Returns:
-        One line.
-    """
+    """The words of a parser's framed complaint, without the frame."""
     words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", complaint).split())
     words = re.sub(r"For full helptext.*", "", words)
     words = re.sub(r"^(Value error|Required options|Unrecognized options|Parsing error)\s*", "", words)
@@ -107,20 +95,7 @@ def _one_line(complaint: str) -> str:
 
 
 def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
-    """Read one verb's settings from its arguments.
-
-    Args:
-        name: The verb.
-        settings: Its settings dataclass.
-        arguments: What follows the verb.
-
-    Returns:
-        An instance of ``settings``.
-
-    Raises:
-        MisuseError: If the arguments do not fit.
-        SystemExit: After printing the help that was asked for.
-    """
+    """Read one verb's settings from its arguments."""
     import tyro
 
     complaint = io.StringIO()
@@ -150,26 +125,12 @@ def _loaded(module: str) -> Any:
 
 
 def _document(record: Record) -> str:
-    """A record as one JSON document: the header, and the rows by table.
-
-    Args:
-        record: What a job returned.
-
-    Returns:
-        Strict JSON.
-    """
+    """A record as one JSON document: the header, and the rows by table."""
     return json.dumps(record.document(), indent=2, allow_nan=False)
 
 
 def _print_completion(shell: str) -> None:
-    """Print what a shell needs to complete verbs, settings and choices.
-
-    Args:
-        shell: One of ``SHELLS``.
-
-    Raises:
-        UserError: If it is none of them.
-    """
+    """Print what a shell needs to complete verbs, settings and choices."""
     if shell not in SHELLS:
         why = f"completion is written for {', '.join(SHELLS)}"
         raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
@@ -182,17 +143,7 @@ def _print_completion(shell: str) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Dispatch to a verb.
-
-    Args:
-        arguments: The command line without the program.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        UserError: If the verb is unknown.
-    """
+    """Dispatch to a verb."""
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         sys.stdout.write(_overview() + "\n")
         return 0
@@ -218,14 +169,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: Defaults to the process's own.
-
-    Returns:
-        The exit status (see the module).
-    """
+    """Run the command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with heard(for_good=arguments is None) as keys:
@@ -241,16 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
-    """Say in one line why a run ended.
-
-    Args:
-        error: What it ended with.
-        given: The command line; with ``--debug`` the traceback is shown before the line.
-        interrupted: Whether Ctrl-C was pressed: whatever was under way then may fail as it likes.
-
-    Returns:
-        The exit status.
-    """
+    """Say in one line why a run ended."""
     if isinstance(error, BrokenPipeError):  # the reader had enough; nothing more may be flushed into it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -37,13 +37,6 @@ class UserError(ValueError):
 def without_password(text: str, *, of: str = "") -> str:
     """Take the passwords out of the URLs of a text: of users, and of parameters that are called so.
 
-    Args:
-        text: Any text.
-        of: A URL whose password is taken out wherever the text has it, also in pieces, as drivers quote hosts.
-
-    Returns:
-        The text with ``***`` for each.
-
     Example:
         >>> without_password("sqlite:///a.db, mysql://me:s3cret@host/db?password=s3cret")
         'sqlite:///a.db, mysql://me:***@host/db?password=***'
@@ -57,32 +50,14 @@ def without_password(text: str, *, of: str = "") -> str:
 
 
 def shown(line: str) -> str:
-    """A line as a terminal may see it: names in a file may be anybody's.
-
-    Args:
-        line: Any text.
-
-    Returns:
-        The text in one line, without passwords of URLs and letters that move the cursor.
-    """
+    """A line as a terminal may see it: names in a file may be anybody's."""
     line = without_password(line.replace("\n", " "))
     moving = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     return "".join(ascii(letter)[1:-1] if unicodedata.category(letter) in moving else letter for letter in line)
 
 
 def require(holds: bool, what: str, got: object, why: str, do: str) -> None:
-    """Refuse in one line what cannot work.
-
-    Args:
-        holds: Whether it can.
-        what: The setting, file or object at fault.
-        got: The offending value, shown with ``str``.
-        why: Why it cannot work.
-        do: The change or command that mends it.
-
-    Raises:
-        UserError: If ``holds`` is false.
-    """
+    """Refuse in one line what cannot work."""
     if not holds:
         raise UserError(what, got=got, why=why, do=do)
 

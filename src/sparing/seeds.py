@@ -48,18 +48,7 @@ def stream(seed: int, *labels: str | int) -> torch.Generator:
 
 
 def number(seed: int, *labels: str | int) -> int:
-    """Return the 63-bit integer of a seed and labels, for what can only be seeded by one (torch's global generators).
-
-    Args:
-        seed: Any integer; the experiment.
-        labels: What the number is for.
-
-    Returns:
-        In [0, 2⁶³); the ``initial_seed()`` of ``stream`` with the same arguments, less its highest bit.
-
-    Raises:
-        TypeError: As ``stream``.
-    """
+    """Return a 63-bit integer from a seed and labels, for generators that take only one (torch's global ones)."""
     return int.from_bytes(hashlib.shake_256(_key(seed, labels)).digest(8), "little") % (1 << 63)
 
 

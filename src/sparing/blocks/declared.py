@@ -15,34 +15,16 @@ from sparing.blocks.repeated import CONTAINERS, is_composite, parts
 class Declared:
     """Paths that a Hugging Face model names by its own methods; ``None`` where it names none."""
 
-    model: Place
-    """The Hugging Face model, which may sit inside PEFT's or a user's module."""
-
-    backbone: str
-    """What follows the body outside this path is head."""
-
-    embed: str | None
-    """Input embedding."""
-
-    head: str | None
-    """Output embedding."""
-
-    tower: str | None
-    """The text decoder of a model that has other towers: what no text passes through comes before it."""
-
-    blocks: tuple[Place, ...]
-    """The decoder's layers; empty if the configuration names no number that a list matches."""
+    model: Place  # the Hugging Face model, which may sit inside PEFT's or a user's module
+    backbone: str  # what follows the body outside this path is head
+    embed: str | None  # input embedding
+    head: str | None  # output embedding
+    tower: str | None  # the text decoder of a model that has other towers: what no text passes through comes before it
+    blocks: tuple[Place, ...]  # the decoder's layers; empty if the configuration names no number that a list matches
 
 
 def declared(model: nn.Module) -> Declared | None:
-    """Ask the one Hugging Face model in a module for its parts.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Its answers, or ``None`` if there is no such model, or several side by side.
-    """
+    """Ask the one Hugging Face model in a module for its parts."""
     found = _pretrained(Place("", unwrap(model)))
     if len(found) != 1:
         return None

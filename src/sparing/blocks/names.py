@@ -28,22 +28,12 @@ _WRAPPERS = (
 class Place(NamedTuple):
     """One place in the model where a module is reachable."""
 
-    path: str
-    """Canonical dotted path, empty for the model itself."""
-
-    module: nn.Module
-    """The module there, without wrappers."""
+    path: str  # canonical dotted path, empty for the model itself
+    module: nn.Module  # the module there, without wrappers
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside any wrappers, told by their type: a user's attribute called ``module`` is no wrapper.
-
-    Args:
-        module: Any module, wrapped any number of times or not at all.
-
-    Returns:
-        The first module that is not an instance of a known wrapper.
-    """
+    """Return the module inside any wrappers, told by their type: a user's attribute called ``module`` is no wrapper."""
     for source, kind, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(source), kind, None)
         if wrapper is not None and isinstance(module, wrapper):

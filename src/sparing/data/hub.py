@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PATIENCE = 5.0
-"""Longest wait for the hub's first answer (seconds)."""
+PATIENCE = 5.0  # longest wait for the hub's first answer (seconds)
 
+# files of a model that we use; none of them can run code
 PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-"""Files of a model that we use; none of them can run code."""
 
 
 class HubError(Exception):
@@ -21,17 +20,7 @@ class HubError(Exception):
 
 
 def snapshot(repository: str) -> Path:
-    """Return a model's folder in the hub client's own cache, downloading it if the hub answers at once.
-
-    Args:
-        repository: ``owner/name``.
-
-    Returns:
-        A folder with ``config.json`` and safetensors.
-
-    Raises:
-        HubError: If the client is not installed, the model is not in its cache and the hub does not answer.
-    """
+    """Return a model's folder in the hub client's own cache, downloading it if the hub answers at once."""
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:

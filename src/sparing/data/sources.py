@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sparing.data")
 
+# ends of file names by which a given path is taken for the asset's archive
 ARCHIVES = (".tgz", ".gz", ".whl", ".zip", ".deb", ".tar", ".xz")
-"""Ends of file names by which a given path is taken for the asset's archive."""
 
-ROOM = 2 << 30
-"""Largest size of what is unpacked from one archive (bytes)."""
+ROOM = 2 << 30  # largest size of what is unpacked from one archive (bytes)
 
 
 def fetch(

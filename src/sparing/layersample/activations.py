@@ -26,28 +26,17 @@ class LoRA:
     Source: Hu et al. 2022 (arXiv:2106.09685); what is kept for the backward pass is that of peft.
     """
 
-    rank: int = 16
-    """Rank r of every adapter (count)."""
+    rank: int = 16  # rank r of every adapter (count)
+    embed: bool = False  # adapt the embedding too
+    head: bool = False  # adapt the head too
+    dropout: bool = False  # dropout before each adapter; every adapter then keeps its own masked copy of its input
 
-    embed: bool = False
-    """Adapt the embedding too."""
-
-    head: bool = False
-    """Adapt the head too."""
-
-    dropout: bool = False
-    """Dropout before each adapter; every adapter then keeps its own masked copy of its input."""
-
+    # adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its
+    # input
     float_adapters: bool = False
-    """Adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its
-    input."""
 
     def __post_init__(self) -> None:
-        """Refuse a rank below one.
-
-        Raises:
-            UserError: If the rank is below one.
-        """
+        """Refuse a rank below one."""
         if self.rank < 1:
             raise UserError("LoRA.rank", got=self.rank, why="an adapter needs a rank", do="pass rank >= 1")
 
@@ -61,27 +50,18 @@ class LoRA:
 class Work:
     """One forward and backward pass, as far as memory goes."""
 
-    batch: int
-    """Sequences at once (count)."""
+    batch: int  # sequences at once (count)
+    length: int  # tokens of a sequence (count)
+    dtype: torch.dtype  # type of weights and activations
+    attention: Literal["sdpa", "eager"] = "sdpa"  # fused attention, or the whole matrix of scores
 
-    length: int
-    """Tokens of a sequence (count)."""
-
-    dtype: torch.dtype
-    """Type of weights and activations."""
-
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Fused attention, or the whole matrix of scores."""
-
+    # the batch has a padding mask: fused attention then repeats grouped keys and values, and each block keeps the mask
+    # as numbers to add
     padded: bool = False
-    """The batch has a padding mask: fused attention then repeats grouped keys and values, and each block keeps
-    the mask as numbers to add."""
+    checkpointing: bool = False  # keep only the input of each block and compute it again in the backward pass
 
-    checkpointing: bool = False
-    """Keep only the input of each block and compute it again in the backward pass."""
-
+    # the loop keeps the logits while it goes backward; ``model(**batch).loss`` and the Trainer do not
     logits: bool = False
-    """The loop keeps the logits while it goes backward; ``model(**batch).loss`` and the Trainer do not."""
 
     @property
     def tokens(self) -> int:
@@ -98,20 +78,11 @@ class Work:
 class Trained:
     """What trains at one instant."""
 
-    embed: bool = True
-    """The embedding."""
-
-    blocks: frozenset[int] = frozenset()
-    """Indices of the body blocks."""
-
-    tail: bool = True
-    """The final norm."""
-
-    head: bool = True
-    """The head."""
-
-    lora: LoRA | None = None
-    """Adapters in every block, or none."""
+    embed: bool = True  # the embedding
+    blocks: frozenset[int] = frozenset()  # indices of the body blocks
+    tail: bool = True  # the final norm
+    head: bool = True  # the head
+    lora: LoRA | None = None  # adapters in every block, or none
 
     def lowest(self, layers: int) -> int:
         """Index of the first block whose backward pass runs (the number of blocks if none does)."""

@@ -13,39 +13,19 @@ from sparing.errors import UserError
 from sparing.layersample.inclusion import allocate, pivotal, systematic
 from sparing.seeds import stream
 
+# how a set of fixed size with given inclusion probabilities is drawn; both are exact
 Method = Literal["systematic", "pivotal"]
-"""How a set of fixed size with given inclusion probabilities is drawn; both are exact."""
 
 _DESIGNS = {"systematic": systematic, "pivotal": pivotal}
 
 
 def design(probabilities: Tensor, method: Method, *, seed: int, name: str, interval: int) -> tuple[int, ...]:
-    """Draw a set with the given inclusion probabilities from the stream of (seed, name, interval).
-
-    Args:
-        probabilities: π, float64, shape (count,), with an integer sum.
-        method: The design.
-        seed: Seed of the run.
-        name: Name of the sampler, part of the stream's label.
-        interval: Index of the interval.
-
-    Returns:
-        The drawn indices, sorted.
-    """
+    """Draw a set with the given inclusion probabilities from the stream of (seed, name, interval)."""
     return _DESIGNS[method](probabilities.tolist(), stream(seed, "layersample", name, interval))
 
 
 def check_design(owner: str, method: str, floor: float) -> None:
-    """Refuse a design or a floor that does not exist.
-
-    Args:
-        owner: Name of the sampler, for the message.
-        method: The design asked for.
-        floor: Smallest probability, as a share of the uniform one.
-
-    Raises:
-        UserError: If the design is unknown or the floor is outside [0, 1].
-    """
+    """Refuse a design or a floor that does not exist."""
     if method not in _DESIGNS:
         raise UserError(f"{owner}.method", got=method, why="no such design", do="pass 'systematic' or 'pivotal'")
     if not 0.0 <= floor <= 1.0:
@@ -58,16 +38,6 @@ def known(scores: Tensor | None, count: int) -> Tensor:
     """Fill in what is not known: equal scores for None, the largest known score for a block never seen (NaN).
 
     Optimism towards unseen blocks makes the sampler look at each of them early.
-
-    Args:
-        scores: Non-negative scores, shape (count,), NaN where no value was observed yet; or None.
-        count: Number of blocks.
-
-    Returns:
-        Finite scores, float64, shape (count,).
-
-    Raises:
-        UserError: If the shape is wrong or a score is negative or infinite.
     """
     if scores is None:
         return torch.ones(count, dtype=torch.float64)

@@ -24,9 +24,9 @@ from sparing.layersample.signals import updated
 from sparing.layersample.state import StateStore, named_state, pack, put_, unpack
 from sparing.layersample.truncate import Prefix
 
+# live samplers: a new one closes those that share a parameter with it, whose frozen blocks would else look like the
+# user's
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
-"""Live samplers: a new one closes those that share a parameter with it, whose frozen blocks would else look like the
-user's."""
 
 
 class _Part(Protocol):

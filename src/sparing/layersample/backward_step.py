@@ -13,8 +13,7 @@ from sparing.layersample import ranks
 from sparing.layersample.apply import Sampler
 from sparing.layersample.state import is_sharded
 
-_EPSILON = 1e-6
-"""Added to the norm by ``torch.nn.utils.clip_grad_norm_``, whose result this must equal."""
+_EPSILON = 1e-6  # added to the norm by ``torch.nn.utils.clip_grad_norm_``, whose result this must equal
 
 
 class StepInBackward:

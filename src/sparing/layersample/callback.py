@@ -20,8 +20,7 @@ from sparing.layersample.apply import Sampler
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.state import read_state, write_state
 
-FILE = "layer_sampling.safetensors"
-"""File beside the Trainer's own in each of its checkpoints."""
+FILE = "layer_sampling.safetensors"  # file beside the Trainer's own in each of its checkpoints
 
 _DO = "use one process, or FSDP2 with state='reset' or 'keep', and an ordinary optimizer such as adamw_torch"
 
@@ -128,17 +127,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
 
 
 def settings_from(description: Mapping[str, Any]) -> LayerSampling:
-    """Rebuild settings from their ``describe()``.
-
-    Args:
-        description: Plain values; those missing get their defaults.
-
-    Returns:
-        The settings.
-
-    Raises:
-        UserError: If the sampler is not one of ours.
-    """
+    """Rebuild settings from their ``describe()``."""
     values, sampler = dict(description), dict(description.get("sampler", {"name": "Uniform"}))
     values.pop("sampler", None)
     name = sampler.pop("name")
@@ -156,15 +145,7 @@ def _checkpoint(args: Any, state: Any) -> Path:
 
 
 def _refuse(args: Any, settings: LayerSampling) -> None:
-    """Refuse set-ups of the Trainer that fix, or hold gradients for, more than the active blocks.
-
-    Args:
-        args: The Trainer's arguments.
-        settings: Settings of the sampling.
-
-    Raises:
-        UserError: If it is one of them.
-    """
+    """Refuse set-ups of the Trainer that fix, or hold gradients for, more than the active blocks."""
     optim = str(getattr(args.optim, "value", args.optim))
     reasons = {
         "deepspeed": (bool(args.deepspeed), "DeepSpeed fixes which parameters train when it starts"),

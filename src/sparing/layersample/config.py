@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 from sparing.errors import UserError
 from sparing.layersample.draws import Bernoulli, CostAware, Draw, Uniform
 
-StatePolicy = Literal["reset", "keep", "offload", "reset_all"]
-"""What happens to optimizer state when blocks change."""
+StatePolicy = Literal["reset", "keep", "offload", "reset_all"]  # what happens to optimizer state when blocks change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,17 +12,10 @@ from sparing.layersample.shape import Shape
 class Flops:
     """Floating-point operations of one step in matrix products; a multiply-add counts two."""
 
-    forward: int = 0
-    """Forward pass (operations)."""
-
-    recompute: int = 0
-    """Forward passes of blocks run again under activation checkpointing (operations)."""
-
-    inputs: int = 0
-    """Gradients with respect to activations (operations): all blocks from the lowest trained one up."""
-
-    weights: int = 0
-    """Gradients with respect to weights (operations): trained ones only."""
+    forward: int = 0  # forward pass (operations)
+    recompute: int = 0  # forward passes of blocks run again under activation checkpointing (operations)
+    inputs: int = 0  # gradients with respect to activations (operations): all blocks from the lowest trained one up
+    weights: int = 0  # gradients with respect to weights (operations): trained ones only
 
     @property
     def total(self) -> int:
@@ -31,16 +24,10 @@ class Flops:
 
 
 def flops(shape: Shape, work: Work, trained: Trained) -> Flops:
-    """Count the matrix products of one step; the embedding is a lookup and costs none, attention is counted unmasked.
+    """Count the matrix products of one step; an embedding lookup costs none, attention is counted unmasked.
 
-    Args:
-        shape: Sizes of the model.
-        work: Batch, length and checkpointing.
-        trained: What trains.
-
-    Returns:
-        Operations by part. For short sequences and n weights per token the total is near the familiar ``6n`` (full),
-        ``4n + 2n_active`` (embedding trains), ``2n + 2n_above + 2n_active`` (embedding frozen).
+    For short sequences and n weights per token the total is near the familiar ``6n`` (full), ``4n + 2n_active``
+    (embedding trains), ``2n + 2n_above + 2n_active`` (embedding frozen).
     """
     lowest, lora = trained.lowest(shape.layers), trained.lora
     above = shape.layers - lowest

@@ -6,8 +6,7 @@ import math
 
 from sparing.layersample.draws import Bernoulli, Draw, Fixed, Reshuffle, Uniform
 
-_DRAWS = 512
-"""Draws averaged where no closed form is known; the standard error of the lowest index is then below N/45."""
+_DRAWS = 512  # draws averaged where no closed form is known; the standard error of the lowest index is then below N/45
 
 
 def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
@@ -15,15 +14,6 @@ def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
 
     ``1 − mean (1 − π_l)^R`` when rounds are independent; ``min(1, R·γ/N)`` for a reshuffled deal; γ/N for a fixed set.
     For a sampler that follows scores, π is that of equal scores.
-
-    Args:
-        sampler: The draw.
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-        rounds: Intervals (count), R = ⌈steps/period⌉.
-
-    Returns:
-        A share in [0, 1].
 
     Example:
         >>> round(1 - coverage(Uniform(), 32, 2, 10), 3)
@@ -44,14 +34,6 @@ def covered(count: int, active: int, rounds: int) -> list[float]:
 
     A Markov chain: with c reached, a draw brings h new ones with the hypergeometric chance ``C(N−c, h)·C(c, γ−h)/C(N,
     γ)``.
-
-    Args:
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-        rounds: Intervals (count), R.
-
-    Returns:
-        N + 1 probabilities, of 0 … N blocks reached; the last one is that of full coverage.
     """
     chances = [1.0] + [0.0] * count
     draws = math.comb(count, active)
@@ -70,13 +52,6 @@ def expected_lowest(count: int, active: int) -> float:
 
     With a frozen embedding the backward pass ends there. An empty set gives N: nothing below the tail is reached.
 
-    Args:
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-
-    Returns:
-        The expectation, in [0, N].
-
     Example:
         >>> expected_lowest(32, 2)
         10.0
@@ -88,14 +63,6 @@ def lowest(sampler: Draw, count: int, active: int) -> float:
     """Expected lowest index, from 0, of one draw of any sampler; N stands for an empty draw.
 
     Exact for uniform, reshuffled, fixed and Bernoulli draws; the mean of 512 draws for others.
-
-    Args:
-        sampler: The draw.
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-
-    Returns:
-        The expectation, in [0, N].
     """
     if isinstance(sampler, Fixed) and sampler.blocks is not None:
         return float(min(sampler.blocks, default=count))
@@ -108,17 +75,7 @@ def lowest(sampler: Draw, count: int, active: int) -> float:
 
 
 def most(sampler: Draw, count: int, active: int, *, risk: float = 1e-3) -> int:
-    """Bound the size of a draw: γ, or for Bernoulli draws what is exceeded with a chance below ``risk``.
-
-    Args:
-        sampler: The draw.
-        count: Body blocks (count), N.
-        active: Blocks per draw, or their mean (count), γ.
-        risk: Chance to exceed the number in one interval.
-
-    Returns:
-        Blocks (count).
-    """
+    """Bound the size of a draw: γ, or for Bernoulli draws what is exceeded with a chance below ``risk``."""
     if not isinstance(sampler, Bernoulli) or count == 0:
         return active
     share, below = active / count, 0.0

@@ -29,25 +29,11 @@ class Draw(Protocol):
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
     ) -> tuple[int, ...]:
-        """Pick blocks of ``range(count)`` for one interval; sorted, distinct, and the same for the same arguments.
-
-        Args:
-            count: Body blocks of the model (count), N.
-            active: Blocks asked for (count), γ, at most ``count``.
-            seed: Seed of the run.
-            interval: Index of the interval, from 0.
-            scores: Importance of each block, shape (count,), for rules that use it.
-        """
+        """Pick blocks of ``range(count)`` for one interval; sorted, distinct, and the same for the same arguments."""
         ...
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
-        """Probability of each block to be in one draw, float64, shape (count,).
-
-        Args:
-            count: Body blocks of the model (count), N.
-            active: Blocks asked for (count), γ.
-            scores: Importance of each block, shape (count,), for rules that use it.
-        """
+        """Probability of each block to be in one draw, float64, shape (count,)."""
         ...
 
 

@@ -50,14 +50,7 @@ class Guard:
         blocks: Sequence[Mapping[str, nn.Parameter]],
         averaged: Callable[[Sequence[nn.Parameter]], None],
     ) -> None:
-        """Hook into the optimizer, before anything that changes gradients or weights for the step, and into the blocks.
-
-        Args:
-            optimizer: The optimizer.
-            modules: Body blocks in order of use.
-            blocks: Parameters of each that may train.
-            averaged: Refuses gradients of these parameters that are not the mean over the processes.
-        """
+        # hook before anything that changes gradients or weights for the step: this must see what the loop left
         self._averaged = averaged
         self._fresh = True
         self._handles: list[RemovableHandle] = [
@@ -83,25 +76,11 @@ class Guard:
         self._used: dict[nn.Parameter, tuple[weakref.ref[Tensor], int]] = {}
 
     def expect(self, on: Mapping[str, nn.Parameter], off: Mapping[str, nn.Parameter], drawn: Sequence[int]) -> None:
-        """Say what trains from now on.
-
-        Args:
-            on: Canonical name -> parameter, of all that trains.
-            off: Of all that does not.
-            drawn: Indices of the drawn blocks.
-        """
+        """Say what trains from now on."""
         self._on, self._off, self._drawn, self._fresh = on, off, drawn, True
 
     def begin(self, step: int) -> None:
-        """Note that an optimizer step begins.
-
-        Args:
-            step: Its index.
-
-        Raises:
-            UserError: If weights changed since the last one though this optimizer has never stepped, or a step is begun
-                again and again.
-        """
+        """Note that an optimizer step begins."""
         if not self._stepped:  # what is loaded or averaged between later steps is nobody's concern
             written = sum(p._version for p in self._on.values())
             if self._begun not in {None, step} and written != self._written:
@@ -130,14 +109,7 @@ class Guard:
         self._written = sum(p._version for p in self._on.values()) if not self._stepped else 0
 
     def used(self, p: nn.Parameter) -> bool:
-        """Whether an optimizer's step has used a parameter's gradient, and nothing was added since.
-
-        Args:
-            p: A parameter that has a gradient.
-
-        Returns:
-            Whether it is the same tensor, unchanged.
-        """
+        """Whether an optimizer's step has used a parameter's gradient, and nothing was added since."""
         seen = self._used.get(p)
         return seen is not None and p.grad is not None and seen[0]() is p.grad and seen[1] == p.grad._version
 

@@ -14,12 +14,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+# below this distance from 0 or 1 a probability counts as 0 or 1; far above the rounding of a sum of a thousand terms
 _CERTAIN = 1e-12
-"""Below this distance from 0 or 1 a probability counts as 0 or 1; far above the rounding of a sum of a thousand
-terms."""
 
-_NOTHING = 1e-200
-"""Weights below this share of the largest count as zero, so that no reciprocal overflows."""
+_NOTHING = 1e-200  # weights below this share of the largest count as zero, so that no reciprocal overflows
 
 
 def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list[float]:
@@ -28,14 +26,6 @@ def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list
     The result is ``π_l = clip(c·w_l, floor, 1)`` with the one constant c for which ``Σ π_l = size``. It maximises ``Σ
     w_l log π_l`` under those bounds. Blocks of weight zero get what they would in the limit of a vanishing equal
     weight: the floor, or an equal share of what is left when every other block is already certain.
-
-    Args:
-        weights: Non-negative finite weights, one per block; only ratios matter.
-        size: Blocks to draw (count), γ, between 0 and ``len(weights)``.
-        floor: Smallest probability π_min, at most ``size / len(weights)``.
-
-    Returns:
-        Probabilities, one per block, whose sum is ``size`` to rounding.
     """
     count = len(weights)
     assert 0 <= size <= count, (size, count)
@@ -73,29 +63,13 @@ def _factor(weights: Sequence[float], size: int, floor: float) -> float:
 
 
 def uniforms(count: int, generator: torch.Generator) -> list[float]:
-    """Take ``count`` numbers of [0, 1) with 53 random bits each; the only way randomness enters a draw.
-
-    Args:
-        count: Numbers wanted.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        Python floats.
-    """
+    """Take ``count`` numbers of [0, 1) with 53 random bits each; the only way randomness enters a draw."""
     values: list[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
     return values
 
 
 def shuffled(count: int, generator: torch.Generator) -> list[int]:
-    """Permute ``range(count)`` by sorting uniform keys, which no release of torch can reinterpret.
-
-    Args:
-        count: Length of the permutation.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        The permutation.
-    """
+    """Permute ``range(count)`` by sorting uniform keys, which no release of torch can reinterpret."""
     keys = uniforms(count, generator)
     return sorted(range(count), key=keys.__getitem__)
 
@@ -105,13 +79,6 @@ def systematic(probabilities: Sequence[float], generator: torch.Generator) -> tu
 
     Exactly ``Σ π`` blocks are drawn and block l is among them with probability exactly π_l. The random order makes
     (nearly) every pair possible.
-
-    Args:
-        probabilities: π, each in [0, 1], with an integer sum.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        The drawn indices, sorted.
 
     Source: Madow 1949; Hartley and Rao 1962 (the random order).
     """
@@ -130,13 +97,6 @@ def pivotal(probabilities: Sequence[float], generator: torch.Generator) -> tuple
     """Draw by duels: two undecided blocks fight until one has probability 0 or 1, and the other goes on.
 
     Exactly ``Σ π`` blocks are drawn and block l is among them with probability exactly π_l.
-
-    Args:
-        probabilities: π, each in [0, 1], with an integer sum.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        The drawn indices, sorted.
 
     Source: Deville and Tillé 1998, "Unequal probability sampling without replacement through a splitting method".
     """
@@ -168,14 +128,6 @@ def update_correction(probabilities: Tensor, *, low: float = 0.25, high: float =
 
     Adam cancels any scale of the gradient, so the *step* is what must be scaled. Under uniform sampling every
     multiplier is 1.
-
-    Args:
-        probabilities: Inclusion probabilities π, shape (count,), each in [0, 1].
-        low: Smallest multiplier.
-        high: Largest multiplier; bounds the step of a block that is hardly ever drawn.
-
-    Returns:
-        Multipliers, shape (count,); a block of probability zero gets 1, it never steps.
     """
     mean = probabilities.mean()
     ratio = (mean / probabilities).clamp(low, high)

@@ -17,8 +17,7 @@ from sparing.errors import UserError
 from sparing.layersample.config import StatePolicy
 from sparing.layersample.state import is_sharded, to_host
 
-HALVES = (torch.bfloat16, torch.float16)
-"""Dtypes that get masters."""
+HALVES = (torch.bfloat16, torch.float16)  # dtypes that get masters
 
 
 @dataclass(slots=True, eq=False)
@@ -39,15 +38,7 @@ class Masters:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
-        """Hook into the optimizer.
-
-        Args:
-            optimizer: The optimizer to run in fp32.
-            names: Parameter -> canonical name, of all that may train.
-
-        Raises:
-            UserError: If a parameter is sharded.
-        """
+        """Hook into the optimizer."""
         if any(is_sharded(p) for p in names):
             raise UserError(
                 "LayerSampling.masters",
@@ -68,12 +59,7 @@ class Masters:
         ]
 
     def leave_(self, names: Mapping[str, nn.Parameter], policy: StatePolicy) -> None:
-        """Treat the masters of parameters that stop training as their optimizer state is treated.
-
-        Args:
-            names: Canonical name -> parameter.
-            policy: What happens to state that leaves.
-        """
+        """Treat the masters of parameters that stop training as their optimizer state is treated."""
         for name in names:
             if name in self.weights and policy == "offload":
                 self.weights[name] = to_host(self.weights[name])
@@ -82,11 +68,7 @@ class Masters:
                 self._versions.pop(name, None)
 
     def load_(self, weights: Mapping[str, Tensor]) -> None:
-        """Take masters from a checkpoint; each moves to its parameter's device at its next step.
-
-        Args:
-            weights: Canonical name -> fp32 tensor.
-        """
+        """Take masters from a checkpoint; each moves to its parameter's device at its next step."""
         self.weights = {name: weight.float() for name, weight in weights.items()}
         self._versions.clear()
 

@@ -13,19 +13,7 @@ from sparing.errors import UserError
 
 
 def parts_of(model: nn.Module, body: str | Sequence[str] | None = None) -> tuple[list[Block], frozenset[str]]:
-    """Divide a model: blocks of an encoder are drawn like those of its decoder, and towers for pictures stay frozen.
-
-    Args:
-        model: Any module.
-        body: The blocks to draw from, as ``find_blocks`` takes it; None finds them.
-
-    Returns:
-        Its blocks, and the names of parameters outside the body that stay frozen: the vision and audio towers of a
-        multimodal Hugging Face model, with their projectors.
-
-    Raises:
-        UserError: If another list of blocks would train whole, whatever is drawn.
-    """
+    """Divide a model: blocks of an encoder are drawn like those of its decoder, and towers for pictures stay frozen."""
     blocks = find_blocks(model, body=body)
     if body is None and (encoder := encoder_blocks(model)):
         blocks = find_blocks(model, body=[*encoder, *(b.name for b in blocks if b.role == "body")])

@@ -29,9 +29,9 @@ _MOMENTS = 2
 _FLOAT = 4
 
 
+# A form of torch's AdamW: one parameter at a time with two copies of it, all at once with a copy of each, or one kernel
+# without any
 Form = Literal["single", "foreach", "fused"]
-"""A form of torch's AdamW: one parameter at a time with two copies of it, all at once with a copy of each, or one
-kernel without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,45 +39,30 @@ class Full:
     """The other rival: everything trains, at every step."""
 
 
-Method = LayerSampling | LoRA | Full
-"""A way to fine-tune, as a value."""
+Method = LayerSampling | LoRA | Full  # A way to fine-tune, as a value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """What a step of fine-tuning will cost, and what the whole run will reach."""
 
+    # composition at the peak of a steady step, for the draw that costs most; its ``phases`` end forward, backward and
+    # step
     bytes: Profile
-    """Composition at the peak of a steady step, for the draw that costs most; its ``phases`` end forward, backward and
-    step."""
+    host: int  # optimizer state kept in host memory (bytes); with ``state="offload"`` only
+    trainable: int  # parameters that train at once (count)
+    parameters: int  # all parameters, adapters included (count)
+    always: float  # share of the trainable parameters that are always on: embedding, final norm and head
 
-    host: int
-    """Optimizer state kept in host memory (bytes); with ``state="offload"`` only."""
-
-    trainable: int
-    """Parameters that train at once (count)."""
-
-    parameters: int
-    """All parameters, adapters included (count)."""
-
-    always: float
-    """Share of the trainable parameters that are always on: embedding, final norm and head."""
-
+    # expected share of body blocks that train at least once within ``steps``; None without ``steps``
     coverage: float | None
-    """Expected share of body blocks that train at least once within ``steps``; None without ``steps``."""
 
+    # expected index of the lowest block that trains, from 0; the number of blocks if none does. With a frozen embedding
+    # the backward pass ends there.
     lowest_active: float
-    """Expected index of the lowest block that trains, from 0; the number of blocks if none does. With a frozen
-    embedding the backward pass ends there."""
-
-    flops: int
-    """Expected operations of a step in matrix products, multiply-adds counted as two."""
-
-    ratio: float
-    """Operations of full fine-tuning, over these: the ideal speed-up."""
-
-    advice: tuple[str, ...]
-    """What one should know before starting, one sentence each; empty if all is well."""
+    flops: int  # expected operations of a step in matrix products, multiply-adds counted as two
+    ratio: float  # operations of full fine-tuning, over these: the ideal speed-up
+    advice: tuple[str, ...]  # what one should know before starting, one sentence each; empty if all is well
 
 
 def predict(
@@ -146,17 +131,7 @@ def predict(
 
 
 def shape_of(model: nn.Module) -> Shape:
-    """Read the shape from a Hugging Face model, and hold it against the parameters it has.
-
-    Args:
-        model: The model; only its configuration and the sizes of its parameters are read.
-
-    Returns:
-        Its shape.
-
-    Raises:
-        UserError: If the model has no configuration, or other parameters than its configuration says.
-    """
+    """Read the shape from a Hugging Face model, and hold it against the parameters it has."""
     config = getattr(model, "config", None)
     if config is None:
         raise UserError(
@@ -179,15 +154,6 @@ def shape_of(model: nn.Module) -> Shape:
 
 def prefer_lora(shape: Shape, settings: LayerSampling, work: Work, *, rank: int = 16) -> str | None:
     """Say so if always-on parameters dominate and LoRA would take less memory.
-
-    Args:
-        shape: Sizes of the model.
-        settings: Layer sampling.
-        work: Batch, length, dtype and the rest.
-        rank: Rank of the adapters compared with.
-
-    Returns:
-        A sentence, or None.
 
     Example:
         >>> wide = Shape(layers=32, width=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256)
@@ -215,8 +181,7 @@ class _Case:
     work: Work
     blocks: Sequence[int] | None = None
     form: Form = "single"
-    again: bool = False
-    """Whether a micro-batch finds gradients of another."""
+    again: bool = False  # whether a micro-batch finds gradients of another
 
     @property
     def trained(self) -> Trained:

@@ -77,12 +77,7 @@ class GradientProbe:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Mapping[str, nn.Parameter]]) -> None:
-        """Hook into the optimizer.
-
-        Args:
-            optimizer: The optimizer.
-            blocks: Parameters of each body block that may train.
-        """
+        """Hook into the optimizer."""
         self._block = {p: index for index, params in enumerate(blocks) for p in params.values()}
         self.mean = _Mean([sum(p.numel() for p in params.values()) for params in blocks])
         self._handle = optimizer.register_step_pre_hook(self._before)
@@ -111,11 +106,7 @@ class BoundProbe:
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        """Hook into the linear maps.
-
-        Args:
-            blocks: Body blocks in order of use.
-        """
+        """Hook into the linear maps."""
         maps = [[m for m in block.modules() if _is_linear(m)] for block in blocks]
         self.mean = _Mean([sum(p.numel() for m in own for p in [m.get_parameter("weight")]) for own in maps])
         self._products: dict[tuple[int, nn.Module], Tensor] = {}
@@ -151,17 +142,7 @@ def probe_for(
     params: Sequence[Mapping[str, nn.Parameter]],
     modules: Sequence[nn.Module],
 ) -> Probe | None:
-    """Choose the probe that a sampler asks for by its ``needs_scores`` and ``signal``.
-
-    Args:
-        draw: The sampler.
-        optimizer: The optimizer.
-        params: Parameters of each body block that may train.
-        modules: Body blocks in order of use.
-
-    Returns:
-        A probe, hooked in, or None.
-    """
+    """Choose the probe that a sampler asks for by its ``needs_scores`` and ``signal``."""
     if not getattr(draw, "needs_scores", False):
         return None
     bound = getattr(draw, "signal", "gradient") == "bound"

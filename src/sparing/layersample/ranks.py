@@ -16,28 +16,12 @@ from sparing.layersample.state import is_sharded
 
 
 def several(group: Any = None) -> bool:
-    """Tell whether more than one process belongs to a group.
-
-    Args:
-        group: Process group; None is all processes.
-
-    Returns:
-        False also where ``torch.distributed`` is not initialised.
-    """
+    """Tell whether more than one process belongs to a group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
 def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
-    """Compare a fact on all processes by its hash, in one reduction of two numbers.
-
-    Args:
-        fact: Anything whose ``repr`` is the same in every process that agrees.
-        shown: What the message shows of it.
-        group: Processes that must agree; None is all.
-
-    Raises:
-        UserError: On every process, if any differs.
-    """
+    """Compare a fact on all processes by its hash, in one reduction of two numbers."""
     if not _agreed(fact, group):
         raise UserError(
             "drawn blocks",
@@ -51,13 +35,6 @@ def assert_averaged(params: Iterable[nn.Parameter], group: Any = None) -> None:
     """Refuse gradients that differ between processes: nobody averaged them, and the replicas would drift apart.
 
     ``DistributedDataParallel`` around a model whose blocks were frozen by then does not reduce those that thaw later.
-
-    Args:
-        params: What trains.
-        group: Processes that train one model; None is all.
-
-    Raises:
-        UserError: On every process, if any differs.
     """
     grads = [p.grad.detach() for p in params if p.grad is not None] if several(group) else []
     sums = torch.stack([g.double().sum().cpu() for g in grads]).tolist() if grads else []
@@ -83,15 +60,7 @@ def _agreed(fact: object, group: Any) -> bool:
 
 
 def mean_over_ranks(values: Tensor, group: Any = None) -> Tensor:
-    """Average a small tensor over processes, leaving NaN entries of single processes out.
-
-    Args:
-        values: Any shape, float64.
-        group: Processes to average over; None is all.
-
-    Returns:
-        The same numbers on every process; NaN where every process had NaN.
-    """
+    """Average a small tensor over processes, leaving NaN entries of single processes out."""
     if not several(group):
         return values
     seen = ~values.isnan()
@@ -106,13 +75,6 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
 
     Call between the last backward pass and the optimizer's step, on every process. A parameter that got a gradient on
     some processes only counts as zero on the others; one that got none anywhere stays without.
-
-    Args:
-        params: Canonical name -> parameter, in the same order everywhere, such as ``Sampler.trainable``.
-        group: Processes to average over; None is all.
-
-    Raises:
-        UserError: If a parameter is sharded: ``fully_shard`` reduces its gradients itself.
     """
     if not several(group):
         return
@@ -152,9 +114,6 @@ def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:
 
     ``fully_shard`` resolves the dtypes of a group once, from the parameters that train at that moment; a group with
     none keeps "no dtype" and its first gradient, in ``param_dtype``, then cannot be assigned to its parameter.
-
-    Args:
-        modules: Modules whose blocks may have been thawed.
 
     Source: pytorch issue 186998.
     """

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from sparing.errors import UserError
 from sparing.layersample.config import StatePolicy
 
-Values = dict[str, Any]
-"""State of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``."""
+Values = dict[str, Any]  # state of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -91,21 +90,12 @@ class StateStore:
     LMFlow's callback (keep).
     """
 
-    optimizer: torch.optim.Optimizer
-    """The optimizer whose ``state`` is changed."""
-
-    policy: StatePolicy
-    """What happens to state that leaves."""
-
-    hosted: dict[str, Values] = field(default_factory=dict)
-    """State in host memory, by canonical parameter name."""
+    optimizer: torch.optim.Optimizer  # the optimizer whose ``state`` is changed
+    policy: StatePolicy  # what happens to state that leaves
+    hosted: dict[str, Values] = field(default_factory=dict)  # state in host memory, by canonical parameter name
 
     def leave_(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Treat the state of parameters that stop training.
-
-        Args:
-            params: Canonical name -> parameter.
-        """
+        """Treat the state of parameters that stop training."""
         if self.policy == "keep":
             return
         for name, parameter in params.items():
@@ -114,11 +104,7 @@ class StateStore:
                 self.hosted[name] = {key: to_host(value) for key, value in values.items()}
 
     def enter_(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Bring back what ``leave_`` moved away; what it dropped is built anew by the optimizer's next step.
-
-        Args:
-            params: Canonical name -> parameter.
-        """
+        """Bring back what ``leave_`` moved away; what it dropped is built anew by the optimizer's next step."""
         for name, parameter in params.items():
             values = self.hosted.pop(name, None)
             if values is not None and not self.optimizer.state.get(parameter):
@@ -131,13 +117,7 @@ class StateStore:
 
 
 def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]) -> None:
-    """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes.
-
-    Args:
-        optimizer: Owner of the state.
-        parameter: One of its parameters.
-        values: State values; tensors are moved to the parameter's device, not copied if they are there already.
-    """
+    """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes."""
     groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     group = next(groups, {})
     on_device = bool(group.get("capturable") or group.get("fused"))
@@ -147,15 +127,7 @@ def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapp
 
 
 def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split state by parameter name into tensors, for safetensors, and plain values, for JSON.
-
-    Args:
-        states: Parameter name -> state values.
-        prefix: First part of every key.
-
-    Returns:
-        Tensors keyed ``prefix/name/value``, and what is not a tensor under the same keys.
-    """
+    """Split state by parameter name into tensors, for safetensors, and plain values, for JSON."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for name, values in states.items():
@@ -182,15 +154,7 @@ def _plain(path: str, value: Any) -> Any:
 
 
 def unpack(entries: Mapping[str, Any], prefix: str) -> dict[str, Values]:
-    """Undo ``pack``: gather the entries under ``prefix`` by parameter name.
-
-    Args:
-        entries: Tensors and plain values together.
-        prefix: First part of the keys wanted.
-
-    Returns:
-        Parameter name -> state values.
-    """
+    """Undo ``pack``: gather the entries under ``prefix`` by parameter name."""
     states: dict[str, Values] = {}
     for path, value in entries.items():
         head, _, rest = path.partition("/")
@@ -201,38 +165,18 @@ def unpack(entries: Mapping[str, Any], prefix: str) -> dict[str, Values]:
 
 
 def named_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> dict[str, Values]:
-    """Optimizer state by parameter name, of those parameters that have any.
-
-    Args:
-        optimizer: Any ``torch`` optimizer.
-        params: Canonical name -> parameter.
-
-    Returns:
-        The live values, not copies.
-    """
+    """Optimizer state by parameter name, of those parameters that have any."""
     return {name: optimizer.state[p] for name, p in params.items() if optimizer.state.get(p)}
 
 
 def state_bytes(values: Iterable[Any]) -> int:
-    """Bytes of all tensors in some states, counted by element.
-
-    Args:
-        values: States, as found in ``optimizer.state.values()``.
-
-    Returns:
-        Bytes.
-    """
+    """Bytes of all tensors in some states, counted by element."""
     tensors = (v for state in values for v in state.values() if isinstance(v, Tensor))
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a ``state_dict`` to one safetensors file whose metadata hold its JSON part; the file appears whole or not.
-
-    Args:
-        path: File to write.
-        state: ``"tensors"`` maps keys to tensors, everything else is plain JSON.
-    """
+    """Write a ``state_dict`` atomically to one safetensors file whose metadata hold the JSON part."""
     from safetensors.torch import save_file
 
     plain = {key: value for key, value in state.items() if key != "tensors"}
@@ -247,17 +191,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what ``write_state`` wrote.
-
-    Args:
-        path: File to read.
-
-    Returns:
-        The plain part, and the tensors, on the CPU, under ``"tensors"``.
-
-    Raises:
-        UserError: If the file is missing or holds something else.
-    """
+    """Read what ``write_state`` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:

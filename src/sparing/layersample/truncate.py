@@ -58,12 +58,7 @@ class Prefix:
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Prepare; nothing changes before ``set_``.
-
-        Args:
-            model: The whole model.
-            blocks: Body blocks in order of use; none of them if the whole backward pass is wanted.
-        """
+        """Prepare; nothing changes before ``set_``."""
         self._blocks = list(blocks)
         embedders = (m for m in model.modules() if hasattr(m, "disable_input_require_grads"))
         self._hooked = list(embedders) if self._blocks else []

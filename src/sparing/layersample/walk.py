@@ -17,14 +17,9 @@ _FLOAT = 4
 class Held:
     """Bytes beside activations and gradients."""
 
-    params: int
-    """Weights of the model and of adapters (bytes)."""
-
-    optimizer: int
-    """Optimizer state, masters included (bytes)."""
-
-    step: int
-    """Temporaries of the optimizer's step (bytes)."""
+    params: int  # weights of the model and of adapters (bytes)
+    optimizer: int  # optimizer state, masters included (bytes)
+    step: int  # temporaries of the optimizer's step (bytes)
 
 
 def walk(shape: Shape, work: Work, trained: Trained, held: Held) -> Profile:
@@ -33,15 +28,6 @@ def walk(shape: Shape, work: Work, trained: Trained, held: Held) -> Profile:
     The instants looked at: the end of the forward pass, the backward passes of loss and head, of feed-forward part and
     attention of every block from the top down to the lowest trained one, and the optimizer's step. The embedding's is
     left out: it has all gradients alive and at most one table more, and AdamW's step has that too.
-
-    Args:
-        shape: Sizes of the model.
-        work: Batch, length, dtype, attention and checkpointing.
-        trained: What trains.
-        held: What is alive all the time.
-
-    Returns:
-        The peak, and the ends of the phases.
     """
     forward = at_forward_end(shape, work, trained)
     grads = _grads(shape, work, trained)

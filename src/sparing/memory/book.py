@@ -13,8 +13,7 @@ class _Entry:
 
     nbytes: int
     category: Category
-    born: int
-    """Number of the event that brought it (count)."""
+    born: int  # number of the event that brought it (count)
 
 
 class Book:
@@ -53,15 +52,7 @@ class Book:
         self._record_peak()
 
     def allocate(self, key: int, nbytes: int, category: Category, *, settle: bool = True) -> None:
-        """Enter an allocation.
-
-        Args:
-            key: Identity, unique among the living.
-            nbytes: Size (bytes).
-            category: What it holds, as far as is known.
-            settle: Whether it counts towards the peak at once; if not, only at the next ``settle``, after whatever it
-                replaces was freed.
-        """
+        """Enter an allocation."""
         self._events += 1
         self._live[key] = _Entry(nbytes, category, self._events)
         self._add(category, nbytes)

@@ -25,13 +25,13 @@ from sparing.memory.steps import Batch
 
 _ATEN: Final = torch.ops.aten
 _GROUPED: Final = _ATEN._grouped_mm.default
+# operations that make a tensor out of numbers
 _FACTORIES: Final = frozenset((
     _ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.full.default, _ATEN.zeros.default,
     _ATEN.ones.default, _ATEN.scalar_tensor.default,
 ))  # fmt: skip
-"""Operations that make a tensor out of numbers."""
+# dimensions of a table of rows: what has more, such as a mask of every pair of tokens, is too large to keep
 _ROWS: Final = 2
-"""Dimensions of a table of rows: what has more, such as a mask of every pair of tokens, is too large to keep."""
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
@@ -39,14 +39,6 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None 
 
     Ties, flags and hooks are kept. Nothing is allocated and the module is not changed, so one on the meta device or one
     whose layers were replaced by peft will do.
-
-    Args:
-        model: On any device.
-        mode: The mode that the fake tensors belong to.
-        dtype: Type of the floating-point tensors of the copy; by default their own.
-
-    Returns:
-        The copy.
     """
     found = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
     with mode:
@@ -61,17 +53,7 @@ def _fake(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def empty_batch(batch: Batch) -> dict[str, Tensor]:
-    """Make a batch of zeros on the CPU; under a fake mode nothing is allocated.
-
-    Args:
-        batch: Name -> a tensor, of which only shape and type are taken, or (shape, dtype).
-
-    Returns:
-        Name -> zeros.
-
-    Raises:
-        UserError: If an entry is neither.
-    """
+    """Make a batch of zeros on the CPU; under a fake mode nothing is allocated."""
     return {name: _zeros(name, entry) for name, entry in batch.items()}
 
 
@@ -94,10 +76,6 @@ class Values(TorchDispatchMode):
     Models read them to choose what they run: whether a row holds several texts, whether anything is padded, where a
     document ends. With values the fakes take the branch that the real tensors take; what depends on numbers that a
     prediction does not have stays unknown.
-
-    Args:
-        mode: The fake mode that runs outside.
-        batch: Of the step; whole numbers of a tensor are kept, those of a shape are taken to be zeros.
     """
 
     def __init__(self, mode: FakeTensorMode, batch: Batch) -> None:
@@ -186,9 +164,6 @@ def cuda_kernels() -> Iterator[None]:
     Dropout keeps a mask of one byte per element there instead of one element, and attention can drop weights without
     leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix. The functions
     are exchanged, because a mode for torch functions is off while torch goes backward, where checkpoints recompute.
-
-    Yields:
-        Once; the functions are back on exit.
     """
     functional: Any = F
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention

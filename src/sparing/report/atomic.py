@@ -12,13 +12,6 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
     Whatever goes wrong (a full disk, a killed process), the file of that name is the old one or the new one; on an
     error the temporary file is removed.
-
-    Args:
-        path: Target; missing folders are made.
-        content: Text (written as UTF-8) or bytes.
-
-    Returns:
-        The target.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

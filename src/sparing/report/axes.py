@@ -15,22 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis as OneAxis
     from matplotlib.ticker import Formatter
 
-Mark = tuple[float, str]
-"""A value to draw a line at, and the words beside it."""
+Mark = tuple[float, str]  # A value to draw a line at, and the words beside it
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def tick_texts(values: Sequence[float], *, base: int = 10, log: bool = False) -> list[str]:
     """Write the ticks of one axis alike: plain numbers with the same decimals, or all as powers.
-
-    Args:
-        values: The ticks, rising.
-        base: Base of a logarithmic axis.
-        log: Whether the axis is logarithmic.
-
-    Returns:
-        One text per tick.
 
     Example:
         >>> tick_texts([-0.5, 0.0, 0.5, 1.0]), tick_texts([0.0, 20000.0]), tick_texts([0.0, 5e6])

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-Cell = int | float | str | bool | None
-"""What a row may hold."""
+Cell = int | float | str | bool | None  # what a row may hold
 
-MISSING = "–"
-"""Shown for what was not measured; never a zero."""
+MISSING = "–"  # shown for what was not measured; never a zero
 
 _LADDERS: dict[str, tuple[tuple[float, float, str], ...]] = {  # unit -> (used from, one of it, its name)
     "B": ((0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB"), (2**40, 2**40, "TiB")),
@@ -30,28 +28,18 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 class Scale:
     """A unit to show values in: ``shown = value / one``."""
 
-    one: float
-    """One shown unit, in the unit of the data."""
-
-    unit: str
-    """Name of the shown unit ("" for a plain number)."""
+    one: float  # one shown unit, in the unit of the data
+    unit: str  # name of the shown unit ("" for a plain number)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table, ready to be printed."""
 
-    name: str
-    """Key of the column in the rows."""
-
-    unit: str
-    """Unit for the head row; "" where there is none or each cell carries its own."""
-
-    cells: tuple[str, ...]
-    """One text per row."""
-
-    numeric: bool
-    """Whether the cells are numbers, to be aligned right."""
+    name: str  # key of the column in the rows
+    unit: str  # unit for the head row; "" where there is none or each cell carries its own
+    cells: tuple[str, ...]  # one text per row
+    numeric: bool  # whether the cells are numbers, to be aligned right
 
     @property
     def label(self) -> str:
@@ -67,12 +55,6 @@ def words(name: str) -> str:
 def tidy(text: str) -> str:
     r"""Make a text safe for one line of a terminal: no control characters, no line breaks.
 
-    Args:
-        text: Any text, such as what a model wrote.
-
-    Returns:
-        One line; each control character is "�".
-
     Example:
         >>> tidy("two\nlines\x1b[31m")
         'two lines�[31m'
@@ -82,15 +64,7 @@ def tidy(text: str) -> str:
 
 
 def scale_of(values: Iterable[object], unit: str) -> Scale:
-    """Choose the prefix that the largest finite value asks for.
-
-    Args:
-        values: Cells of a column, in ``unit``; what is not a number is passed over.
-        unit: Unit of the data: "B" and "s" have prefixes, any other is kept.
-
-    Returns:
-        The unit to show.
-    """
+    """Choose the prefix that the largest finite value asks for."""
     ladder = _LADDERS.get(unit)
     if ladder is None:
         return Scale(1, unit)
@@ -111,12 +85,6 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def digits(value: float) -> str:
     """Write a number with three significant digits; an integer below a million is written exactly.
-
-    Args:
-        value: The number.
-
-    Returns:
-        Its text, without unit.
 
     Example:
         >>> [digits(x) for x in (3.2149, 12345.6, 1200, 24_407_040, 3e-4, 1.5e-7, float("nan"))]
@@ -216,16 +184,7 @@ def _cell(row: Mapping[str, Cell], name: str, scale: Scale, unit: str) -> str:
 def columns(
     rows: Sequence[Mapping[str, Cell]], *, units: Mapping[str, str] | None = None, names: Sequence[str] | None = None
 ) -> list[Column]:
-    """Turn rows into columns of text.
-
-    Args:
-        rows: Rows of one table.
-        units: Unit by column name.
-        names: Columns to show, in order; by default all, in order of first use, intervals folded.
-
-    Returns:
-        One column per name; a cell that a row lacks is a dash.
-    """
+    """Turn rows into columns of text."""
     units = units or {}
     shown = []
     for name in names if names is not None else _names(rows):

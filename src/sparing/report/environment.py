@@ -47,12 +47,6 @@ def environment() -> dict[str, Any]:
 def without_folders(text: str) -> str:
     """Reduce a text that is one absolute path to its last name; other texts are kept.
 
-    Args:
-        text: A path or any other text.
-
-    Returns:
-        The last name of an absolute path, or the text.
-
     Example:
         >>> without_folders("/data/models/stories"), without_folders("models/stories"), without_folders("and / or")
         ('stories', 'models/stories', 'and / or')
@@ -65,12 +59,6 @@ def without_folders(text: str) -> str:
 
 def command(arguments: Sequence[str]) -> str:
     """Write a command line as one would type it, absolute paths reduced to their last names.
-
-    Args:
-        arguments: ``sys.argv``.
-
-    Returns:
-        One line, quoted for a shell.
 
     Example:
         >>> command(["/opt/env/bin/sparing", "finetune", "/data/stories", "--out=/srv/run 1", "--lr", "1e-4"])
@@ -97,9 +85,6 @@ def commit() -> str | None:
 
     Git is not started: a repository may name programs that git would run. Whether files differ from the commit is
     therefore not told.
-
-    Returns:
-        Twelve digits, or None where the sources were installed from a package.
     """
     root = Path(__file__).resolve().parent.parent.parent.parent
     if not (root / "src" / "sparing").is_dir():

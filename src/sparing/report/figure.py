@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
+# the font stack of pages and pictures: what the reader's system has
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-"""The font stack of pages and pictures: what the reader's system has."""
 
 _STYLE = Path(__file__).with_name("style.mplstyle")
 WIDE, NARROW = 640.0, 343.0  # px: the column of a page; a phone of 375 px less its margins
@@ -184,13 +184,6 @@ def _svg_element(saved: bytes) -> str:
 
 def scoped(svg: str, prefix: str) -> str:
     """Put a prefix before every id of an SVG and every reference to one, so that many fit one page.
-
-    Args:
-        svg: An SVG element.
-        prefix: Letters and digits.
-
-    Returns:
-        The element with its own names.
 
     Example:
         >>> scoped('<g id="a"/><use href="#a" clip-path="url(#b)"/>', "p1")

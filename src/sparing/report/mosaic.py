@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     Pixels = np.ndarray[Any, np.dtype[np.float64]]
 
+# A name and its images: arrays or tensors of values 0 (black) to 1, shape (height, width) or (height, width, 3)
 Row = tuple[str, Sequence[Any]]
-"""A name and its images: arrays or tensors of values 0 (black) to 1, shape (height, width) or (height, width, 3)."""
 
 _MARGIN, _HEAD, _NAME, _LINE = 8.0, 20.0, 118.0, 15.0  # px: edges; column names; room for row names; one line of text
 

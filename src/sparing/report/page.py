@@ -77,14 +77,9 @@ class Sample:
 class Number:
     """One measured number, large."""
 
-    value: str
-    """With its unit."""
-
-    label: str
-    """What it is."""
-
-    note: str = ""
-    """Runs and seed behind it."""
+    value: str  # with its unit
+    label: str  # what it is
+    note: str = ""  # runs and seed behind it
 
 
 @dataclass(frozen=True, slots=True)

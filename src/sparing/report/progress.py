@@ -68,11 +68,7 @@ class Progress:
         self._started = self._shown = 0.0
 
     def __enter__(self) -> Self:
-        """Show the bar, or its first line.
-
-        Returns:
-            The bar.
-        """
+        """Show the bar, or its first line."""
         self._started = self._shown = self._clock()
         self._points.append((self._started, self.done))
         if _animated(self._stream):
@@ -159,12 +155,6 @@ def _plural(unit: str) -> str:
 
 def duration(seconds: float) -> str:
     """Write a span of time as people say it.
-
-    Args:
-        seconds: Its length.
-
-    Returns:
-        Text with units.
 
     Example:
         >>> [duration(seconds) for seconds in (0.25, 74.2, 750, 7500)]

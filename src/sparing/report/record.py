@@ -245,13 +245,6 @@ def plain(value: Any, *, top: bool = False) -> Any:
     class name), enumerations their values, absolute paths their last name, functions their qualified name; passwords of
     URLs are left out.
 
-    Args:
-        value: Settings or any part of them.
-        top: Whether this is the outermost value, which needs no ``kind``.
-
-    Returns:
-        Mappings, lists, texts, finite numbers, truth values and None.
-
     Example:
         >>> plain({"data": Path("/some/where/texts.jsonl"), "clip": float("inf"), "betas": (0.9, 0.999)})
         {'data': 'texts.jsonl', 'clip': 'Infinity', 'betas': [0.9, 0.999]}
