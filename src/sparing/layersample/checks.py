@@ -45,13 +45,7 @@ def check_wrapper(model: nn.Module) -> None:
             raise UserError("model", got=kind, why=why, do=do)
 
 
-_PASSES_ON = "accelerate.optimizer"  # module of the wrapper that only passes calls on
-
-
-def _holds_another(optimizer: object) -> bool:
-    """Whether an optimizer is made around another whose state is not its own."""
-    inner = (value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer))
-    return any(value.state is not getattr(optimizer, "state", None) for value in inner)
+_PASSTHROUGH = "accelerate.optimizer"  # module of the wrapper that only forwards calls
 
 
 def check_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
@@ -91,13 +85,15 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         why = next((why for kind, why in _OPTIMIZERS.items() if name.startswith(kind)), None)
         if getattr(optimizer, "is_paged", False):
             why = "its paged buffers are held for the whole process and never freed"
-        passes_on = _PASSES_ON in {kind.__module__ for kind in type(optimizer).__mro__}
-        if why is None and not passes_on and _holds_another(optimizer):
+        passthrough = _PASSTHROUGH in {kind.__module__ for kind in type(optimizer).__mro__}
+        held = (v for v in getattr(optimizer, "__dict__", {}).values() if isinstance(v, torch.optim.Optimizer))
+        # a wrapper that shares the inner state adds nothing of its own; one with state of its own would train on
+        if why is None and not passthrough and any(v.state is not getattr(optimizer, "state", None) for v in held):
             why = "it wraps another optimizer, and keeps weights or state of its own for blocks that are frozen"
         if why is not None:
             raise UserError("optimizer", got=name, why=why, do="use an ordinary optimizer such as torch.optim.AdamW")
         inner = getattr(optimizer, "optimizer", None)
-        if not passes_on or not isinstance(inner, torch.optim.Optimizer):
+        if not passthrough or not isinstance(inner, torch.optim.Optimizer):
             break
         optimizer = inner
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -154,6 +150,7 @@ def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.O
 
     Source: LMFlow issue 726, where the freezing came before the optimizer was built.
     """
+    # by identity: == of parameters compares elements
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in params.items() if id(p) not in held]
     if missing:
@@ -166,10 +163,12 @@ def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.O
 
 
 def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter], bool]) -> None:
-    """Refuse to change blocks while gradients are held; gradients that are zero throughout are let go."""
-    held = [p for p in params if p.grad is not None and (is_sharded(p) or not used(p))]  # shards change without a trace
+    """Refuse to change blocks while gradients are held; gradients that are zero throughout are dropped."""
+    # writing to a shard leaves no trace in its version counter, so a used one cannot be told from a fresh one
+    held = [p for p in params if p.grad is not None and (is_sharded(p) or not used(p))]
+    # a gradient scaler skips the step on infinite gradients, so the loop has not come to zero_grad yet
     if any(not is_sharded(p) and p.grad is not None and not p.grad.isfinite().all() for p in held):
-        return  # a gradient scaler takes no step on these, so the loop has not come to zero_grad yet
+        return
     for p in held:
         if is_sharded(p) or (p.grad is not None and bool(p.grad.count_nonzero())):
             raise UserError(
@@ -209,6 +208,5 @@ def check_step(step: int) -> None:
 
 def sharded_modules(model: nn.Module) -> list[nn.Module]:
     """Modules that ``fully_shard`` was applied to; none where nobody imported it."""
-    machinery = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(machinery, "FSDPModule", None)
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [m for m in model.modules() if kind is not None and isinstance(m, kind)]

@@ -85,17 +85,14 @@ class LayerSampling:
     def describe(self) -> dict[str, Any]:
         """Give the settings as plain JSON values; two settings train alike exactly if their descriptions are equal."""
         plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "sampler"}
-        return plain | {"sampler": _describe_sampler(self.sampler)}
-
-
-def _describe_sampler(sampler: Draw) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": type(sampler).__name__}
-    if is_dataclass(sampler):
-        described |= {f.name: _plain(getattr(sampler, f.name)) for f in fields(sampler)}
-    return described
+        sampler: dict[str, Any] = {"name": type(self.sampler).__name__}
+        if is_dataclass(self.sampler):
+            sampler |= {f.name: _plain(getattr(self.sampler, f.name)) for f in fields(self.sampler)}
+        return plain | {"sampler": sampler}
 
 
 def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON reads them back."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 

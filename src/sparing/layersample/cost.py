@@ -33,12 +33,18 @@ def flops(shape: Shape, work: Work, trained: Trained) -> Flops:
     above = shape.layers - lowest
     block = block_forward(shape, work) + 2 * work.tokens * _adapter(shape, lora)
     ends = 2 * work.tokens * (shape.vocab * shape.width)
-    adapted = 2 * work.tokens * _end_adapters(shape, lora)
+    adapted = unneeded = 0
+    if lora is not None:
+        # the first matrix of the embedding's adapter is a lookup, so only its second multiplies
+        adapted = 2 * work.tokens * lora.rank * (lora.embed * shape.width + lora.head * (shape.vocab + shape.width))
+        # under adapters alone nothing asks for input gradients of the first block's queries, keys and values
+        maps = () if trained.enters(0) else shape.entrance
+        unneeded = 2 * work.tokens * sum(inputs * (outputs + lora.rank) for inputs, outputs in maps)
     down = trained.enters(shape.layers) or trained.tail
     return Flops(
         forward=shape.layers * block + ends + adapted,
-        recompute=above * (block - _unasked(shape, work, lora)) if work.checkpointing else 0,
-        inputs=above * block + above * _attention(shape, work) + down * ends + adapted - _first(shape, work, trained),
+        recompute=above * (block - _last_product(shape, work, lora)) if work.checkpointing else 0,
+        inputs=above * block + above * _attention(shape, work) + down * ends + adapted - unneeded,
         weights=2 * work.tokens * (len(trained.blocks) * shape.block_matmul + above * _adapter(shape, lora))
         + trained.head * ends
         + adapted,
@@ -52,11 +58,11 @@ def block_forward(shape: Shape, work: Work) -> int:
 
 def block_backward(shape: Shape, work: Work) -> int:
     """Operations that each further block below the lowest active one would add: input gradients and recomputation."""
-    again = work.checkpointing * (block_forward(shape, work) - _unasked(shape, work, None))
+    again = work.checkpointing * (block_forward(shape, work) - _last_product(shape, work, None))
     return block_forward(shape, work) + _attention(shape, work) + again
 
 
-def _unasked(shape: Shape, work: Work, lora: LoRA | None) -> int:
+def _last_product(shape: Shape, work: Work, lora: LoRA | None) -> int:
     """The last product of a block is not computed again: nothing after it is needed, and recomputation stops early."""
     return 2 * work.tokens * shape.width * (lora.rank if lora else shape.ffn)
 
@@ -69,18 +75,3 @@ def _attention(shape: Shape, work: Work) -> int:
 def _adapter(shape: Shape, lora: LoRA | None) -> int:
     """Weights of the adapters of one block."""
     return lora.rank * sum(inputs + outputs for inputs, outputs in shape.linears) if lora else 0
-
-
-def _end_adapters(shape: Shape, lora: LoRA | None) -> int:
-    """Weights of the adapters of embedding and head that multiply: the embedding's first one is a lookup."""
-    if lora is None:
-        return 0
-    return lora.rank * (lora.embed * shape.width + lora.head * (shape.vocab + shape.width))
-
-
-def _first(shape: Shape, work: Work, trained: Trained) -> int:
-    """Input gradients nobody asks for: those of the first block's queries, keys and values under adapters alone."""
-    lora = trained.lora
-    if lora is None or trained.enters(0):
-        return 0
-    return 2 * work.tokens * sum(inputs * (outputs + lora.rank) for inputs, outputs in shape.entrance)

@@ -29,24 +29,6 @@ def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
     return 1.0 - missed
 
 
-def covered(count: int, active: int, rounds: int) -> list[float]:
-    """Find the distribution of the number of blocks that uniform draws of γ have reached after some rounds.
-
-    A Markov chain: with c reached, a draw brings h new ones with the hypergeometric chance ``C(N−c, h)·C(c, γ−h)/C(N,
-    γ)``.
-    """
-    chances = [1.0] + [0.0] * count
-    draws = math.comb(count, active)
-    for _ in range(rounds):
-        after = [0.0] * (count + 1)
-        for reached, chance in enumerate(chances):
-            for new in range(max(0, active - reached), min(active, count - reached) + 1 if chance else 0):
-                ways = math.comb(count - reached, new) * math.comb(reached, active - new)
-                after[reached + new] += chance * (ways / draws)
-        chances = after
-    return chances
-
-
 def expected_lowest(count: int, active: int) -> float:
     """Expected lowest index, from 0, of a uniform set of γ out of N: ``(N + 1)/(γ + 1) − 1``.
 
@@ -59,7 +41,7 @@ def expected_lowest(count: int, active: int) -> float:
     return (count + 1) / (active + 1) - 1
 
 
-def lowest(sampler: Draw, count: int, active: int) -> float:
+def lowest_drawn(sampler: Draw, count: int, active: int) -> float:
     """Expected lowest index, from 0, of one draw of any sampler; N stands for an empty draw.
 
     Exact for uniform, reshuffled, fixed and Bernoulli draws; the mean of 512 draws for others.
@@ -74,7 +56,7 @@ def lowest(sampler: Draw, count: int, active: int) -> float:
     return sum(min(blocks, default=count) for blocks in drawn) / _DRAWS
 
 
-def most(sampler: Draw, count: int, active: int, *, risk: float = 1e-3) -> int:
+def most_drawn(sampler: Draw, count: int, active: int, *, risk: float = 1e-3) -> int:
     """Bound the size of a draw: γ, or for Bernoulli draws what is exceeded with a chance below ``risk``."""
     if not isinstance(sampler, Bernoulli) or count == 0:
         return active

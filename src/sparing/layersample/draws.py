@@ -1,13 +1,11 @@
 """Which blocks train in interval i: a pure function of the seed, the interval and, for some, of scores.
 
-No draw reads the global generator or remembers the last one, so every rank, every resumed run and every order of asking
-sees the same sets.
+No draw reads the global generator or remembers the last one, so every rank and every resumed run sees the same sets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -37,7 +35,7 @@ class Draw(Protocol):
         ...
 
 
-def _equal(count: int, active: int) -> Tensor:
+def _uniform(count: int, active: int) -> Tensor:
     return torch.full((count,), active / count if count else 0.0, dtype=torch.float64)
 
 
@@ -56,7 +54,7 @@ class Uniform:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Every block: γ/N; float64, shape (count,)."""
-        return _equal(count, active)
+        return _uniform(count, active)
 
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
@@ -80,7 +78,7 @@ class Reshuffle:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Every block: γ/N; float64, shape (count,)."""
-        return _equal(count, active)
+        return _uniform(count, active)
 
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
@@ -88,6 +86,7 @@ class Reshuffle:
         """Draw exactly ``active`` of ``count`` blocks; sorted."""
         if active == 0:
             return ()
+        # the wrap takes from the start of the same order, never of the next: a draw must hold distinct blocks
         epoch, deal = divmod(interval, math.ceil(count / active))
         order = shuffled(count, stream(seed, "layersample", "Reshuffle", epoch))
         return tuple(sorted(order[(deal * active + i) % count] for i in range(active)))
@@ -123,7 +122,7 @@ class Fixed:
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """1 for the given blocks and 0 for others; γ/N over seeds when the set is random. Float64, shape (count,)."""
         if self.blocks is None:
-            return _equal(count, active)
+            return _uniform(count, active)
         probabilities = torch.zeros(count, dtype=torch.float64)
         probabilities[list(self._given(count, active))] = 1.0
         return probabilities
@@ -163,7 +162,7 @@ class Bernoulli:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Every block: γ/N; float64, shape (count,)."""
-        return _equal(count, active)
+        return _uniform(count, active)
 
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
@@ -199,7 +198,7 @@ class Weighted:
             UserError: If a weight is negative or not finite.
         """
         check_design("Weighted", self.method, self.floor)
-        weights = _floats(self.weights)
+        weights = tuple(float(weight) for weight in self.weights)
         if not weights or any(w < 0 or not math.isfinite(w) for w in weights):
             raise UserError(
                 "Weighted.weights", got=self.weights, why="chances are in proportion to them", do="pass numbers >= 0"
@@ -223,7 +222,3 @@ class Weighted:
         """Draw exactly ``active`` of ``count`` blocks; sorted."""
         probabilities = self.inclusion(count, active, scores=scores)
         return design(probabilities, self.method, seed=seed, name="Weighted", interval=interval)
-
-
-def _floats(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

@@ -17,7 +17,7 @@ from torch import Tensor
 # below this distance from 0 or 1 a probability counts as 0 or 1; far above the rounding of a sum of a thousand terms
 _CERTAIN = 1e-12
 
-_NOTHING = 1e-200  # weights below this share of the largest count as zero, so that no reciprocal overflows
+_NEGLIGIBLE = 1e-200  # weights below this share of the largest count as zero, so that no reciprocal overflows
 
 
 def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list[float]:
@@ -33,19 +33,14 @@ def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list
     assert all(w >= 0.0 and math.isfinite(w) for w in weights), weights
     if size in {0, count}:
         return [float(size > 0)] * count
-    scaled = _scaled(weights)
+    top = max(weights)
+    scaled = [w / top if w > _NEGLIGIBLE * top else 0.0 for w in weights]
     positive = sum(w > 0.0 for w in scaled)
     if positive + (count - positive) * floor <= size:
         rest = (size - positive) / max(count - positive, 1)
         return [1.0 if w > 0.0 else rest for w in scaled]
     factor = _factor(scaled, size, floor)
     return [min(max(factor * w, floor), 1.0) for w in scaled]
-
-
-def _scaled(weights: Sequence[float]) -> list[float]:
-    """Divide by the largest weight, and let vanishing ones vanish."""
-    top = max(weights)
-    return [w / top if w > _NOTHING * top else 0.0 for w in weights]
 
 
 def _factor(weights: Sequence[float], size: int, floor: float) -> float:
@@ -56,6 +51,7 @@ def _factor(weights: Sequence[float], size: int, floor: float) -> float:
         middle = (low + high) // 2
         total = math.fsum(min(max(corners[middle] * w, floor), 1.0) for w in weights)
         low, high = (middle, high) if total <= size else (low, middle)
+    # between two corners the sum is linear in c, so the last step is exact and not a bisection to a tolerance
     inside = 0.5 * (corners[low] + corners[high])
     free = math.fsum(w for w in weights if floor < inside * w < 1.0)
     bound = math.fsum(1.0 if inside * w >= 1.0 else floor for w in weights if not floor < inside * w < 1.0)
@@ -69,7 +65,8 @@ def uniforms(count: int, generator: torch.Generator) -> list[float]:
 
 
 def shuffled(count: int, generator: torch.Generator) -> list[int]:
-    """Permute ``range(count)`` by sorting uniform keys, which no release of torch can reinterpret."""
+    """Permute ``range(count)`` by sorting uniform keys."""
+    # not torch.randperm: its algorithm may change between releases, and a resumed run must draw the same blocks
     keys = uniforms(count, generator)
     return sorted(range(count), key=keys.__getitem__)
 
@@ -82,8 +79,8 @@ def systematic(probabilities: Sequence[float], generator: torch.Generator) -> tu
 
     Source: Madow 1949; Hartley and Rao 1962 (the random order).
     """
-    certain, open_ = _settle(probabilities)
-    order = [open_[i] for i in shuffled(len(open_), generator)]
+    certain, undecided = _split_certain(probabilities)
+    order = [undecided[i] for i in shuffled(len(undecided), generator)]
     (start,) = uniforms(1, generator)
     size = round(math.fsum(probabilities)) - len(certain)
     edges = [0.0, *accumulate(probabilities[i] for i in order)]
@@ -100,8 +97,8 @@ def pivotal(probabilities: Sequence[float], generator: torch.Generator) -> tuple
 
     Source: Deville and Tillé 1998, "Unequal probability sampling without replacement through a splitting method".
     """
-    drawn, open_ = _settle(probabilities)
-    order = [open_[i] for i in shuffled(len(open_), generator)]
+    drawn, undecided = _split_certain(probabilities)
+    order = [undecided[i] for i in shuffled(len(undecided), generator)]
     size = round(math.fsum(probabilities))
     if not order:
         return tuple(sorted(drawn))
@@ -114,10 +111,11 @@ def pivotal(probabilities: Sequence[float], generator: torch.Generator) -> tuple
             winner = luck * (2.0 - total) < 1.0 - other
             drawn.append(champion if winner else block)
             champion, chance = (block if winner else champion), total - 1.0
+    # the last block's probability is 0 or 1 up to rounding: the size decides which
     return tuple(sorted([*drawn, champion] if len(drawn) < size else drawn))
 
 
-def _settle(probabilities: Sequence[float]) -> tuple[list[int], list[int]]:
+def _split_certain(probabilities: Sequence[float]) -> tuple[list[int], list[int]]:
     """Split the blocks into those that are certainly drawn and those still open."""
     certain = [i for i, p in enumerate(probabilities) if p >= 1.0 - _CERTAIN]
     return certain, [i for i, p in enumerate(probabilities) if _CERTAIN < p < 1.0 - _CERTAIN]
@@ -129,6 +127,6 @@ def update_correction(probabilities: Tensor, *, low: float = 0.25, high: float =
     Adam cancels any scale of the gradient, so the *step* is what must be scaled. Under uniform sampling every
     multiplier is 1.
     """
-    mean = probabilities.mean()
+    mean = probabilities.mean()  # γ/N; a block of probability 0 keeps factor 1, it never steps
     ratio = (mean / probabilities).clamp(low, high)
     return torch.where(probabilities > 0, ratio, torch.ones_like(ratio))

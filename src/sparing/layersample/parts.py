@@ -22,15 +22,11 @@ def parts_of(model: nn.Module, body: str | Sequence[str] | None = None) -> tuple
     for path in further_lists(model, blocks):
         loose = sum(p.numel() for name, p in outside if p.requires_grad and inside(name, path))
         if loose:
+            lists = ", ".join(dict.fromkeys(repr(b.name.rpartition(".")[0]) for b in blocks if b.role == "body"))
             raise UserError(
                 "model",
                 got=f"{loose:,} parameters in {path}, outside the body",
                 why="they would train whole, whatever is drawn",
-                do=f"freeze them first, or draw from them too: pass body=({_bodies(blocks)}, {path!r})",
+                do=f"freeze them first, or draw from them too: pass body=({lists}, {path!r})",
             )
     return blocks, frozen
-
-
-def _bodies(blocks: Sequence[Block]) -> str:
-    """The lists that the body's blocks lie in, as Python writes them."""
-    return ", ".join(dict.fromkeys(repr(b.name.rpartition(".")[0]) for b in blocks if b.role == "body"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -52,7 +53,8 @@ def _agreed(fact: object, group: Any) -> bool:
     if not several(group):
         return True
     digest = hashlib.sha256(repr(fact).encode()).digest()
-    number = int.from_bytes(digest[:7], "big")
+    number = int.from_bytes(digest[:7], "big")  # 7 bytes, so that the number and its negative fit int64
+    # one reduction gives both the least number and the negative of the largest
     bounds = torch.tensor([number, -number], device=_device(group))
     dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=group)
     low, minus_high = bounds.tolist()
@@ -60,7 +62,7 @@ def _agreed(fact: object, group: Any) -> bool:
 
 
 def mean_over_ranks(values: Tensor, group: Any = None) -> Tensor:
-    """Average a small tensor over processes, leaving NaN entries of single processes out."""
+    """Average a small float64 tensor over processes, omitting the NaN entries of single processes."""
     if not several(group):
         return values
     seen = ~values.isnan()
@@ -86,18 +88,15 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
             do="leave the call out",
         )
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for p in _with_gradient_anywhere(list(params.values()), group):
+    # a block that some ranks skipped (LayerDrop) must be reduced by all of them, or the collectives do not match
+    present = torch.tensor([p.grad is not None for p in params.values()], dtype=torch.int32, device=_device(group))
+    dist.all_reduce(present, group=group)
+    for p in compress(params.values(), present.tolist()):
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         buckets[p.grad.dtype, p.grad.device].append(p.grad)
     for grads in buckets.values():
         _average_(grads, group)
-
-
-def _with_gradient_anywhere(params: list[nn.Parameter], group: Any) -> list[nn.Parameter]:
-    present = torch.tensor([p.grad is not None for p in params], dtype=torch.int32, device=_device(group))
-    dist.all_reduce(present, group=group)
-    return [p for p, count in zip(params, present.tolist(), strict=True) if count]
 
 
 def _average_(grads: list[Tensor], group: Any) -> None:
@@ -120,11 +119,12 @@ def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         state = cast("Any", module)._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
         for sharded in getattr(state, "_fsdp_param_groups", None) or ():
-            if getattr(sharded, "_orig_dtype", "not asked yet") is None:
+            if getattr(sharded, "_orig_dtype", "not resolved") is None:
                 sharded._init_mp_dtypes()
 
 
 def _device(group: Any) -> torch.device:
     backend = str(dist.get_backend(group))
+    # "cpu:gloo,cuda:nccl" has both: then a CPU tensor will do
     on_device = "nccl" in backend and "gloo" not in backend
     return torch.device("cuda", torch.cuda.current_device()) if on_device else torch.device("cpu")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -59,9 +59,9 @@ def to_host(value: Any) -> Any:
 
 
 def is_sharded(value: object) -> bool:
-    """Tell whether a value is a ``DTensor``, without importing that machinery where nobody did."""
-    machinery = sys.modules.get("torch.distributed.tensor")
-    return machinery is not None and isinstance(value, machinery.DTensor)
+    """Tell whether a value is a ``DTensor``, without importing ``torch.distributed.tensor`` where nobody did."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(value, loaded.DTensor)
 
 
 def whole(value: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def whole(value: Tensor) -> Tensor:
     return full
 
 
-def _to_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
+def _beside_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
     """Put one state value where the optimizer expects it: beside the parameter, a host-side ``step`` on the host."""
     if isinstance(value, _Shard):
         return value.back(parameter.device)
@@ -94,8 +94,8 @@ class StateStore:
     policy: StatePolicy  # what happens to state that leaves
     hosted: dict[str, Values] = field(default_factory=dict)  # state in host memory, by canonical parameter name
 
-    def leave_(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Treat the state of parameters that stop training."""
+    def evict_(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Drop, keep or move to the host the state of parameters that stop training."""
         if self.policy == "keep":
             return
         for name, parameter in params.items():
@@ -103,10 +103,11 @@ class StateStore:
             if values and self.policy == "offload":
                 self.hosted[name] = {key: to_host(value) for key, value in values.items()}
 
-    def enter_(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Bring back what ``leave_`` moved away; what it dropped is built anew by the optimizer's next step."""
+    def restore_(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Bring back what ``evict_`` moved to the host; dropped state is rebuilt by the optimizer's next step."""
         for name, parameter in params.items():
             values = self.hosted.pop(name, None)
+            # a state that is there already was loaded since, and is newer
             if values is not None and not self.optimizer.state.get(parameter):
                 put_(self.optimizer, parameter, values)
 
@@ -118,11 +119,11 @@ class StateStore:
 
 def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]) -> None:
     """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes."""
-    groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    group = next(groups, {})
+    group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {})
+    # torch's optimizers keep the step count on the host, except the capturable and fused ones
     on_device = bool(group.get("capturable") or group.get("fused"))
     optimizer.state[parameter] = {
-        key: _to_parameter(key, value, parameter, step_on_device=on_device) for key, value in values.items()
+        key: _beside_parameter(key, value, parameter, step_on_device=on_device) for key, value in values.items()
     }
 
 
@@ -169,12 +170,6 @@ def named_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parame
     return {name: optimizer.state[p] for name, p in params.items() if optimizer.state.get(p)}
 
 
-def state_bytes(values: Iterable[Any]) -> int:
-    """Bytes of all tensors in some states, counted by element."""
-    tensors = (v for state in values for v in state.values() if isinstance(v, Tensor))
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a ``state_dict`` atomically to one safetensors file whose metadata hold the JSON part."""
     from safetensors.torch import save_file
@@ -182,6 +177,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     plain = {key: value for key, value in state.items() if key != "tensors"}
     tensors = {key: value.detach().cpu().contiguous() for key, value in state["tensors"].items()}
     target = Path(path)
+    # several ranks or runs may write here at once: the process id keeps their partial files apart
     partial = target.with_name(target.name + f".{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata={"state": json.dumps(plain, sort_keys=True)})
