@@ -20,13 +20,10 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparing.errors import RunError, UserError, shown
 from sparing.jobs.interrupts import heard
-
-if TYPE_CHECKING:
-    from sparing.report import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +51,13 @@ VERBS: dict[str, Verb] = {
 }
 
 
-SHELLS = ("bash", "zsh")  # shells that completion is written for
+SHELLS = ("bash", "zsh")
 
 
-# what shows the traceback of an error: a word beside the settings of any verb, or a variable of the environment
+# either shows the traceback of an error: a flag of every verb, or an environment variable
 DEBUG, DEBUG_VARIABLE = "--debug", "SPARING_DEBUG"
 
-UNEXPECTED = "this is a bug of sparing"  # what the line of an error says that nobody has foreseen; tests look for it
+UNEXPECTED = "this is a bug of sparing"  # in the line of every unforeseen error; tests look for it
 
 
 class MisuseError(ValueError):
@@ -87,7 +84,7 @@ def _overview() -> str:
 
 
 def _one_line(complaint: str) -> str:
-    """The words of a parser's framed complaint, without the frame."""
+    """A parser's error message without its box."""
     words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", complaint).split())
     words = re.sub(r"For full helptext.*", "", words)
     words = re.sub(r"^(Value error|Required options|Unrecognized options|Parsing error)\s*", "", words)
@@ -108,8 +105,8 @@ def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
         raise MisuseError(f"{_one_line(complaint.getvalue())}; see `sparing {name} --help`") from None
 
 
-def _loaded(module: str) -> Any:
-    """Import a job; Ctrl-C meanwhile ends the process at once, for modules of others swallow it or print of it."""
+def _import_job(module: str) -> Any:
+    """Import a job; Ctrl-C meanwhile ends the process at once: third-party modules swallow it or print a trace."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, b"sparing: interrupted\n")
@@ -124,11 +121,6 @@ def _loaded(module: str) -> Any:
         signal.signal(signal.SIGINT, before)
 
 
-def _document(record: Record) -> str:
-    """A record as one JSON document: the header, and the rows by table."""
-    return json.dumps(record.document(), indent=2, allow_nan=False)
-
-
 def _print_completion(shell: str) -> None:
     """Print what a shell needs to complete verbs, settings and choices."""
     if shell not in SHELLS:
@@ -136,7 +128,8 @@ def _print_completion(shell: str) -> None:
         raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
     import tyro
 
-    jobs = {name: _loaded(verb.module).Settings for name, verb in VERBS.items()}
+    # completion needs the settings of all verbs, so this imports every job
+    jobs = {name: _import_job(verb.module).Settings for name, verb in VERBS.items()}
     asked = ["--tyro-print-completion", shell]
     with contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(jobs, prog="sparing", args=asked)
@@ -157,12 +150,13 @@ def _run(arguments: list[str]) -> int:
     if name not in VERBS:
         raise UserError("sparing", got=name, why=f"the verbs are {', '.join(VERBS)}", do="see `sparing --help`")
     as_json = "--json" in rest
-    job = _loaded(VERBS[name].module)
+    job = _import_job(VERBS[name].module)
     record = job.run(_parse(name, job.Settings, [word for word in rest if word not in {"--json", DEBUG}]))
-    if int(os.environ.get("RANK", "0")):  # of several processes under torchrun the first one speaks
+    # under torchrun only the first process prints
+    if int(os.environ.get("RANK", "0")):
         return 0
     if as_json:
-        sys.stdout.write(_document(record) + "\n")
+        sys.stdout.write(json.dumps(record.document(), indent=2, allow_nan=False) + "\n")
     else:
         job.show(record)
     return 0
@@ -179,14 +173,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _say(stop.code, 1) if isinstance(stop.code, str) else int(stop.code or 0)
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: no traceback is shown
                 keys.during = "the line"
-                return _told(error, given, interrupted=keys.pressed)
+                return _report(error, given, interrupted=keys.pressed)
     except KeyboardInterrupt:  # between two of these lines
         return _say("interrupted", 130)
 
 
-def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
+def _report(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
     """Say in one line why a run ended."""
-    if isinstance(error, BrokenPipeError):  # the reader had enough; nothing more may be flushed into it at exit
+    # the reader closed the pipe (`| head`): Python's flush at exit must find another file, or it fails aloud
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if DEBUG in given or DEBUG_VARIABLE in os.environ:
@@ -204,7 +199,7 @@ def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> i
 
 
 def _is_memory(error: BaseException) -> bool:
-    """Whether memory has run out; torch tells it of a processor in words only."""
+    """Whether memory has run out; on the CPU torch raises a plain RuntimeError that only its words tell apart."""
     words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Unable to allocate")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 

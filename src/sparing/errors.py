@@ -1,4 +1,4 @@
-"""The two errors a person sees: a mistake in what was given, and a run that failed; each is one line."""
+"""The two errors a user sees: a mistake in what was given, and a run that failed; each is one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UserError(ValueError):
 
 
 def without_password(text: str, *, of: str = "") -> str:
-    """Take the passwords out of the URLs of a text: of users, and of parameters that are called so.
+    """Replace passwords by ``***``: in URLs, in parameters with such names, and those of the URL ``of`` anywhere.
 
     Example:
         >>> without_password("sqlite:///a.db, mysql://me:s3cret@host/db?password=s3cret")
@@ -43,6 +43,7 @@ def without_password(text: str, *, of: str = "") -> str:
     """
     text = _PARAMETERS.sub(r"\1***", _PASSWORDS.sub(r"\1***@", text))
     for match in (*_PASSWORDS.finditer(of), *_PARAMETERS.finditer(of)):
+        # drivers quote only parts of a URL in their messages, so each part of a password is replaced too
         for piece in re.split(r"[@/:?#]", match[2]):
             for word in (piece, unquote(piece)):
                 text = text.replace(word, "***") if len(word) > 2 else text
@@ -50,14 +51,15 @@ def without_password(text: str, *, of: str = "") -> str:
 
 
 def shown(line: str) -> str:
-    """A line as a terminal may see it: names in a file may be anybody's."""
+    """Make a line safe to print: no passwords, no line breaks, no letters that move the cursor."""
     line = without_password(line.replace("\n", " "))
+    # names in a file may be anybody's: control characters could rewrite what the terminal shows
     moving = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     return "".join(ascii(letter)[1:-1] if unicodedata.category(letter) in moving else letter for letter in line)
 
 
 def require(holds: bool, what: str, got: object, why: str, do: str) -> None:
-    """Refuse in one line what cannot work."""
+    """Raise ``UserError(what, got=…, why=…, do=…)`` unless ``holds``."""
     if not holds:
         raise UserError(what, got=got, why=why, do=do)
 

@@ -4,8 +4,8 @@
     groups = scale(groups, {"lm_head.weight": 0.25})
     optimizer = torch.optim.AdamW(bind(groups, model))
 
-Every function raises ``UserError`` for a name that no group holds, so a misspelt one never passes for an empty wish.
-Parameters of equal options are always together, and groups and names stand in order of first appearance.
+Every function raises ``UserError`` for a name that no group holds, so a misspelt one is never ignored.
+Parameters of equal options are always in one group; groups and names are in order of first appearance.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def keep(groups: Groups, names: Collection[str]) -> tuple[Group, ...]:
 
 
 def drop(groups: Groups, names: Collection[str]) -> tuple[Group, ...]:
-    """Leave these parameters out."""
+    """Omit these parameters."""
     unwanted = _require_known(groups, names)
     return _regroup((name, options) for name, options in _flat(groups) if name not in unwanted)
 
@@ -121,14 +121,11 @@ def _regroup(pairs: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Group, ...
     """Gather names of equal options; groups and names stay in order of first appearance."""
     gathered: dict[Any, tuple[Mapping[str, Any], list[str]]] = {}
     for name, options in pairs:
-        key = tuple(sorted((option, _frozen(value)) for option, value in options.items()))
+        # lists (betas from JSON) compare by content; tensors only by identity, since == gives a tensor
+        frozen = ((option, tuple(value) if isinstance(value, list) else value) for option, value in options.items())
+        key = tuple(sorted(frozen))
         gathered.setdefault(key, (options, []))[1].append(name)
     return tuple(Group(tuple(names), dict(options)) for options, names in gathered.values())
-
-
-def _frozen(value: Any) -> Any:
-    """Return what tells an option's value from another: lists by content, as tuples; tensors by identity."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _require_known(groups: Groups, names: Iterable[str]) -> set[str]:

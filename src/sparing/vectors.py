@@ -34,7 +34,7 @@ def dot(a: Vector, b: Vector) -> Tensor:
 def norm(a: Vector) -> Tensor:
     """Return the Euclidean norm over all elements, summed in float64."""
     _require_floating(a)
-    # Not the root of dot(a, a), whose derivative at zero is infinite: this one's is zero.
+    # not the root of dot(a, a), whose derivative at zero is infinite: this one's is zero
     parts = [torch.linalg.vector_norm(x.double()) for x in a.values()]
     return torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts])) if parts else _total([])
 

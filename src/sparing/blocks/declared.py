@@ -1,4 +1,4 @@
-"""What a Hugging Face model says of itself: its text decoder, its depth, its embeddings. Nothing is imported."""
+"""What a Hugging Face model declares: its text decoder, its depth, its embeddings. transformers is not imported."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def declared(model: nn.Module) -> Declared | None:
 
     embed, head, decoder = (ask(name) for name in ("get_input_embeddings", "get_output_embeddings", "get_decoder"))
     base = paths.get(id(unwrap(getattr(place.module, "base_model", place.module))), place)
-    own: Any = place.module.config
-    text = own.get_text_config(decoder=True)
-    scopes = [decoder] if decoder and getattr(own, "is_encoder_decoder", False) else [decoder, base, place]
+    config: Any = place.module.config
+    text = config.get_text_config(decoder=True)
+    scopes = [decoder] if decoder and getattr(config, "is_encoder_decoder", False) else [decoder, base, place]
     return Declared(
         model=place,
         backbone=place.path if head else base.path,
         embed=embed.path if embed else None,
         head=head.path if head else None,
-        tower=decoder.path if decoder and text is not own else None,
+        tower=decoder.path if decoder and text is not config else None,
         blocks=_layers([scope for scope in scopes if scope], getattr(text, "num_hidden_layers", None))
-        or _staged(base, getattr(own, "depths", None)),
+        or _staged(base, getattr(config, "depths", None)),
     )
 
 
@@ -69,18 +69,17 @@ def _layers(scopes: list[Place], count: int | None) -> tuple[Place, ...]:
     """
     if count is None:
         return ()
-    layered = [[items for items in map(parts, _lists(scope)) if items and _composite(items)] for scope in scopes]
+    layered = [
+        [items for items in map(parts, _lists(scope)) if items and all(is_composite(i.module) for i in items)]
+        for scope in scopes
+    ]
     for lists in layered:
         matching = [items for items in lists if len(items) == count]
-        for narrowed in (matching, [items for items in matching if _checkpoints(items[0].module)]):
+        checkpointed = [items for items in matching if _is_checkpointing_layer(items[0].module)]
+        for narrowed in (matching, checkpointed):
             if len(narrowed) == 1:
                 return tuple(narrowed[0])
     return next((tuple(lists[0]) for lists in layered if len(lists) == 1), ())
-
-
-def _composite(items: list[Place]) -> bool:
-    """Say whether every item of a list is made of other modules."""
-    return all(is_composite(item.module) for item in items)
 
 
 def _lists(place: Place) -> list[Place]:
@@ -90,7 +89,7 @@ def _lists(place: Place) -> list[Place]:
     return [found for child in children(place) for found in _lists(child)]
 
 
-def _checkpoints(module: nn.Module) -> bool:
+def _is_checkpointing_layer(module: nn.Module) -> bool:
     """Say whether transformers can checkpoint this module, which it marks by a base class."""
     return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 

@@ -10,8 +10,8 @@ from torch import nn
 from sparing.blocks.declared import Declared, declared
 from sparing.blocks.names import named_parameters, unwrap
 from sparing.blocks.order import Order, example_for, observe, require
-from sparing.blocks.repeated import chosen, describe, repeated, sequence
-from sparing.blocks.roles import Plan, Role, body_order, clock_of, last_matrix, role_of, tree_of
+from sparing.blocks.repeated import describe, named_by_user, repeated, sequence
+from sparing.blocks.roles import Plan, Role, body_order, last_matrix, role_of, timeline_of, tree_of
 from sparing.errors import UserError
 
 _OUTSIDE: tuple[Role, ...] = ("embed", "tail", "head")
@@ -72,16 +72,16 @@ def find_blocks(
     facts = declared(model)
     plan, guess = _plan(model, body, facts)
     tree = tree_of(model, plan.blocks)
-    clock = clock_of(tree, plan, _order(model, facts, example, [block.module for block in plan.blocks]))
-    roles = {key: role_of(key, tree, plan, clock) for key in tree.params}
+    times = timeline_of(tree, plan, _order(model, facts, example, [block.module for block in plan.blocks]))
+    roles = {key: role_of(key, tree, plan, times) for key in tree.params}
     if guess:
-        roles |= dict.fromkeys(last_matrix(roles, tree, clock), "head")
+        roles |= dict.fromkeys(last_matrix(roles, tree, times), "head")
     held: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in named_parameters(model).items():
         role = roles[id(parameter)]
         part = plan.blocks[tree.body[id(parameter)]].path if role == "body" else f"<{role}>"
         held.setdefault(part, {})[name] = parameter
-    paths = [path for at in body_order(tree, clock) if (path := plan.blocks[at].path) in held]
+    paths = [path for at in body_order(tree, times) if (path := plan.blocks[at].path) in held]
     body_blocks = [Block(path, "body", index, held[path]) for index, path in enumerate(paths)]
     embed, tail, head = ([Block(role, role, 0, held[f"<{role}>"])] if f"<{role}>" in held else [] for role in _OUTSIDE)
     return embed + body_blocks + tail + head
@@ -101,7 +101,7 @@ def _order(model: nn.Module, facts: Declared | None, example: object | None, blo
 
 def _plan(model: nn.Module, body: str | Sequence[str] | None, facts: Declared | None) -> tuple[Plan, bool]:
     """Choose the body and note the parts whose role is known; say whether the head is left to be guessed."""
-    blocks = chosen(model, body) if body is not None else (facts and facts.blocks) or repeated(model)
+    blocks = named_by_user(model, body) if body is not None else (facts and facts.blocks) or repeated(model)
     if blocks and facts:
         known = {"embed": facts.embed, "head": facts.head, "backbone": facts.backbone, "tower": facts.tower}
         return Plan(blocks=blocks, **known), False

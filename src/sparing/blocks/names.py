@@ -11,7 +11,7 @@ from torch import nn
 from sparing.errors import UserError
 
 # Module that defines the wrapper, its class, the attribute that holds what it wraps. A class whose module was never
-# imported has no instances, so nothing here is imported for the sake of the question.
+# imported has no instances, so nothing needs to be imported to ask.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside any wrappers, told by their type: a user's attribute called ``module`` is no wrapper."""
+    """Return the module inside any wrappers, known by type: a user's attribute called ``module`` is no wrapper."""
     for source, kind, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(source), kind, None)
         if wrapper is not None and isinstance(module, wrapper):
@@ -62,7 +62,7 @@ def walk(model: nn.Module) -> Iterator[Place]:
         stack.extend(reversed(list(children(place))))
 
 
-def every_name(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield every parameter under each of its canonical names, in registration order."""
     for path, module in walk(model):
         for name, parameter in module._parameters.items():
@@ -88,7 +88,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         ['weight', 'bias']
     """
     owners: dict[int, str] = {}
-    return {name: parameter for name, parameter in every_name(model) if owners.setdefault(id(parameter), name) == name}
+    return {name: parameter for name, parameter in all_names(model) if owners.setdefault(id(parameter), name) == name}
 
 
 def tied(model: nn.Module) -> dict[str, str]:
@@ -107,9 +107,7 @@ def tied(model: nn.Module) -> dict[str, str]:
     """
     owners: dict[int, str] = {}
     return {
-        name: owner
-        for name, parameter in every_name(model)
-        if (owner := owners.setdefault(id(parameter), name)) != name
+        name: owner for name, parameter in all_names(model) if (owner := owners.setdefault(id(parameter), name)) != name
     }
 
 

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, told by structure: lists of modules of one kind, never by what they are called."""
+"""The repeated blocks of a model, found by structure (lists of modules of one kind), never by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_composite(module: nn.Module) -> bool:
     return any(has_parameters(child.module) for child in children(Place("", module)))
 
 
-def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
+def named_by_user(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
     """Return the blocks that the user names."""
     if isinstance(body, str):
         place = Place(body, submodule(model, body))
@@ -45,7 +45,7 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
                 do=f"pass the list of block paths, or one of: {describe(model)}",
             )
         return found
-    found = [block for path in body for block in _listed(Place(path, submodule(model, path)))]
+    found = [block for path in body for block in _items_or_self(Place(path, submodule(model, path)))]
     owners = Counter(id(module) for block in found for module in set(block.module.modules()))
     for block in found:
         if not has_parameters(block.module) or owners[id(block.module)] > 1:
@@ -57,7 +57,7 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
     return found
 
 
-def _listed(place: Place) -> list[Place]:
+def _items_or_self(place: Place) -> list[Place]:
     """The items of a ``ModuleList``, which is never run and so no block; anything else is a block itself."""
     return parts(place) if isinstance(place.module, nn.ModuleList) else [place]
 
@@ -72,7 +72,7 @@ def repeated(model: nn.Module) -> list[Place]:
     lists = [items for items in _outermost(Place("", submodule(model, ""))) if items]
     composite = [items for items in lists if is_composite(items[0].module)]
     lists = composite or lists
-    lists = [items for items in lists if len(items) > 1] or lists
+    lists = [items for items in lists if len(items) > 1] or lists  # a list of one repeats nothing, unless all are
     families = {frozenset(type(item.module) for item in items) for items in lists}
     if len(families) > 1:
         raise UserError(
@@ -81,7 +81,7 @@ def repeated(model: nn.Module) -> list[Place]:
             why="it has more than one kind of repeated block",
             do=f"pass body=, one of: {describe(model)}",
         )
-    found = {id(item.module): item for items in reversed(lists) for item in reversed(_opened(items))}
+    found = {id(item.module): item for items in reversed(lists) for item in reversed(_flatten_stages(items))}
     return list(reversed(found.values()))
 
 
@@ -126,7 +126,7 @@ def _items(place: Place) -> list[Place]:
     return [item for item in items if type(item.module) in runs] if len(runs) == 1 else []
 
 
-def _opened(items: list[Place]) -> list[Place]:
+def _flatten_stages(items: list[Place]) -> list[Place]:
     """Replace stages by their blocks where every stage is a list and all its parameters are in those blocks."""
     inner = [_items(item) for item in items]
     whole = all(len(blocks) == len(parts(item)) > 0 for blocks, item in zip(inner, items, strict=True))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-from sparing.blocks.names import Place, every_name, walk
+from sparing.blocks.names import Place, all_names, walk
 from sparing.blocks.order import Order
 
 Role = Literal["embed", "body", "tail", "head"]
@@ -17,7 +17,7 @@ Role = Literal["embed", "body", "tail", "head"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What structure alone tells: the body, and the paths of parts whose role is known. ``None``: not known."""
+    """What structure alone says: the body, and the paths of parts whose role is known. ``None``: not known."""
 
     blocks: Sequence[Place]  # the body, as listed
     embed: str | None = None  # the input embedding
@@ -27,7 +27,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Timeline:
     """When each parameter is first used, and when the body runs; registration stands in for what was not seen."""
 
     first: Mapping[int, float]  # ``id(parameter)`` -> time; −1 before all that was seen, infinity after
@@ -56,7 +56,7 @@ def tree_of(model: nn.Module, blocks: Sequence[Place]) -> Tree:
     params: dict[int, nn.Parameter] = {}
     names: dict[int, list[str]] = {}
     body: dict[int, int] = {}
-    for name, parameter in every_name(model):
+    for name, parameter in all_names(model):
         key = id(parameter)
         params.setdefault(key, parameter)
         names.setdefault(key, [])
@@ -68,12 +68,14 @@ def tree_of(model: nn.Module, blocks: Sequence[Place]) -> Tree:
     return Tree(params, names, body)
 
 
-def clock_of(tree: Tree, plan: Plan, order: Order) -> Clock:
+def timeline_of(tree: Tree, plan: Plan, order: Order) -> Timeline:
     """Give every parameter a time: as seen, else as registered."""
-    own = [key for key in tree.body if not tree.names[key]]  # a weight shared with the outside tells no bounds
+    own = [
+        key for key in tree.body if not tree.names[key]
+    ]  # a weight shared with the outside says nothing of its bounds
     seen = [key for key in own if key in order.first]
     if order.complete and not seen:
-        order = Order()  # the example went past the body, so it tells nothing about its sides
+        order = Order()  # the example went past the body, so it says nothing about its sides
     first: dict[int, float] = {}
     side = -1.0
     for key, names in tree.names.items():
@@ -81,29 +83,29 @@ def clock_of(tree: Tree, plan: Plan, order: Order) -> Clock:
         other = plan.tower is not None and not any(inside(name, plan.tower) for name in names)
         first[key] = order.first.get(key, -1.0 if other else side)
     if order.complete:
-        return Clock(first, min(order.first[key] for key in seen), max(order.last[key] for key in seen))
+        return Timeline(first, min(order.first[key] for key in seen), max(order.last[key] for key in seen))
     start = min((order.first[key] for key in seen), default=max(order.last.values(), default=0) + 1)
-    return Clock(first | dict.fromkeys(own, start), start, max(order.last.values(), default=0) + 1)
+    return Timeline(first | dict.fromkeys(own, start), start, max(order.last.values(), default=0) + 1)
 
 
-def role_of(key: int, tree: Tree, plan: Plan, clock: Clock) -> Role:
+def role_of(key: int, tree: Tree, plan: Plan, times: Timeline) -> Role:
     """Return the role of one parameter."""
     names = tree.names[key]
     if any(inside(name, plan.embed) for name in names):
         return "embed"
     if key in tree.body:
-        return "embed" if names and clock.first[key] < clock.start else "body"
+        return "embed" if names and times.first[key] < times.start else "body"
     at_head = [inside(name, plan.head) for name in names]
-    if clock.first[key] <= clock.end and not all(at_head):
+    if times.first[key] <= times.end and not all(at_head):
         return "embed"
     if any(at_head):
         return "head"
     return "tail" if plan.backbone is None or any(inside(name, plan.backbone) for name in names) else "head"
 
 
-def last_matrix(roles: Mapping[int, Role], tree: Tree, clock: Clock) -> set[int]:
+def last_matrix(roles: Mapping[int, Role], tree: Tree, times: Timeline) -> set[int]:
     """Return the parameters of the module used last, if it lies behind the body and holds a matrix."""
-    behind = sorted((key for key, role in roles.items() if role == "tail"), key=lambda key: clock.first[key])
+    behind = sorted((key for key, role in roles.items() if role == "tail"), key=lambda key: times.first[key])
     if not behind:
         return set()
     module = tree.names[behind[-1]][0].rpartition(".")[0]
@@ -111,9 +113,9 @@ def last_matrix(roles: Mapping[int, Role], tree: Tree, clock: Clock) -> set[int]
     return held if any(tree.params[key].ndim > 1 for key in held) else set()
 
 
-def body_order(tree: Tree, clock: Clock) -> list[int]:
+def body_order(tree: Tree, times: Timeline) -> list[int]:
     """Return the positions of the blocks in order of first use; blocks without parameters of their own are left out."""
     firsts: dict[int, float] = {}
     for key, position in sorted(tree.body.items(), key=lambda item: item[1]):
-        firsts[position] = min(clock.first[key], firsts.get(position, math.inf))
+        firsts[position] = min(times.first[key], firsts.get(position, math.inf))
     return sorted(firsts, key=lambda position: firsts[position])

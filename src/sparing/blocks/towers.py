@@ -1,4 +1,4 @@
-"""What a model has beside its body: the encoder before a decoder, towers for other senses, further lists of blocks."""
+"""What a model has beside its body: the encoder before a decoder, vision and audio towers, other lists of blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encoder_blocks(model: nn.Module) -> list[str]:
     return [block.path for block in parts(lists[0])] if len(lists) == 1 else []
 
 
-def other_senses(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
+def non_text_parameters(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
     """Find what of a multimodal Hugging Face model no text passes through: vision and audio towers and projectors."""
     facts = declared(model)
     if facts is None or facts.tower is None or getattr(facts.model.module.config, "is_encoder_decoder", False):
@@ -34,7 +34,7 @@ def other_senses(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
     return frozenset(name for name in names if not any(inside(name, path) for path in known))
 
 
-def further_lists(model: nn.Module, blocks: Sequence[Block]) -> list[str]:
+def other_block_lists(model: nn.Module, blocks: Sequence[Block]) -> list[str]:
     """Find the lists of repeated blocks that have no part in the body."""
     body = [block.name for block in blocks if block.role == "body"]
     paths = [place.path for place in _lists(Place("", submodule(model, "")))]

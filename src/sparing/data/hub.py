@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PATIENCE = 5.0  # longest wait for the hub's first answer (seconds)
+HUB_TIMEOUT = 5.0  # longest wait for the hub's first answer (seconds)
 
 # files of a model that we use; none of them can run code
 PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -32,8 +32,8 @@ def snapshot(repository: str) -> Path:
     except OSError:
         pass  # not in its cache: ask
     try:
-        HfApi().model_info(repository, timeout=PATIENCE)  # one request without retries: is anybody there?
-        fetched = Path(snapshot_download(repository, allow_patterns=PATTERNS, etag_timeout=PATIENCE))
+        HfApi().model_info(repository, timeout=HUB_TIMEOUT)  # one request without retries: is anybody there?
+        fetched = Path(snapshot_download(repository, allow_patterns=PATTERNS, etag_timeout=HUB_TIMEOUT))
     except Exception as error:  # the client's errors share no base, and none may stop the next source
         raise HubError(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     if not _is_model(fetched):

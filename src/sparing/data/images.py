@@ -30,7 +30,7 @@ NAMES: dict[Split, tuple[str, str]] = {
 
 FILES = tuple(name for pair in NAMES.values() for name in pair)  # the four files of a set
 
-# split -> (sheets, labels) of the packaged CIFAR-10; the package spells labels so
+# split -> (sheets, labels) of the packaged CIFAR-10; "lables" is the package's spelling
 SHEETS: dict[Split, tuple[tuple[str, ...], str]] = {
     "train": (tuple(f"data_batch_{number}.png" for number in range(1, 6)), "train_lables.json"),
     "test": (("test_batch.png",), "test_lables.json"),
@@ -40,18 +40,19 @@ SHEET_FILES = tuple(name for sheets, labels in SHEETS.values() for name in (*she
 
 
 def read_idx(data: bytes) -> Tensor:
-    """Read an idx file of unsigned bytes."""
+    """Read an idx file of unsigned bytes into a uint8 tensor of the file's shape."""
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise ValueError("not an idx file of unsigned bytes")
     shape = struct.unpack_from(f">{data[3]}I", data, 4)
+    # the header's fourth byte is the number of axes, each a big-endian uint32
     body = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3])
     if body.size != int(np.prod(shape)):
         raise ValueError(f"the header asks for {shape}, the file has {body.size} bytes")
-    return torch.from_numpy(body.reshape(shape).copy())
+    return torch.from_numpy(body.reshape(shape).copy())  # a copy: the bytes are read-only
 
 
 def read_split(folder: Path, split: Split) -> tuple[Tensor, Tensor]:
-    """Read one split of a set."""
+    """Read one split: images uint8 (N, rows, columns) or (N, rows, columns, 3), labels int64 (N,)."""
     images, labels = (read_idx((folder / name).read_bytes()) for name in NAMES[split])
     if images.ndim not in {3, 4} or labels.ndim != 1 or len(images) != len(labels):
         raise ValueError(f"{tuple(images.shape)} images and {tuple(labels.shape)} labels do not belong together")
@@ -76,7 +77,7 @@ def write_idx(array: np.ndarray[Any, np.dtype[np.uint8]], path: Path) -> None:
 
 
 def read_sheet(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Read a PNG of which each row of pixels is one image of 32 × 32, row after row."""
+    """Read a PNG of which each row of pixels is one RGB image of 32 × 32, row after row: uint8 (N, 32, 32, 3)."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -41,6 +41,7 @@ def load_text(
     with file.open("rb") as opened:
         data = opened.read(first)
     try:
+        # incremental: a character cut in two at the end of the beginning is dropped, not an error
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=first is None)
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"

@@ -84,7 +84,7 @@ def _convolution(into: int, out: int, size: int, stride: int) -> nn.Sequential:
 
 
 def prepare_images(images: Tensor) -> Tensor:
-    """Turn photographs into what the network was trained on: the middle square, 224 × 224, blue first, means off."""
+    """Map uint8 RGB (batch, height, width, 3) to float32 (batch, 3, 224, 224): middle square, BGR, less the means."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] != 3:
         got, why = f"{images.dtype} of shape {tuple(images.shape)}", "photographs are uint8 (batch, height, width, 3)"
         raise UserError("images", got=got, why=why, do="pass 0 … 255 in red, green, blue")
@@ -106,6 +106,7 @@ def load_resnet50(folder: Path) -> ResNet50:
     except (OSError, SafetensorError, RuntimeError) as error:
         why = f"it does not hold the weights of this network ({str(error).splitlines()[0]})"
         raise UserError("folder of resnet50", got=folder, why=why, do="pass what fetch('resnet50') returns") from error
+    # load_state_dict(assign=True) takes the loaded tensors' flag, which is off
     return model.requires_grad_().eval()
 
 
@@ -128,7 +129,7 @@ def build_resnet50(members: Path, out: Path) -> None:
 
 
 def split_tensors(data: bytes, listed: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Cut the joined shards into tensors."""
+    """Cut the joined shards, little-endian float32, into tensors by Keras's names."""
     if odd := [each["name"] for each in listed if each["dtype"] != "float32"]:
         raise ValueError(f"{odd[0]} is not float32")
     sizes = [math.prod(each["shape"]) for each in listed]
@@ -140,20 +141,20 @@ def split_tensors(data: bytes, listed: list[dict[str, Any]]) -> dict[str, Tensor
 
 
 def torch_state(theirs: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename and turn Keras's tensors."""
+    """Rename Keras's tensors and bring them into torch's layout; the batch counters are zero."""
     state: dict[str, Tensor] = {}
     left = dict(theirs)
     for name, template in wanted.items():
         if name.endswith("num_batches_tracked"):
             state[name] = torch.zeros((), dtype=torch.int64)
             continue
-        state[name] = _turned(name, left.pop(keras_name(name), None), template)
+        state[name] = _to_torch_layout(name, left.pop(keras_name(name), None), template)
     if left:
         raise ValueError(f"the network has no place for {next(iter(left))}")
     return state
 
 
-def _turned(name: str, value: Tensor | None, template: Tensor) -> Tensor:
+def _to_torch_layout(name: str, value: Tensor | None, template: Tensor) -> Tensor:
     """From Keras's (height, width, into, out) and (into, out) to torch's (out, into, height, width) and (out, into)."""
     if value is not None and value.ndim > 1:
         value = value.permute(3, 2, 0, 1) if value.ndim == 4 else value.T

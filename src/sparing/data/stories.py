@@ -59,6 +59,7 @@ def read_checkpoint(data: bytes) -> tuple[Shape, dict[str, Tensor]]:
     width, hidden, layers, heads, kv_heads, vocab, context = struct.unpack_from("<7i", data)
     if min(width, hidden, layers, heads, kv_heads, context) < 1 or vocab == 0 or width % heads or heads % kv_heads:
         raise ValueError("the header is not that of a llama2.c checkpoint")
+    # llama2.c marks a head of its own by a negative vocabulary size
     shape = Shape(
         width=width, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, vocab=abs(vocab), context=context,
         tied=vocab > 0,
@@ -86,13 +87,13 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "head", (shape.vocab, d)
 
 
-def halves(weight: Tensor, heads: int) -> Tensor:
+def to_half_pairs(weight: Tensor, heads: int) -> Tensor:
     """Reorder rows from neighbouring rotary pairs to pairs half a head apart.
 
     Row ``2i + j`` of each head becomes row ``j · size/2 + i`` (i < size/2, j in {0, 1}).
 
     Example:
-        >>> halves(torch.arange(4.0).reshape(4, 1), heads=1).flatten().tolist()
+        >>> to_half_pairs(torch.arange(4.0).reshape(4, 1), heads=1).flatten().tolist()
         [0.0, 2.0, 1.0, 3.0]
     """
     return weight.reshape(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
@@ -110,7 +111,7 @@ def hugging_face_state(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Te
     heads = {"wq": shape.heads, "wk": shape.kv_heads}
     for ours, theirs in names.items():
         for layer, weight in enumerate(tensors[ours]):
-            turned = halves(weight, heads[ours]) if ours in heads else weight
+            turned = to_half_pairs(weight, heads[ours]) if ours in heads else weight
             state[f"model.layers.{layer}.{theirs}.weight"] = turned
     return state
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from sparing.blocks import Block, find_blocks
 from sparing.blocks.roles import inside
-from sparing.blocks.towers import encoder_blocks, further_lists, other_senses
+from sparing.blocks.towers import encoder_blocks, non_text_parameters, other_block_lists
 from sparing.errors import UserError
 
 
@@ -17,9 +17,9 @@ def parts_of(model: nn.Module, body: str | Sequence[str] | None = None) -> tuple
     blocks = find_blocks(model, body=body)
     if body is None and (encoder := encoder_blocks(model)):
         blocks = find_blocks(model, body=[*encoder, *(b.name for b in blocks if b.role == "body")])
-    frozen = other_senses(model, blocks)
+    frozen = non_text_parameters(model, blocks)
     outside = [(n, p) for b in blocks if b.role != "body" for n, p in b.params.items() if n not in frozen]
-    for path in further_lists(model, blocks):
+    for path in other_block_lists(model, blocks):
         loose = sum(p.numel() for name, p in outside if p.requires_grad and inside(name, path))
         if loose:
             lists = ", ".join(dict.fromkeys(repr(b.name.rpartition(".")[0]) for b in blocks if b.role == "body"))

@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.optim import Optimizer
 
 from sparing.errors import UserError
-from sparing.memory.fakes import Values, cuda_kernels, fake_copy
+from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
 from sparing.memory.sizes import Profile
 from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
 from sparing.memory.steps import watch_second_step as watch
@@ -83,13 +82,18 @@ def predict(
         accumulate=accumulate,
     )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake = fake_copy(_materialise(model), mode, dtype)
+    if not isinstance(model, nn.Module):
+        with torch.device("meta"):
+            model = model()
+    fake = fake_copy(model, mode, dtype)
     kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()
     try:
-        with mode, kernels, Values(mode, batch) as values:
+        with mode, kernels, KeptValues(mode, batch) as values:
             made = prepare_(fake, training)
-            if device == "cuda":
-                _default_to_foreach_(made)
+            for group in made.param_groups if device == "cuda" else ():
+                # torch takes the foreach form for parameters on CUDA unless told otherwise; the fakes are on the CPU
+                if group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = True
             return watch(fake, made, values.batch(), step_of(training))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(
@@ -98,18 +102,3 @@ def predict(
             why="a prediction has shapes but no data",
             do="take the branch on the value out of the step, or use measure",
         ) from error
-
-
-def _materialise(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    """Return the module, made on the meta device if it is still to be made."""
-    if isinstance(model, nn.Module):
-        return model
-    with torch.device("meta"):
-        return model()
-
-
-def _default_to_foreach_(optimizer: Optimizer) -> None:
-    """Choose as torch does for parameters on CUDA: all at once unless told otherwise."""
-    for group in optimizer.param_groups:
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
