@@ -63,10 +63,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
             whole = self.sampler.state_dict()
             tensors = whole.pop("tensors")
             self.saved = whole | {"token": uuid.uuid4().hex, "tensors": bool(tensors)}
-        return {
-            "args": {"settings": self.settings.describe(), "seed": self.seed},
-            "attributes": {"saved": self.saved},
-        }
+        return {"args": {"settings": self.settings.describe(), "seed": self.seed}, "attributes": {"saved": self.saved}}
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any

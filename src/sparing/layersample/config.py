@@ -74,10 +74,7 @@ class LayerSampling:
         """
         if self.active > count:
             raise UserError(
-                "active",
-                got=self.active,
-                why=f"the model has only {count} body blocks",
-                do=f"pass active <= {count}",
+                "active", got=self.active, why=f"the model has only {count} body blocks", do=f"pass active <= {count}"
             )
         if count:
             self.sampler.inclusion(count, self.active)

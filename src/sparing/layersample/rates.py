@@ -25,10 +25,7 @@ class ScaledRate:
         """Hook into the optimizer."""
         self._factor = factor
         self._saved: list[tuple[dict[str, Any], Any]] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
+        self._handles = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def close(self) -> None:
         """Leave the optimizer as it was found."""

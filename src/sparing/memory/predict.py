@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.optim import Optimizer
 
 from sparing.errors import UserError
 from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
@@ -90,10 +91,8 @@ def predict(
     try:
         with mode, kernels, KeptValues(mode, batch) as values:
             made = prepare_(fake, training)
-            for group in made.param_groups if device == "cuda" else ():
-                # torch takes the foreach form for parameters on CUDA unless told otherwise; the fakes are on the CPU
-                if group.get("foreach", False) is None and not group.get("fused"):
-                    group["foreach"] = True
+            if device == "cuda":
+                _default_to_foreach_(made)
             return watch(fake, made, values.batch(), step_of(training))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(
@@ -102,3 +101,10 @@ def predict(
             why="a prediction has shapes but no data",
             do="take the branch on the value out of the step, or use measure",
         ) from error
+
+
+def _default_to_foreach_(optimizer: Optimizer) -> None:
+    """Choose as torch does for parameters on CUDA; the fakes lie on the CPU, where it would choose otherwise."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True

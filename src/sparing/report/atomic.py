@@ -1,4 +1,4 @@
-"""A file appears whole or not at all."""
+"""Atomic writes: a file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # mkstemp makes files that only their owner reads; the umask can be read only by setting it
         mask = os.umask(0)
         os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)  # mkstemp makes files that only their owner reads; a report is to be shared
+        Path(name).chmod(0o666 & ~mask)
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""How a value reads: the one place where numbers, units, intervals and gaps become words, for terminal, page and plots.
+"""How a value reads: numbers, units, intervals and gaps as text, alike for terminal, page and plots.
 
 Column names are words; ``units`` gives a column its unit. ``x_low`` and ``x_high`` beside ``x`` are its interval and
 are folded into it. Bytes ("B") and seconds ("s") are shown in one prefix per column, chosen by the largest value.
@@ -70,12 +70,9 @@ def scale_of(values: Iterable[object], unit: str) -> Scale:
         return Scale(1, unit)
     sizes = [abs(value) for value in values if is_number(value) and math.isfinite(value)]
     largest = max(sizes, default=0.0)
-    _, one, name = [rung for rung in ladder if largest >= rung[0]][-1] if largest else _unit_rung(ladder)
-    return Scale(one, name)
-
-
-def _unit_rung(ladder: tuple[tuple[float, float, str], ...]) -> tuple[float, float, str]:
-    return next(rung for rung in ladder if rung[1] == 1)
+    # nothing but zeros says nothing of a prefix: they are shown in the unit itself
+    rungs = [rung for rung in ladder if largest >= rung[0]] if largest else [rung for rung in ladder if rung[1] == 1]
+    return Scale(*rungs[-1][1:])
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -99,6 +96,7 @@ def digits(value: float) -> str:
     if size and (exponent < -4 or exponent >= 15):
         return _minus(f"{_trimmed(f'{size:.2e}'.split('e')[0])} × 10{str(exponent).translate(_SUPERSCRIPT)}", value)
     for one, name in _LARGE:
+        # what three digits round up to 1,000,000 is written "1 M"
         if size >= one * 0.9995:
             return _minus(f"{digits(size / one)} {name}", value)
     text = grouped(round(size, 2 - exponent), max(0, 2 - exponent))
@@ -132,6 +130,7 @@ def _interval(value: float, low: float, high: float) -> str:
     if not all(map(math.isfinite, (value, half))) or half <= 0 or max(map(abs, (low, high))) >= 1e6 or half < 1e-4:
         return f"{digits(value)} [{digits(low)}, {digits(high)}]"
     exponent = math.floor(math.log10(half))
+    # one digit of half the width, two where it begins with 1: the second is then worth more than 5 %
     decimals = -exponent + (half / 10.0**exponent < 2)
     centre, lower, upper = (_minus(grouped(abs(round(x, decimals)), max(0, decimals)), x) for x in (value, low, high))
     return f"{centre} [{lower}, {upper}]"

@@ -94,6 +94,7 @@ class Figure:
         Returns:
             ``<svg …>…</svg>`` without prolog, dates or fixed size.
         """
+        # ids are made of the content, so the same picture is the same text and two pictures on a page never clash
         key = hashlib.sha256(repr((self.title, self.alt, self.caption, theme, narrow)).encode()).hexdigest()[:8]
         inks = Inks(theme)
         return adapted(scoped(_svg_element(self._saved("svg", inks, narrow=narrow)), f"p{key}"), inks.pairs)

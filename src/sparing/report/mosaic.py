@@ -20,14 +20,7 @@ Row = tuple[str, Sequence[Any]]
 _MARGIN, _HEAD, _NAME, _LINE = 8.0, 20.0, 118.0, 15.0  # px: edges; column names; room for row names; one line of text
 
 
-def images(
-    rows: Sequence[Row],
-    *,
-    title: str,
-    columns: Sequence[str] = (),
-    caption: str = "",
-    alt: str = "",
-) -> Figure:
+def images(rows: Sequence[Row], *, title: str, columns: Sequence[str] = (), caption: str = "", alt: str = "") -> Figure:
     """Draw a table of small images.
 
     Values below 0 and above 1 are shown as 0 and 1. On a desk the name of a row stands at its left, on a phone above.

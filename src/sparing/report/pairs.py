@@ -143,7 +143,7 @@ def _resampled(gaps: Tensor, tail: float, resamples: int, source: torch.Generato
     at_once = max(1, _CELLS // n)
     sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
     means = torch.cat([gaps[torch.randint(n, (size, n), generator=source)].mean(1) for size in sizes])
-    moved = _outward(tail, n)
+    moved = _widened(tail, n)
     low, high = torch.quantile(means, torch.tensor([moved, 1 - moved], dtype=torch.float64)).tolist()
     return low, high
 
@@ -193,13 +193,13 @@ def _lower_tail(least: int, tosses: int) -> float:
     return total
 
 
-def _outward(tail: float, n: int) -> float:
-    """Φ(√(n/(n−1)) t) of Student's quantile t, as in Abramowitz & Stegun 26.7.5 (to 0.001 from n = 10)."""
+def _widened(tail: float, n: int) -> float:
+    """Φ(√(n/(n−1)) t) of Student's quantile t: a percentile interval of few rows would be too narrow."""
     return NormalDist().cdf(math.sqrt(n / (n - 1)) * _student(tail, n))
 
 
 def _student(tail: float, n: int) -> float:
-    """Student's quantile of n numbers."""
+    """Student's quantile of n numbers, as in Abramowitz & Stegun 26.7.5 (to 0.001 from n = 10)."""
     z, freedom = NormalDist().inv_cdf(tail), n - 1
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / freedom + second / freedom**2

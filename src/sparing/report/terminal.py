@@ -48,13 +48,10 @@ def print_table(
     """
     stream = sys.stdout if file is None else file
     shown = to_columns(rows, units=units, names=columns)
-    text = _rendered(_table(shown, roles or {}), tidy(title), colour=_coloured(stream))
+    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    text = _rendered(_table(shown, roles or {}), tidy(title), colour=colour)
     stream.write(_encodable(text, stream))
     stream.flush()
-
-
-def _coloured(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _table(shown: Sequence[Column], roles: Mapping[str, Role]) -> RichTable:
