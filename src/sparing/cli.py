@@ -1,7 +1,7 @@
 """The command line: settings dataclasses in, one job run, an exit status out.
 
 Tables go to standard output, progress and logs to standard error. Exit status 0: done; 1: the run failed; 2: the
-user's mistake, said in one line; 130: interrupted, after saving where there was something to save.
+user's mistake, reported in one line; 130: interrupted, after saving where there was something to save.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ _PARAMETERS = re.compile(r"(?i)([?&;](?:password|passwd|pwd|pass|token|secret|ss
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave, said in one line; the command line exits with status 2.
+    """A mistake in what the user gave, reported in one line; the command line exits with status 2.
 
     It is a ``ValueError``, so library callers need not know the name.
 
@@ -28,7 +28,7 @@ class UserError(ValueError):
             what: The setting, file or object at fault.
             got: The offending value, shown with ``str``.
             why: Why it cannot work.
-            do: The change or command that mends it.
+            do: The change or command that fixes it.
         """
         self.what, self.got, self.why, self.do = what, got, why, do
         super().__init__(shown(f"{what}: got {got}; {why}; {do}"))

@@ -13,7 +13,7 @@ from sparing.blocks.repeated import CONTAINERS, is_composite, parts
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Paths that a Hugging Face model names by its own methods; ``None`` where it names none."""
+    """Paths that a Hugging Face model declares by its methods; ``None`` where it declares none."""
 
     model: Place  # the Hugging Face model, which may sit inside PEFT's or a user's module
     backbone: str  # what follows the body outside this path is head
@@ -29,6 +29,7 @@ def declared(model: nn.Module) -> Declared | None:
     if len(found) != 1:
         return None
     place = found[0]
+    # reversed, so that a shared module keeps its first path
     paths = {id(inner.module): inner for inner in reversed(list(walk(model)))}
 
     def ask(method: str) -> Place | None:
@@ -42,6 +43,7 @@ def declared(model: nn.Module) -> Declared | None:
     base = paths.get(id(unwrap(getattr(place.module, "base_model", place.module))), place)
     config: Any = place.module.config
     text = config.get_text_config(decoder=True)
+    # of an encoder-decoder only the decoder is the body; its encoder often has as many layers, and would match too
     scopes = [decoder] if decoder and getattr(config, "is_encoder_decoder", False) else [decoder, base, place]
     return Declared(
         model=place,
@@ -55,7 +57,7 @@ def declared(model: nn.Module) -> Declared | None:
 
 
 def _pretrained(place: Place) -> list[Place]:
-    """Return the outermost Hugging Face models, told by what their class declares."""
+    """Return the outermost Hugging Face models, recognized by what their class declares."""
     kind = type(place.module)
     if isinstance(getattr(kind, "base_model_prefix", None), str) and hasattr(place.module, "config"):
         return [place]

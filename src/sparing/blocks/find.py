@@ -59,7 +59,7 @@ def find_blocks(
         example: Input of the model (tensor, tuple of arguments or mapping), real, fake or meta.
 
     Returns:
-        The blocks in order of use, a partition of ``named_parameters(model)``; roles without parameters are left out.
+        The blocks in order of use, a partition of ``named_parameters(model)``; roles without parameters are omitted.
 
     Example:
         >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -73,6 +73,7 @@ def find_blocks(
     plan, guess = _plan(model, body, facts)
     tree = tree_of(model, plan.blocks)
     times = timeline_of(tree, plan, _order(model, facts, example, [block.module for block in plan.blocks]))
+    # by identity: a tied parameter has several names and one role
     roles = {key: role_of(key, tree, plan, times) for key in tree.params}
     if guess:
         roles |= dict.fromkeys(last_matrix(roles, tree, times), "head")
@@ -94,6 +95,7 @@ def _order(model: nn.Module, facts: Declared | None, example: object | None, blo
     known = example_for(facts.model.module) if facts else None
     if facts is None or known is None:
         return Order()
+    # a wrapper may take other inputs than the Hugging Face model inside it: then that one is run alone
     order = observe(model, known, blocks)
     inner = facts.model.module
     return order if order.complete or inner is unwrap(model) else observe(inner, known, blocks)
@@ -107,6 +109,7 @@ def _plan(model: nn.Module, body: str | Sequence[str] | None, facts: Declared | 
         return Plan(blocks=blocks, **known), False
     if blocks:
         return Plan(blocks=blocks), True
+    # a plain stack of layers repeats nothing: its ends are embedding and head by position
     if len(row := sequence(model)) > 1:
         return Plan(blocks=row[1:-1], embed=row[0].path, head=row[-1].path), False
     raise UserError(

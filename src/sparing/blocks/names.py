@@ -59,6 +59,7 @@ def walk(model: nn.Module) -> Iterator[Place]:
     while stack:
         place = stack.pop()
         yield place
+        # reversed, because the stack is popped from its end
         stack.extend(reversed(list(children(place))))
 
 
@@ -125,6 +126,7 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
         UserError: If there is no module at that path.
     """
     module = unwrap(model)
+    # step by step, because wrappers may sit at any depth and get_submodule knows nothing of them
     for depth, part in enumerate(parts := name.split(".") if name else []):
         child = module._modules.get(part)
         if child is None:

@@ -46,7 +46,7 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
     """Run a forward in which nothing is computed or allocated, and note which parameters each operation reads.
 
     The model itself is not run: a copy that shares its classes and settings is, with fake tensors for weights, no
-    hooks, no wrappers and in evaluation mode. Of blocks that look alike one runs, and its output stands for theirs.
+    hooks, no wrappers and in evaluation mode. Of blocks of one kind one runs, and its output stands for the others'.
     """
     seen: dict[int, Any] = {}
     recorder = _Recorder()
@@ -62,7 +62,9 @@ def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ())
                 else:
                     fake(*(inputs if isinstance(inputs, tuple) else (inputs,)))
     except _FAILURES as caught:
+        # without its traceback, whose frames would hold the copy alive
         error = caught.with_traceback(None)
+    # the recorder saw the fakes' ids; callers know the originals'
     back = {id(fake): original for original, fake in seen.items()}
     first = {back[key]: time for key, time in recorder.first.items() if key in back}
     last = {back[key]: time for key, time in recorder.last.items() if key in back}
@@ -140,7 +142,7 @@ def _run_once_per_kind_(fakes: list[nn.Module], recorder: _Recorder) -> None:
         weights = tuple(parameter.shape for parameter in held)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            recorder.note(held)
+            recorder.note(held)  # also when the block is not run: its parameters are used at this time
             inputs = tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             key = (type(fake), weights, inputs)
             if key not in outputs:

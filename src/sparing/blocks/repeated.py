@@ -70,6 +70,7 @@ def repeated(model: nn.Module) -> list[Place]:
     lists are opened. Lists of single layers count only where there is no list of composite modules.
     """
     lists = [items for items in _outermost(Place("", submodule(model, ""))) if items]
+    # lists of plain layers (an MLP inside each block) are blocks only where nothing else is
     composite = [items for items in lists if is_composite(items[0].module)]
     lists = composite or lists
     lists = [items for items in lists if len(items) > 1] or lists  # a list of one repeats nothing, unless all are
@@ -81,6 +82,7 @@ def repeated(model: nn.Module) -> list[Place]:
             why="it has more than one kind of repeated block",
             do=f"pass body=, one of: {describe(model)}",
         )
+    # reversed, so that a block that is registered twice counts once, under its first name
     found = {id(item.module): item for items in reversed(lists) for item in reversed(_flatten_stages(items))}
     return list(reversed(found.values()))
 

@@ -70,12 +70,12 @@ def tree_of(model: nn.Module, blocks: Sequence[Place]) -> Tree:
 
 def timeline_of(tree: Tree, plan: Plan, order: Order) -> Timeline:
     """Give every parameter a time: as seen, else as registered."""
-    own = [
-        key for key in tree.body if not tree.names[key]
-    ]  # a weight shared with the outside says nothing of its bounds
+    # a weight shared with the outside says nothing of the bounds of the body
+    own = [key for key in tree.body if not tree.names[key]]
     seen = [key for key in own if key in order.first]
     if order.complete and not seen:
-        order = Order()  # the example went past the body, so it says nothing about its sides
+        # the forward went past the body (a task head alone, say), so it says nothing about what is before and after
+        order = Order()
     first: dict[int, float] = {}
     side = -1.0
     for key, names in tree.names.items():
@@ -84,6 +84,7 @@ def timeline_of(tree: Tree, plan: Plan, order: Order) -> Timeline:
         first[key] = order.first.get(key, -1.0 if other else side)
     if order.complete:
         return Timeline(first, min(order.first[key] for key in seen), max(order.last[key] for key in seen))
+    # the forward stopped early: everything it saw is before the end of the body
     start = min((order.first[key] for key in seen), default=max(order.last.values(), default=0) + 1)
     return Timeline(first | dict.fromkeys(own, start), start, max(order.last.values(), default=0) + 1)
 
@@ -93,6 +94,7 @@ def role_of(key: int, tree: Tree, plan: Plan, times: Timeline) -> Role:
     names = tree.names[key]
     if any(inside(name, plan.embed) for name in names):
         return "embed"
+    # a block's weight that something before the body uses as well, as an embedding
     if key in tree.body:
         return "embed" if names and times.first[key] < times.start else "body"
     at_head = [inside(name, plan.head) for name in names]
@@ -114,7 +116,7 @@ def last_matrix(roles: Mapping[int, Role], tree: Tree, times: Timeline) -> set[i
 
 
 def body_order(tree: Tree, times: Timeline) -> list[int]:
-    """Return the positions of the blocks in order of first use; blocks without parameters of their own are left out."""
+    """Return the positions of the blocks in order of first use; blocks without parameters of their own are omitted."""
     firsts: dict[int, float] = {}
     for key, position in sorted(tree.body.items(), key=lambda item: item[1]):
         firsts[position] = min(times.first[key], firsts.get(position, math.inf))

@@ -29,6 +29,7 @@ def non_text_parameters(model: nn.Module, blocks: Sequence[Block]) -> frozenset[
     facts = declared(model)
     if facts is None or facts.tower is None or getattr(facts.model.module.config, "is_encoder_decoder", False):
         return frozenset()
+    # the input embedding may lie outside the text decoder
     known = (facts.tower, facts.embed, facts.head)
     names = (name for block in blocks if block.role != "body" for name in block.params)
     return frozenset(name for name in names if not any(inside(name, path) for path in known))

@@ -32,7 +32,8 @@ def snapshot(repository: str) -> Path:
     except OSError:
         pass  # not in its cache: ask
     try:
-        HfApi().model_info(repository, timeout=HUB_TIMEOUT)  # one request without retries: is anybody there?
+        # one request without retries first: snapshot_download would retry for minutes without a network
+        HfApi().model_info(repository, timeout=HUB_TIMEOUT)
         fetched = Path(snapshot_download(repository, allow_patterns=PATTERNS, etag_timeout=HUB_TIMEOUT))
     except Exception as error:  # the client's errors share no base, and none may stop the next source
         raise HubError(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from error

@@ -55,7 +55,7 @@ def fetch(
 ) -> Path:
     """Return where an asset lies on this machine, fetching it first if need be.
 
-    The first time in a process that an asset is used, its licence and source are said in one line on the logger
+    The first time in a process that an asset is used, its licence and source are reported in one line on the logger
     ``sparing.data`` (at level WARNING, so that it is seen unless someone decides otherwise).
 
     Args:

@@ -60,6 +60,7 @@ MEDIA = re.compile(
     r"\[\[(?:image|file|category|simple|[a-z]{2,3}(?:-[a-z-]+)?):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]",
     re.IGNORECASE,
 )
+# in this order: what is removed whole, then links, then quotes and tags, then layout
 MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"<!--.*?-->", re.DOTALL), ""),
     (re.compile(r"<(ref|math|gallery|nowiki|timeline)\b[^>/]*>.*?</\1>", re.DOTALL | re.IGNORECASE), ""),
@@ -78,11 +79,11 @@ MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
 def wiki_articles(xml: str, *, least: int = 200) -> Iterator[str]:
     """Yield the articles of a wiki dump as plain prose, one at a time, so that a few can be taken from a large dump.
 
-    Redirects are left out, and so is what cannot be read aloud: templates, tables, references, formulas, images,
+    Redirects are omitted, and so is what is not prose: templates, tables, references, formulas, images,
     categories, links to other languages. Links and headings keep their words.
 
     Args:
-        xml: A MediaWiki XML dump or a slice of one; an article cut at either end is left out.
+        xml: A MediaWiki XML dump or a slice of one; an article cut at either end is omitted.
         least: Shortest article to keep (characters).
 
     Yields:

@@ -36,7 +36,7 @@ class _Hooked(Protocol):
 
 
 class Sampler:
-    """Trains a few body blocks at a time: LISA in a loop of your own.
+    """Trains a few body blocks at a time: LISA in your own loop.
 
     Build the optimizer from all parameters first, then the sampler, which freezes everything but the roles that are
     always on. ``begin_step`` thaws the blocks of the step's interval. Parameters that did not require gradients when
@@ -130,7 +130,8 @@ class Sampler:
         self._restore = weakref.finalize(self, _restore_, flags, parts)
         self._restore.atexit = False  # at exit, modules that the hooks need may be gone
         _live.add(self)
-        self._activate_((), evict=False)  # a resumed optimizer's state waits for the first draw
+        # a resumed optimizer's state of all blocks stays until the first draw says which of them train
+        self._activate_((), evict=False)
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -269,7 +270,8 @@ class Sampler:
                 self._probe.mean.load(state["probe"])
             self._activate_(self.active)
         self.guard.restart()
-        copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}  # the optimizer writes in place
+        # the optimizer writes in place: the caller's tensors must not change
+        copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}
         self._load_tensors_({**state["values"], **copies})
 
     def _load_tensors_(self, entries: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ def check_blocks(model: nn.Module, blocks: Sequence[Block], settings: LayerSampl
 
 def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
     if hasattr(model, "peft_config"):
-        return  # adapters in full precision train, and what they adapt may be stored as it likes
+        return  # only the adapters train, in full precision; what they adapt may be stored in any type
     odd = [n for b in blocks for n, p in b.params.items() if not (p.is_floating_point() or p.is_complex())]
     quantiser = getattr(model, "hf_quantizer", None)
     if odd or quantiser is not None:
@@ -207,6 +207,6 @@ def check_step(step: int) -> None:
 
 
 def sharded_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules that ``fully_shard`` was applied to; none where nobody imported it."""
+    """Modules that ``fully_shard`` was applied to; none where FSDP was not imported."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [m for m in model.modules() if kind is not None and isinstance(m, kind)]

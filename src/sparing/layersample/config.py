@@ -80,7 +80,7 @@ class LayerSampling:
             self.sampler.inclusion(count, self.active)
 
     def describe(self) -> dict[str, Any]:
-        """Give the settings as plain JSON values; two settings train alike exactly if their descriptions are equal."""
+        """Give the settings as plain JSON values; equal descriptions mean equal training."""
         plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "sampler"}
         sampler: dict[str, Any] = {"name": type(self.sampler).__name__}
         if is_dataclass(self.sampler):

@@ -117,7 +117,7 @@ class Fixed:
             raise UserError(
                 "Fixed.blocks", got=self.blocks, why="each block counts once, from 0", do="pass distinct indices >= 0"
             )
-        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "blocks", blocks)  # frozen: this is the dataclass's own way to normalize a field
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """1 for the given blocks and 0 for others; γ/N over seeds when the set is random. Float64, shape (count,)."""
@@ -153,7 +153,7 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bernoulli:
-    """Every block by its own coin of probability γ/N: γ blocks on average, sometimes none, so memory is not bounded.
+    """Each block by an independent coin of probability γ/N: γ blocks on average, and no bound on memory.
 
     Source: Pan et al. 2024, Algorithm 1 of the first version (arXiv:2403.17919v1).
     """

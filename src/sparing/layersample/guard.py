@@ -1,4 +1,4 @@
-"""Looks at what an optimizer is about to step, so that a loop which trains something else than was drawn is told."""
+"""Checks what an optimizer is about to step, so that a loop that trains something other than was drawn is refused."""
 
 from __future__ import annotations
 

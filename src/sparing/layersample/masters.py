@@ -33,7 +33,7 @@ class Masters:
     """Lets an optimizer step in fp32: during ``step`` a half-precision parameter with a gradient is its master.
 
     Works with any ``torch`` optimizer, which then also keeps its state in fp32. Costs 4 bytes per trained element, and
-    during the step 4 more for its gradient. If somebody writes to a weight between steps, the elements that differ are
+    during the step 4 more for its gradient. If a weight is written between steps, the elements that differ are
     taken over into the master.
     """
 
@@ -109,7 +109,7 @@ class Masters:
             state = self._optimizer.state.get(p, {})
             state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALVES})
         elif self._versions.get(name) != p._version:
-            # somebody wrote to the weight: where it still equals the rounded master, the master's low bits stand
+            # the weight was written since: where it still equals the rounded master, the master's low bits stand
             known = known.to(p.device)
             known = torch.where(known.to(half.dtype) == half, known, half.float())
         self.weights[name] = known.to(p.device)

@@ -33,7 +33,7 @@ def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
 
 
 def assert_averaged(params: Iterable[nn.Parameter], group: Any = None) -> None:
-    """Refuse gradients that differ between processes: nobody averaged them, and the replicas would drift apart.
+    """Refuse gradients that differ between processes: they were not averaged, and the replicas would drift apart.
 
     ``DistributedDataParallel`` around a model whose blocks were frozen by then does not reduce those that thaw later.
     """

@@ -1,4 +1,4 @@
-"""How large is a block's gradient, also when nobody computes it: arithmetic on tensors, without hooks.
+"""How large a block's gradient is, also where it is not computed: arithmetic on tensors, without hooks.
 
 The weight gradient of a linear map is ``G = Σ_t δ_t x_tᵀ``, x_t the input and δ_t the gradient of the output at token
 t. Both pass through frozen maps too, so ‖G‖ can be bounded, or found, without forming G.
@@ -13,7 +13,7 @@ from sparing.errors import UserError
 
 
 def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
-    """Move running scores towards what an interval showed; a first look counts whole, a block not seen keeps its score.
+    """Move running scores towards what an interval showed; NaN is not seen yet.
 
     Example:
         >>> updated(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([2.0, 5.0, torch.nan]), 0.5)
@@ -25,6 +25,7 @@ def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
         raise UserError("decay", got=decay, why="1 would never learn", do="pass a number in [0, 1)")
     if scores is None:
         return seen
+    # a first look counts whole; a block that was not seen keeps its score
     mixed = torch.where(scores.isnan(), seen, decay * scores + (1 - decay) * seen)
     return torch.where(seen.isnan(), scores, mixed)
 

@@ -1,4 +1,4 @@
-"""What becomes of a block's optimizer state when it stops training, and how state travels by parameter name.
+"""Optimizer state of blocks that stop training, and state saved and loaded by parameter name.
 
 ``torch`` optimizers keep ``optimizer.state[parameter]`` in a ``defaultdict``: reading the entry of a parameter that has
 none *creates* one, so everything here asks with ``in`` and takes with ``pop``.
@@ -54,12 +54,13 @@ def to_host(value: Any) -> Any:
         )
     if not isinstance(value, Tensor) or value.device.type == "cpu":
         return value
+    # pinned, so that the copy back can overlap with computation
     host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
     return host.copy_(value)
 
 
 def is_sharded(value: object) -> bool:
-    """Tell whether a value is a ``DTensor``, without importing ``torch.distributed.tensor`` where nobody did."""
+    """Tell whether a value is a ``DTensor``, without importing ``torch.distributed.tensor``."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(value, loaded.DTensor)
 

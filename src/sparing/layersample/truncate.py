@@ -102,7 +102,7 @@ class Prefix:
         for block, (wrapped, before) in self._forwards.items():
             wrapped.on = False
             if block.__dict__.get("forward") is not wrapped:
-                continue  # somebody wrapped it after us: ours stays inside, switched off
+                continue  # it was wrapped again since: ours stays inside, switched off
             if before is None:
                 del block.__dict__["forward"]
             else:

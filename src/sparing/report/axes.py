@@ -21,7 +21,7 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def tick_texts(values: Sequence[float], *, base: int = 10, log: bool = False) -> list[str]:
-    """Write the ticks of one axis alike: plain numbers with the same decimals, or all as powers.
+    """Write the ticks of one axis consistently: plain numbers with the same decimals, or all as powers.
 
     Example:
         >>> tick_texts([-0.5, 0.0, 0.5, 1.0]), tick_texts([0.0, 20000.0]), tick_texts([0.0, 5e6])

@@ -220,6 +220,7 @@ def _write_value(canvas: Canvas, text: str, end: float, at: float) -> None:
 
 
 def _one_bar(canvas: Canvas, bar: Bar, at: float, scale: Scale, text: str) -> None:
+    # a value that was not measured has a bar of no length and a dash for its number
     axes, colour, centre = canvas.axes, canvas.colour(bar.role), at + _BAR / 2
     value = bar.value if bar.value is not None and math.isfinite(bar.value) else 0.0
     filled: dict[str, Any] = (

@@ -159,6 +159,7 @@ def _line(canvas: Canvas, one: Series, scales: tuple[Scale, Scale], *, front: in
     colour, dash = canvas.colour(one.role), style(one.role).dash
     stroke = "none" if one.source else (0, dash) if dash else "-"
     last = max(at for at, value in enumerate(ys) if math.isfinite(value))
+    # many points: a marker only at the end, beside the name, to tell the lines apart without colour
     marks = None if len(xs) <= _FEW or one.source else [last]
     width = 2.0 if one.n is not None and one.n > 1 else 1.4
     marker = _marker(canvas, one, size=6)

@@ -145,6 +145,7 @@ def adapted(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
     if not pairs:
         return svg
     names = {name: f"--c{light[1:]}-{dark[1:]}".lower() for name, (light, dark) in pairs.items()}
+    # print keeps the light colours: only screens ask for dark
     light, dark = (
         ":root{" + "".join(f"{names[name]}:{pair[at]};" for name, pair in pairs.items()) + "}" for at in (0, 1)
     )

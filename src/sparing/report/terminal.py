@@ -92,6 +92,7 @@ def _rendered(table: RichTable, title: str, *, colour: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=colour, no_color=not colour, legacy_windows=False, highlight=False)
     needed = console.measure(table, options=console.options.update(max_width=100_000))
+    # in a pipe as wide as the table, whatever COLUMNS says; on a terminal names may wrap but numbers may not
     console.width = max(needed.minimum, console.width) if colour else max(needed.maximum, len(title))
     if title:
         console.print(Text(title, style="bold"))
