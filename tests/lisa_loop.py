@@ -63,6 +63,12 @@ def assert_same_state(a, b) -> None:
         assert all(torch.equal(v, second[index][k]) for k, v in values.items()), index
 
 
+def state_bytes(optimizer) -> int:
+    """Bytes of all tensors in an optimizer's state, counted by element."""
+    tensors = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def block_of(name: str) -> int | None:
     """Index of the Llama layer that a parameter belongs to, None outside."""
     parts = name.split(".")

@@ -1,7 +1,7 @@
 """The command line: settings dataclasses in, one job run, an exit status out.
 
 Tables go to standard output, progress and logs to standard error. Exit status 0: done; 1: the run failed; 2: the
-user's mistake, said in one line; 130: interrupted, after saving where there was something to save.
+user's mistake, reported in one line; 130: interrupted, after saving where there was something to save.
 """
 
 from __future__ import annotations
@@ -20,24 +20,18 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparing.errors import RunError, UserError, shown
 from sparing.jobs.interrupts import heard
-
-if TYPE_CHECKING:
-    from sparing.report import Record
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
     """One command: where its job lives and what it is for."""
 
-    module: str
-    """Import path of the job; it exports ``Settings``, ``run(settings) -> Record`` and ``show(record)``."""
-
-    summary: str
-    """One line for the list of commands."""
+    module: str  # import path of the job; it exports ``Settings``, ``run(settings) -> Record`` and ``show(record)``
+    summary: str  # one line for the list of commands
 
 
 VERBS: dict[str, Verb] = {
@@ -58,14 +52,12 @@ VERBS: dict[str, Verb] = {
 
 
 SHELLS = ("bash", "zsh")
-"""Shells that completion is written for."""
 
 
+# either shows the traceback of an error: a flag of every verb, or an environment variable
 DEBUG, DEBUG_VARIABLE = "--debug", "SPARING_DEBUG"
-"""What shows the traceback of an error: a word beside the settings of any verb, or a variable of the environment."""
 
-UNEXPECTED = "this is a bug of sparing"
-"""What the line of an error says that nobody has foreseen; tests look for it."""
+UNEXPECTED = "this is a bug of sparing"  # in the line of every unforeseen error; tests look for it
 
 
 class MisuseError(ValueError):
@@ -92,14 +84,7 @@ def _overview() -> str:
 
 
 def _one_line(complaint: str) -> str:
-    """The words of a parser's framed complaint, without the frame.
-
-    Args:
-        complaint: What the parser wrote, boxes and line breaks included.
-
-    Returns:
-        One line.
-    """
+    """A parser's error message without its box."""
     words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", complaint).split())
     words = re.sub(r"For full helptext.*", "", words)
     words = re.sub(r"^(Value error|Required options|Unrecognized options|Parsing error)\s*", "", words)
@@ -107,20 +92,7 @@ def _one_line(complaint: str) -> str:
 
 
 def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
-    """Read one verb's settings from its arguments.
-
-    Args:
-        name: The verb.
-        settings: Its settings dataclass.
-        arguments: What follows the verb.
-
-    Returns:
-        An instance of ``settings``.
-
-    Raises:
-        MisuseError: If the arguments do not fit.
-        SystemExit: After printing the help that was asked for.
-    """
+    """Read one verb's settings from its arguments."""
     import tyro
 
     complaint = io.StringIO()
@@ -133,8 +105,8 @@ def _parse(name: str, settings: type, arguments: Sequence[str]) -> Any:
         raise MisuseError(f"{_one_line(complaint.getvalue())}; see `sparing {name} --help`") from None
 
 
-def _loaded(module: str) -> Any:
-    """Import a job; Ctrl-C meanwhile ends the process at once, for modules of others swallow it or print of it."""
+def _import_job(module: str) -> Any:
+    """Import a job; Ctrl-C meanwhile ends the process at once: third-party modules swallow it or print a trace."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, b"sparing: interrupted\n")
@@ -149,50 +121,22 @@ def _loaded(module: str) -> Any:
         signal.signal(signal.SIGINT, before)
 
 
-def _document(record: Record) -> str:
-    """A record as one JSON document: the header, and the rows by table.
-
-    Args:
-        record: What a job returned.
-
-    Returns:
-        Strict JSON.
-    """
-    return json.dumps(record.document(), indent=2, allow_nan=False)
-
-
 def _print_completion(shell: str) -> None:
-    """Print what a shell needs to complete verbs, settings and choices.
-
-    Args:
-        shell: One of ``SHELLS``.
-
-    Raises:
-        UserError: If it is none of them.
-    """
+    """Print what a shell needs to complete verbs, settings and choices."""
     if shell not in SHELLS:
         why = f"completion is written for {', '.join(SHELLS)}"
         raise UserError("sparing", got=f"--print-completion {shell}", why=why, do="name one of them")
     import tyro
 
-    jobs = {name: _loaded(verb.module).Settings for name, verb in VERBS.items()}
+    # completion needs the settings of all verbs, so this imports every job
+    jobs = {name: _import_job(verb.module).Settings for name, verb in VERBS.items()}
     asked = ["--tyro-print-completion", shell]
     with contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(jobs, prog="sparing", args=asked)
 
 
 def _run(arguments: list[str]) -> int:
-    """Dispatch to a verb.
-
-    Args:
-        arguments: The command line without the program.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        UserError: If the verb is unknown.
-    """
+    """Dispatch to a verb."""
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         sys.stdout.write(_overview() + "\n")
         return 0
@@ -206,26 +150,20 @@ def _run(arguments: list[str]) -> int:
     if name not in VERBS:
         raise UserError("sparing", got=name, why=f"the verbs are {', '.join(VERBS)}", do="see `sparing --help`")
     as_json = "--json" in rest
-    job = _loaded(VERBS[name].module)
+    job = _import_job(VERBS[name].module)
     record = job.run(_parse(name, job.Settings, [word for word in rest if word not in {"--json", DEBUG}]))
-    if int(os.environ.get("RANK", "0")):  # of several processes under torchrun the first one speaks
+    # under torchrun only the first process prints
+    if int(os.environ.get("RANK", "0")):
         return 0
     if as_json:
-        sys.stdout.write(_document(record) + "\n")
+        sys.stdout.write(json.dumps(record.document(), indent=2, allow_nan=False) + "\n")
     else:
         job.show(record)
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: Defaults to the process's own.
-
-    Returns:
-        The exit status (see the module).
-    """
+    """Run the command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with heard(for_good=arguments is None) as keys:
@@ -235,23 +173,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _say(stop.code, 1) if isinstance(stop.code, str) else int(stop.code or 0)
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the one guard: no traceback is shown
                 keys.during = "the line"
-                return _told(error, given, interrupted=keys.pressed)
+                return _report(error, given, interrupted=keys.pressed)
     except KeyboardInterrupt:  # between two of these lines
         return _say("interrupted", 130)
 
 
-def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
-    """Say in one line why a run ended.
-
-    Args:
-        error: What it ended with.
-        given: The command line; with ``--debug`` the traceback is shown before the line.
-        interrupted: Whether Ctrl-C was pressed: whatever was under way then may fail as it likes.
-
-    Returns:
-        The exit status.
-    """
-    if isinstance(error, BrokenPipeError):  # the reader had enough; nothing more may be flushed into it at exit
+def _report(error: BaseException, given: Sequence[str], *, interrupted: bool) -> int:
+    """Say in one line why a run ended."""
+    # the reader closed the pipe (`| head`): Python's flush at exit must find another file, or it fails aloud
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if DEBUG in given or DEBUG_VARIABLE in os.environ:
@@ -269,7 +199,7 @@ def _told(error: BaseException, given: Sequence[str], *, interrupted: bool) -> i
 
 
 def _is_memory(error: BaseException) -> bool:
-    """Whether memory has run out; torch tells it of a processor in words only."""
+    """Whether memory has run out; on the CPU torch raises a plain RuntimeError that only its words tell apart."""
     words = ("can't allocate memory", "out of memory", "Cannot allocate memory", "Unable to allocate")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 

@@ -1,4 +1,4 @@
-"""The two errors a person sees: a mistake in what was given, and a run that failed; each is one line."""
+"""The two errors a user sees: a mistake in what was given, and a run that failed; each is one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PARAMETERS = re.compile(r"(?i)([?&;](?:password|passwd|pwd|pass|token|secret|ss
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave, said in one line; the command line exits with status 2.
+    """A mistake in what the user gave, reported in one line; the command line exits with status 2.
 
     It is a ``ValueError``, so library callers need not know the name.
 
@@ -28,21 +28,14 @@ class UserError(ValueError):
             what: The setting, file or object at fault.
             got: The offending value, shown with ``str``.
             why: Why it cannot work.
-            do: The change or command that mends it.
+            do: The change or command that fixes it.
         """
         self.what, self.got, self.why, self.do = what, got, why, do
         super().__init__(shown(f"{what}: got {got}; {why}; {do}"))
 
 
 def without_password(text: str, *, of: str = "") -> str:
-    """Take the passwords out of the URLs of a text: of users, and of parameters that are called so.
-
-    Args:
-        text: Any text.
-        of: A URL whose password is taken out wherever the text has it, also in pieces, as drivers quote hosts.
-
-    Returns:
-        The text with ``***`` for each.
+    """Replace passwords by ``***``: in URLs, in parameters with such names, and those of the URL ``of`` anywhere.
 
     Example:
         >>> without_password("sqlite:///a.db, mysql://me:s3cret@host/db?password=s3cret")
@@ -50,6 +43,7 @@ def without_password(text: str, *, of: str = "") -> str:
     """
     text = _PARAMETERS.sub(r"\1***", _PASSWORDS.sub(r"\1***@", text))
     for match in (*_PASSWORDS.finditer(of), *_PARAMETERS.finditer(of)):
+        # drivers quote only parts of a URL in their messages, so each part of a password is replaced too
         for piece in re.split(r"[@/:?#]", match[2]):
             for word in (piece, unquote(piece)):
                 text = text.replace(word, "***") if len(word) > 2 else text
@@ -57,32 +51,15 @@ def without_password(text: str, *, of: str = "") -> str:
 
 
 def shown(line: str) -> str:
-    """A line as a terminal may see it: names in a file may be anybody's.
-
-    Args:
-        line: Any text.
-
-    Returns:
-        The text in one line, without passwords of URLs and letters that move the cursor.
-    """
+    """Make a line safe to print: no passwords, no line breaks, no letters that move the cursor."""
     line = without_password(line.replace("\n", " "))
+    # names in a file may be anybody's: control characters could rewrite what the terminal shows
     moving = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     return "".join(ascii(letter)[1:-1] if unicodedata.category(letter) in moving else letter for letter in line)
 
 
 def require(holds: bool, what: str, got: object, why: str, do: str) -> None:
-    """Refuse in one line what cannot work.
-
-    Args:
-        holds: Whether it can.
-        what: The setting, file or object at fault.
-        got: The offending value, shown with ``str``.
-        why: Why it cannot work.
-        do: The change or command that mends it.
-
-    Raises:
-        UserError: If ``holds`` is false.
-    """
+    """Raise ``UserError(what, got=…, why=…, do=…)`` unless ``holds``."""
     if not holds:
         raise UserError(what, got=got, why=why, do=do)
 

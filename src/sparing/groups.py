@@ -4,8 +4,8 @@
     groups = scale(groups, {"lm_head.weight": 0.25})
     optimizer = torch.optim.AdamW(bind(groups, model))
 
-Every function raises ``UserError`` for a name that no group holds, so a misspelt one never passes for an empty wish.
-Parameters of equal options are always together, and groups and names stand in order of first appearance.
+Every function raises ``UserError`` for a name that no group holds, so a misspelt one is never ignored.
+Parameters of equal options are always in one group; groups and names are in order of first appearance.
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ from sparing.errors import UserError
 class Group:
     """Parameters that an optimizer treats alike. No tensor in it: it can be printed, compared, saved and sent."""
 
-    names: tuple[str, ...]
-    """Canonical parameter names, as ``sparing.blocks.named_parameters`` gives them."""
-
-    options: Mapping[str, Any]
-    """The optimizer's options by name: ``lr`` (step size), ``weight_decay``, ``betas`` …"""
+    names: tuple[str, ...]  # canonical parameter names, as ``sparing.blocks.named_parameters`` gives them
+    options: Mapping[str, Any]  # the optimizer's options by name: ``lr`` (step size), ``weight_decay``, ``betas`` …
 
 
 Groups = Sequence[Group]
@@ -40,20 +37,6 @@ def groups_of(
     """Return the groups of all parameters of a model, frozen ones too.
 
     A frozen parameter has no gradient and every optimizer of torch passes it over, so it may thaw later.
-
-    Args:
-        model: Any module.
-        lr: Learning rate (step size), >= 0.
-        weight_decay: Of matrices and higher tensors, >= 0.
-        decay_vectors: Whether biases, norms and other parameters of fewer than two dimensions decay too; otherwise
-            theirs is 0.
-        options: Further options of the optimizer, for all alike.
-
-    Returns:
-        One group, or two where vectors differ; names in order of registration.
-
-    Raises:
-        UserError: If ``lr`` or ``weight_decay`` is negative or NaN, or an option has a name that torch reserves.
 
     Example:
         >>> for group in groups_of(nn.Linear(2, 2), lr=0.1, weight_decay=0.01):
@@ -72,16 +55,7 @@ def groups_of(
 
 
 def scale(groups: Groups, factors: Mapping[str, float], *, option: str = "lr") -> tuple[Group, ...]:
-    """Multiply an option of some parameters; scaling twice is scaling by the products.
-
-    Args:
-        groups: Any groups.
-        factors: Canonical name -> factor (dimensionless); a parameter that is not named keeps its value.
-        option: Which option to multiply.
-
-    Returns:
-        New groups; parameters whose options are equal are together.
-    """
+    """Multiply an option of some parameters; scaling twice is scaling by the products."""
     _require_known(groups, factors)
 
     def scaled(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,44 +71,19 @@ def scale(groups: Groups, factors: Mapping[str, float], *, option: str = "lr") -
 
 
 def keep(groups: Groups, names: Collection[str]) -> tuple[Group, ...]:
-    """Keep only these parameters.
-
-    Args:
-        groups: Any groups.
-        names: Canonical names.
-
-    Returns:
-        New groups of these parameters, options as they were; ``keep`` and ``drop`` together hold every parameter once.
-    """
+    """Keep only these parameters."""
     wanted = _require_known(groups, names)
     return _regroup((name, options) for name, options in _flat(groups) if name in wanted)
 
 
 def drop(groups: Groups, names: Collection[str]) -> tuple[Group, ...]:
-    """Leave these parameters out.
-
-    Args:
-        groups: Any groups.
-        names: Canonical names.
-
-    Returns:
-        New groups of all other parameters, options as they were.
-    """
+    """Omit these parameters."""
     unwanted = _require_known(groups, names)
     return _regroup((name, options) for name, options in _flat(groups) if name not in unwanted)
 
 
 def override(groups: Groups, names: Collection[str], **options: Any) -> tuple[Group, ...]:
-    """Set options of some parameters.
-
-    Args:
-        groups: Any groups.
-        names: Canonical names.
-        options: The new values, laid over the old ones.
-
-    Returns:
-        New groups; parameters whose options are equal are together.
-    """
+    """Set options of some parameters."""
     _require_free(options)
     chosen = _require_known(groups, names)
     return _regroup((name, {**old, **options} if name in chosen else old) for name, old in _flat(groups))
@@ -142,16 +91,6 @@ def override(groups: Groups, names: Collection[str], **options: Any) -> tuple[Gr
 
 def bind(groups: Groups, model: nn.Module) -> list[dict[str, Any]]:
     """Put the parameters in: what an optimizer of torch takes as its first argument.
-
-    Args:
-        groups: Any groups over names of this model.
-        model: The model, wrapped or not.
-
-    Returns:
-        For each group its options, ``params`` (list of parameters) and ``param_names`` (list of canonical names).
-
-    Raises:
-        UserError: If the model has no parameter of a name, or a name is in two groups.
 
     Example:
         >>> import torch
@@ -182,14 +121,11 @@ def _regroup(pairs: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Group, ...
     """Gather names of equal options; groups and names stay in order of first appearance."""
     gathered: dict[Any, tuple[Mapping[str, Any], list[str]]] = {}
     for name, options in pairs:
-        key = tuple(sorted((option, _frozen(value)) for option, value in options.items()))
+        # lists (betas from JSON) compare by content; tensors only by identity, since == gives a tensor
+        frozen = ((option, tuple(value) if isinstance(value, list) else value) for option, value in options.items())
+        key = tuple(sorted(frozen))
         gathered.setdefault(key, (options, []))[1].append(name)
     return tuple(Group(tuple(names), dict(options)) for options, names in gathered.values())
-
-
-def _frozen(value: Any) -> Any:
-    """Return what tells an option's value from another: lists by content, as tuples; tensors by identity."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _require_known(groups: Groups, names: Iterable[str]) -> set[str]:

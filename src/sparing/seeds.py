@@ -41,6 +41,7 @@ def stream(seed: int, *labels: str | int) -> torch.Generator:
     """
     digest = bytearray(hashlib.shake_256(_key(seed, labels)).digest(8 + 4 * _WORDS))
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little"))
+    # each 32-bit word of the state sits in the low half of 8 bytes
     words = torch.frombuffer(digest, dtype=torch.uint8, offset=8).view(_WORDS, 4)
     state = generator.get_state()
     state[_OFFSET : _OFFSET + 8 * _WORDS].view(_WORDS, 8)[:, :4] = words
@@ -48,23 +49,14 @@ def stream(seed: int, *labels: str | int) -> torch.Generator:
 
 
 def number(seed: int, *labels: str | int) -> int:
-    """Return the 63-bit integer of a seed and labels, for what can only be seeded by one (torch's global generators).
-
-    Args:
-        seed: Any integer; the experiment.
-        labels: What the number is for.
-
-    Returns:
-        In [0, 2⁶³); the ``initial_seed()`` of ``stream`` with the same arguments, less its highest bit.
-
-    Raises:
-        TypeError: As ``stream``.
-    """
+    """Return a 63-bit integer from a seed and labels, for generators that take only one (torch's global ones)."""
+    # 63 bits: torch.manual_seed takes int64
     return int.from_bytes(hashlib.shake_256(_key(seed, labels)).digest(8), "little") % (1 << 63)
 
 
 def _key(seed: int, labels: tuple[str | int, ...]) -> bytes:
     """Seed and labels as the bytes that are hashed."""
+    # type, not isinstance: True is an int, and would silently be the stream of 1
     if type(seed) is not int:
         raise TypeError(f"stream: seed must be an int, got {type(seed).__name__} {seed!r}")
     return b"sparing.stream" + b"".join(map(_encode, (seed, *labels)))

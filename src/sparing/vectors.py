@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sparing.errors import UserError
 
-Vector = Mapping[str, Tensor]
-"""Parameter name -> floating tensor."""
+Vector = Mapping[str, Tensor]  # parameter name -> floating tensor
 
 
 def dot(a: Vector, b: Vector) -> Tensor:
@@ -23,13 +22,6 @@ def dot(a: Vector, b: Vector) -> Tensor:
 
     Products and sums are exact to float64 whatever the dtypes, at the price of a float64 copy of one pair of tensors
     at a time. Differentiable.
-
-    Args:
-        a: Floating tensors by name.
-        b: The same names and shapes, in any order and any floating dtype.
-
-    Returns:
-        Shape (), float64, on the device of the first tensor of ``a``; 0 for empty vectors.
 
     Example:
         >>> x = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
@@ -40,30 +32,15 @@ def dot(a: Vector, b: Vector) -> Tensor:
 
 
 def norm(a: Vector) -> Tensor:
-    """Return the Euclidean norm over all elements, summed in float64.
-
-    Args:
-        a: Floating tensors by name.
-
-    Returns:
-        Shape (), float64, on the device of the first tensor of ``a``; 0 for an empty vector.
-    """
+    """Return the Euclidean norm over all elements, summed in float64."""
     _require_floating(a)
-    # Not the root of dot(a, a), whose derivative at zero is infinite: this one's is zero.
+    # not the root of dot(a, a), whose derivative at zero is infinite: this one's is zero
     parts = [torch.linalg.vector_norm(x.double()) for x in a.values()]
     return torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts])) if parts else _total([])
 
 
 def axpy(alpha: float | Tensor, x: Vector, y: Vector) -> dict[str, Tensor]:
     """Return ``alpha · x + y``; the arguments keep their values.
-
-    Args:
-        alpha: Number or tensor of shape ().
-        x: Floating tensors by name.
-        y: The same names and shapes, in any order.
-
-    Returns:
-        New tensors under the names of ``y``, in its order; dtypes promote as in torch.
 
     Example:
         >>> axpy(2, {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.5])})
@@ -78,13 +55,6 @@ def sign_agreement(a: Vector, b: Vector) -> Tensor:
     An exact zero votes for nobody: where either element is zero the pair is left out of the count and of the whole.
     (A masked or never-trained weight then says nothing.) A NaN votes and agrees with nothing.
 
-    Args:
-        a: Floating tensors by name.
-        b: The same names and shapes, in any order.
-
-    Returns:
-        Shape (), float64, between 0 and 1, on the device of the first tensor of ``a``; NaN if no pair votes.
-
     Example:
         >>> a = {"w": torch.tensor([1.0, -1.0, 0.0, 2.0])}
         >>> b = {"w": torch.tensor([3.0, 1.0, -5.0, 0.0])}
@@ -98,30 +68,13 @@ def sign_agreement(a: Vector, b: Vector) -> Tensor:
 
 
 def flatten(x: Vector) -> Tensor:
-    """Join all elements into one tensor, in the order of the names.
-
-    Args:
-        x: Floating tensors by name.
-
-    Returns:
-        Shape (d,), d the number of elements; the dtypes promote as in ``torch.cat``. ``like`` is the inverse.
-    """
+    """Join all elements into one tensor, in the order of the names."""
     _require_floating(x)
     return torch.cat([value.reshape(-1) for value in x.values()]) if x else torch.empty(0)
 
 
 def like(flat: Tensor, template: Vector) -> dict[str, Tensor]:
     """Cut a flat tensor into named tensors.
-
-    Args:
-        flat: Shape (d,), floating.
-        template: Names, shapes, dtypes and devices of the answer; d elements in all.
-
-    Returns:
-        The names of ``template`` in its order; views of ``flat`` where dtype and device agree.
-
-    Raises:
-        UserError: If ``flat`` is not floating or its shape is not (d,).
 
     Example:
         >>> x = {"w": torch.ones(2, 2), "b": torch.zeros(3)}

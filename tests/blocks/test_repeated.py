@@ -55,11 +55,7 @@ class Backwards(nn.Module):
 
 def test_sequential_of_layers_is_first_inner_last() -> None:
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    assert shown(mlp) == {
-        "embed": ["1.weight", "1.bias"],
-        "body": ["3", "4"],
-        "head": ["5.weight", "5.bias"],
-    }
+    assert shown(mlp) == {"embed": ["1.weight", "1.bias"], "body": ["3", "4"], "head": ["5.weight", "5.bias"]}
     assert shown(nn.ModuleDict({"net": mlp}))["body"] == ["net.3", "net.4"]
     assert shown(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))).keys() == {"embed", "head"}
 

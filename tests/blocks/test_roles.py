@@ -9,7 +9,7 @@ from torch import nn
 
 from sparing.blocks.names import Place
 from sparing.blocks.order import Order
-from sparing.blocks.roles import Plan, body_order, clock_of, inside, last_matrix, role_of, tree_of
+from sparing.blocks.roles import Plan, body_order, inside, last_matrix, role_of, timeline_of, tree_of
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def roles(net: nn.ModuleDict, order: Order, **plan) -> dict[str, str]:
     blocks = [Place("two", net["two"]), Place("one", net["one"])]
     plan = Plan(blocks=blocks, **plan)
     tree = tree_of(net, blocks)
-    clock = clock_of(tree, plan, order)
+    clock = timeline_of(tree, plan, order)
     of = {id(p): role_of(id(p), tree, plan, clock) for p in net.parameters()}
     return {name: of[id(part.weight)] for name, part in net.items()}
 
@@ -98,7 +98,7 @@ def test_the_last_matrix_is_the_head_and_a_last_norm_is_not() -> None:
     blocks = [Place("one", net["one"]), Place("two", net["two"])]
     tree = tree_of(net, blocks)
     for names, expected in ((FULL, {id(net["out"].weight)}), (("start", "one", "two", "out", "norm"), set())):
-        clock = clock_of(tree, Plan(blocks=blocks), seen(net, *names))
+        clock = timeline_of(tree, Plan(blocks=blocks), seen(net, *names))
         tails = {id(net[name].weight): "tail" for name in ("out", "norm")}
         assert last_matrix(tails, tree, clock) == expected
     assert last_matrix({}, tree, clock) == set()
@@ -109,7 +109,7 @@ def test_blocks_stand_in_order_of_use_where_it_was_seen() -> None:
     blocks = [Place("two", net["two"]), Place("one", net["one"])]
     tree = tree_of(net, blocks)
     plan = Plan(blocks=blocks)
-    assert body_order(tree, clock_of(tree, plan, seen(net, *FULL))) == [1, 0]
+    assert body_order(tree, timeline_of(tree, plan, seen(net, *FULL))) == [1, 0]
     for order in (Order(), seen(net, "start", "one", complete=False)):
-        assert body_order(tree, clock_of(tree, plan, order)) == [0, 1]
-    assert clock_of(tree, plan, Order()).first[id(net["start"].weight)] == math.inf
+        assert body_order(tree, timeline_of(tree, plan, order)) == [0, 1]
+    assert timeline_of(tree, plan, Order()).first[id(net["start"].weight)] == math.inf

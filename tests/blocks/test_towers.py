@@ -8,7 +8,7 @@ from torch import nn
 import zoo
 from idioms.layersample.families import FAMILIES
 from sparing.blocks import find_blocks
-from sparing.blocks.towers import encoder_blocks, further_lists, other_senses
+from sparing.blocks.towers import encoder_blocks, non_text_parameters, other_block_lists
 
 
 class Pair(nn.Module):
@@ -29,18 +29,18 @@ def test_encoders_are_found_where_there_are_any() -> None:
 @pytest.mark.parametrize("name", ["Qwen2.5-VL", "Gemma 3 with pictures"])
 def test_towers_are_what_no_text_passes(name: str) -> None:
     model = FAMILIES[name].make()
-    found = other_senses(model, find_blocks(model))
+    found = non_text_parameters(model, find_blocks(model))
     assert found == {n for n, _ in model.named_parameters() if n.startswith(FAMILIES[name].frozen)}
-    assert other_senses(zoo.llama(), find_blocks(zoo.llama())) == frozenset()
+    assert non_text_parameters(zoo.llama(), find_blocks(zoo.llama())) == frozenset()
 
 
 def test_lists_beside_the_body_are_told() -> None:
     model = Pair()
-    assert further_lists(model, find_blocks(model, body="decoder")) == ["encoder"]
-    assert further_lists(model, find_blocks(model, body=["encoder", "decoder"])) == []
+    assert other_block_lists(model, find_blocks(model, body="decoder")) == ["encoder"]
+    assert other_block_lists(model, find_blocks(model, body=["encoder", "decoder"])) == []
     assert [block.name for block in find_blocks(model, body=["encoder", "decoder.1"]) if block.role == "body"] == [
         "encoder.0",
         "encoder.1",
         "decoder.1",
     ]
-    assert further_lists(zoo.llama(), find_blocks(zoo.llama())) == []
+    assert other_block_lists(zoo.llama(), find_blocks(zoo.llama())) == []

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from sparing.data.cache import MANIFEST, cache_directory, is_whole, locked, publish, read_manifest, seal, staging, sweep
+from sparing.data.cache import (
+    MANIFEST,
+    cache_directory,
+    is_complete,
+    locked,
+    publish,
+    read_manifest,
+    remove_leftovers,
+    staging,
+    write_manifest,
+)
 
 
 @pytest.fixture
@@ -16,7 +26,7 @@ def sealed(tmp_path: Path) -> Path:
     (folder / "deep").mkdir(parents=True)
     (folder / "a.txt").write_bytes(b"hello")
     (folder / "deep" / "b.txt").write_bytes(b"world")
-    seal(folder, asset="tiny", build=1, source="npm tiny@1", archive="0" * 64)
+    write_manifest(folder, asset="tiny", build=1, source="npm tiny@1", archive="0" * 64)
     return folder
 
 
@@ -40,19 +50,19 @@ def test_manifest_names_every_file(sealed: Path) -> None:
 
 def test_sizes_are_checked_always_and_bytes_on_demand(sealed: Path) -> None:
     manifest = read_manifest(sealed)
-    assert is_whole(sealed, manifest, verify=True)
+    assert is_complete(sealed, manifest, verify=True)
     (sealed / "a.txt").write_bytes(b"hellO")
-    assert is_whole(sealed, manifest)
-    assert not is_whole(sealed, manifest, verify=True)
+    assert is_complete(sealed, manifest)
+    assert not is_complete(sealed, manifest, verify=True)
     (sealed / "a.txt").write_bytes(b"hell")
-    assert not is_whole(sealed, manifest)
+    assert not is_complete(sealed, manifest)
     (sealed / "a.txt").unlink()
-    assert not is_whole(sealed, manifest)
+    assert not is_complete(sealed, manifest)
 
 
 def test_files_that_are_not_in_the_manifest_do_no_harm(sealed: Path) -> None:
     (sealed / "notes.txt").write_text("mine")
-    assert is_whole(sealed, read_manifest(sealed), verify=True)
+    assert is_complete(sealed, read_manifest(sealed), verify=True)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"asset": "x"}', '"text"', "\0"])
@@ -67,7 +77,7 @@ def test_private_files_become_as_open_as_their_folder(tmp_path: Path) -> None:
     folder.chmod(0o755)
     (folder / "a").write_bytes(b"x")
     (folder / "a").chmod(0o600)
-    seal(folder, asset="tiny", build=1, source="", archive="")
+    write_manifest(folder, asset="tiny", build=1, source="", archive="")
     assert (folder / "a").stat().st_mode & 0o777 == 0o644
 
 
@@ -93,7 +103,7 @@ def test_publish_replaces_what_was_there(sealed: Path, tmp_path: Path) -> None:
 def test_sweep_removes_only_this_assets_remains(tmp_path: Path) -> None:
     for name in (".making-tiny-x1", ".making-other-x1", "tiny"):
         (tmp_path / name / "sub").mkdir(parents=True)
-    sweep(tmp_path, "tiny")
+    remove_leftovers(tmp_path, "tiny")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".making-other-x1", "tiny"]
 
 

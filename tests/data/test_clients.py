@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparing.data.clients import ClientError, Debian, Npm, Pypi, bytes_under, only_file, run, telling_line
+from sparing.data.clients import ClientError, Debian, Npm, Pypi, bytes_under, cause_of, only_file, run
 
 PIN = {"sha256": "0" * 64, "size": 1}
 
@@ -44,7 +44,7 @@ def test_a_failing_client_says_why(tmp_path: Path) -> None:
     ],
 )
 def test_the_telling_line_is_found_in_each_clients_output(said: str, told: str) -> None:
-    assert telling_line(said) == told
+    assert cause_of(said) == told
 
 
 def test_a_silent_failure_is_said_too(tmp_path: Path) -> None:
@@ -147,9 +147,11 @@ def test_pip_must_see_the_checksum_before_it_builds_anything(
 
 
 def test_labels_and_mending_commands() -> None:
-    assert Npm(name="a", version="1", **PIN).mend == "npm pack a@1"
-    assert Pypi(name="a", version="1", sdist=True, **PIN).mend == "python -m pip download --no-deps --no-binary a a==1"
-    assert Debian(name="a", version="1", **PIN).mend == "apt-get update && apt-get download a=1"
+    assert Npm(name="a", version="1", **PIN).by_hand == "npm pack a@1"
+    assert (
+        Pypi(name="a", version="1", sdist=True, **PIN).by_hand == "python -m pip download --no-deps --no-binary a a==1"
+    )
+    assert Debian(name="a", version="1", **PIN).by_hand == "apt-get update && apt-get download a=1"
     assert Pypi(name="a", version="1", sdist=True, **PIN).label == "PyPI a==1 (source distribution)"
 
 

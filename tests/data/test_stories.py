@@ -16,10 +16,10 @@ from sparing.data.stories import (
     build_model,
     build_tokenizer,
     convert,
-    halves,
     merges,
     read_checkpoint,
     read_vocabulary,
+    to_half_pairs,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -109,7 +109,7 @@ def test_logits_equal_an_independent_forward_pass(heads: int, kv_heads: int, tie
 def test_without_the_reordering_the_logits_would_differ() -> None:
     """The permutation is what the test above tests: leaving it out moves the logits by more than its tolerance."""
     data, weights = checkpoint(3, 3, tied=True)
-    undone = {**weights, "wq": torch.stack([halves(w, 3) for w in weights["wq"]])}
+    undone = {**weights, "wq": torch.stack([to_half_pairs(w, 3) for w in weights["wq"]])}
     ids = [1, 5, 260, 7]
     assert (llama2c(undone, ids, 3, 3) - llama2c(weights, ids, 3, 3)).abs().max() > 1e-2
     assert torch.equal(read_checkpoint(data)[1]["wq"], weights["wq"])
@@ -117,7 +117,7 @@ def test_without_the_reordering_the_logits_would_differ() -> None:
 
 def test_halves_is_a_reordering_within_heads() -> None:
     rows = torch.arange(12.0).reshape(12, 1)
-    assert halves(rows, 2).flatten().tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+    assert to_half_pairs(rows, 2).flatten().tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-4], lambda data: data + b"\0" * 4, lambda data: data[:28]])

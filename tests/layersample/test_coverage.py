@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 
-from sparing.layersample.coverage import coverage, covered, expected_lowest, lowest, most
+from sparing.layersample.coverage import coverage, expected_lowest, lowest_drawn, most_drawn
 from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Draw, Fixed, Reshuffle, Uniform, Weighted
 
 SMALL = [(5, 2, 3), (4, 1, 5), (4, 3, 2), (6, 2, 2), (3, 3, 2), (5, 2, 0), (4, 0, 3)]
@@ -23,16 +23,29 @@ def by_enumeration(count: int, active: int, rounds: int) -> list[Fraction]:
     return chances
 
 
+def by_markov_chain(count: int, active: int, rounds: int) -> list[float]:
+    """The same for many rounds: with c reached, h new ones come with chance ``C(N−c, h)·C(c, γ−h)/C(N, γ)``."""
+    chances = [1.0] + [0.0] * count
+    for _ in range(rounds):
+        after = [0.0] * (count + 1)
+        for reached, chance in enumerate(chances):
+            for new in range(max(0, active - reached), min(active, count - reached) + 1 if chance else 0):
+                ways = math.comb(count - reached, new) * math.comb(reached, active - new)
+                after[reached + new] += chance * (ways / math.comb(count, active))
+        chances = after
+    return chances
+
+
 @pytest.mark.parametrize(("count", "active", "rounds"), SMALL)
 def test_the_distribution_of_blocks_reached_is_that_of_all_sequences(count: int, active: int, rounds: int) -> None:
     exact = [float(chance) for chance in by_enumeration(count, active, rounds)]
-    assert covered(count, active, rounds) == pytest.approx(exact, abs=1e-14)
+    assert by_markov_chain(count, active, rounds) == pytest.approx(exact, abs=1e-14)
 
 
 @pytest.mark.parametrize(("count", "active", "rounds"), [*SMALL, (32, 2, 10), (32, 2, 60), (80, 4, 100)])
 def test_mean_and_full_coverage_have_their_closed_forms(count: int, active: int, rounds: int) -> None:
     """The mean is N(1 − (1 − γ/N)^R); all N are reached with Σ (−1)^j C(N, j) (C(N−j, γ)/C(N, γ))^R."""
-    chances = covered(count, active, rounds)
+    chances = by_markov_chain(count, active, rounds)
     mean = math.fsum(i * chance for i, chance in enumerate(chances))
     assert mean == pytest.approx(count * coverage(Uniform(), count, active, rounds), abs=1e-10)
     assert math.fsum(chances) == pytest.approx(1.0, abs=1e-12)
@@ -89,28 +102,28 @@ def test_the_lowest_coin_is_the_mean_over_all_outcomes() -> None:
     for coins in product([0, 1], repeat=7):
         chance = math.prod(share if coin else 1 - share for coin in coins)
         mean += chance * next((i for i, coin in enumerate(coins) if coin), 7)
-    assert lowest(Bernoulli(), 7, 3) == pytest.approx(float(mean), abs=1e-14)
+    assert lowest_drawn(Bernoulli(), 7, 3) == pytest.approx(float(mean), abs=1e-14)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=NAMES)
 def test_the_lowest_block_is_that_of_many_draws(sampler: Draw) -> None:
     """Other seeds than the estimate uses; both means have errors, below 2.5/√600 and 2.5/√512 blocks."""
     lows = [min(sampler.draw(7, 3, seed=seed, interval=0), default=7) for seed in range(1, 601)]
-    assert abs(sum(lows) / 600 - lowest(sampler, 7, 3)) < 4.5 * 2.5 * math.sqrt(1 / 600 + 1 / 512)
+    assert abs(sum(lows) / 600 - lowest_drawn(sampler, 7, 3)) < 4.5 * 2.5 * math.sqrt(1 / 600 + 1 / 512)
 
 
 def test_given_blocks_have_their_lowest() -> None:
-    assert lowest(Fixed(blocks=(4, 2)), 7, 2) == 2.0
-    assert lowest(Fixed(blocks=()), 7, 0) == 7.0
+    assert lowest_drawn(Fixed(blocks=(4, 2)), 7, 2) == 2.0
+    assert lowest_drawn(Fixed(blocks=()), 7, 0) == 7.0
 
 
 def test_a_draw_of_coins_is_bounded_by_its_quantile_and_others_by_their_size() -> None:
-    assert most(Uniform(), 32, 2) == 2
-    bound = most(Bernoulli(), 32, 2)
+    assert most_drawn(Uniform(), 32, 2) == 2
+    bound = most_drawn(Bernoulli(), 32, 2)
     above = sum(math.comb(32, k) * (1 / 16) ** k * (15 / 16) ** (32 - k) for k in range(bound + 1, 33))
     just_above = above + math.comb(32, bound) * (1 / 16) ** bound * (15 / 16) ** (32 - bound)
     assert above < 1e-3 <= just_above
-    assert most(Bernoulli(), 4, 4) == 4
+    assert most_drawn(Bernoulli(), 4, 4) == 4
 
 
 def test_nothing_is_covered_before_the_first_round() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.layersample.adaptive import known
+from sparing.layersample.adaptive import fill_unseen
 from sparing.layersample.draws import Adaptive, Bernoulli, CostAware, Draw, Fixed, Reshuffle, Uniform, Weighted
 
 COUNT, ACTIVE, ROUNDS = 7, 3, 2000
@@ -214,7 +214,7 @@ def test_scores_raise_chances_and_a_block_never_seen_counts_as_the_best() -> Non
     assert chances[4] == chances[6] == chances.max()  # NaN, and the largest
     assert chances[3] == chances.min()
     assert chances[3] >= 0.1 * ACTIVE / COUNT
-    assert torch.equal(known(torch.full((3,), torch.nan), 3), torch.ones(3, dtype=torch.float64))
+    assert torch.equal(fill_unseen(torch.full((3,), torch.nan), 3), torch.ones(3, dtype=torch.float64))
 
 
 def test_the_softmax_of_scores_is_what_the_formula_says() -> None:

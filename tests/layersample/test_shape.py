@@ -14,13 +14,7 @@ from sparing.layersample.shape import Shape
 
 transformers = pytest.importorskip("transformers")
 
-TINY = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "vocab_size": 50,
-}
+TINY = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50}
 GROUPED = TINY | {"num_key_value_heads": 2}
 
 

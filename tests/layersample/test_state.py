@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import zoo
-from lisa_loop import AdamW, setup, train
+from lisa_loop import AdamW, setup, state_bytes, train
 from sparing.errors import UserError
 from sparing.layersample import Fixed, LayerSampling, Reshuffle, Sampler
-from sparing.layersample.state import StateStore, named_state, pack, put_, read_state, state_bytes, unpack, write_state
+from sparing.layersample.state import StateStore, named_state, pack, put_, read_state, unpack, write_state
 
 OPTIMIZERS = {
     "adamw": AdamW,
@@ -36,9 +36,9 @@ def one(policy: str, optimizer=AdamW):
 @pytest.mark.parametrize("policy", ["reset", "reset_all"])
 def test_reset_drops_and_the_optimizer_starts_anew(policy: str) -> None:
     p, optimizer, store = one(policy)
-    store.leave_({"p": p})
+    store.evict_({"p": p})
     assert p not in optimizer.state
-    store.enter_({"p": p})
+    store.restore_({"p": p})
     assert p not in optimizer.state  # not even an empty entry
     optimizer.step()
     assert optimizer.state[p]["step"] == 1
@@ -47,18 +47,18 @@ def test_reset_drops_and_the_optimizer_starts_anew(policy: str) -> None:
 def test_keep_leaves_the_very_tensors() -> None:
     p, optimizer, store = one("keep")
     before = optimizer.state[p]["exp_avg"]
-    store.leave_({"p": p})
-    store.enter_({"p": p})
+    store.evict_({"p": p})
+    store.restore_({"p": p})
     assert optimizer.state[p]["exp_avg"] is before
 
 
 def test_offload_takes_away_and_brings_back_every_value() -> None:
     p, optimizer, store = one("offload")
     before = {key: value.clone() for key, value in optimizer.state[p].items()}
-    store.leave_({"p": p})
+    store.evict_({"p": p})
     assert p not in optimizer.state
     assert set(store.hosted) == {"p"}
-    store.enter_({"p": p})
+    store.restore_({"p": p})
     assert store.hosted == {}
     assert all(torch.equal(value, before[key]) for key, value in optimizer.state[p].items())
 
@@ -68,8 +68,8 @@ def test_asking_about_a_stateless_parameter_leaves_no_trace() -> None:
     optimizer = AdamW([p])
     for policy in ("reset", "keep", "offload", "reset_all"):
         store = StateStore(optimizer, policy)
-        store.leave_({"p": p})
-        store.enter_({"p": p})
+        store.evict_({"p": p})
+        store.restore_({"p": p})
         assert named_state(optimizer, {"p": p}) == {}
         assert len(optimizer.state) == 0
 
@@ -186,4 +186,4 @@ def test_bytes_are_counted_by_element() -> None:
         train(model, optimizer, sampler, steps=range(1))
         elements = sum(p.numel() for p in sampler.trainable.values())
         steps = 4 * len(sampler.trainable)  # one fp32 step count each
-        assert state_bytes(optimizer.state.values()) == 8 * elements + steps
+        assert state_bytes(optimizer) == 8 * elements + steps

@@ -15,7 +15,7 @@ import zoo
 from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
 from sparing.memory import Ledger
-from sparing.memory.fakes import Values, cuda_kernels, empty_batch, fake_copy
+from sparing.memory.fakes import KeptValues, cuda_kernels, empty_batch, fake_copy
 
 
 def mode() -> FakeTensorMode:
@@ -125,9 +125,9 @@ def test_attention_on_cuda_drops_weights_without_keeping_the_matrix():
 
 
 def test_whole_numbers_keep_their_values_and_others_do_not():
-    """Values go through views, arithmetic and new tensors; what is larger than two tables of the batch has none."""
+    """KeptValues go through views, arithmetic and new tensors; what is larger than two tables of the batch has none."""
     rows = {"ids": torch.tensor([[3, 1, 2, 0]]), "x": torch.ones(2, 2)}
-    with (fake := mode()), Values(fake, rows) as values:
+    with (fake := mode()), KeptValues(fake, rows) as values:
         batch = values.batch()
         ids = batch["ids"]
         assert isinstance(ids, FakeTensor)
@@ -139,7 +139,7 @@ def test_whole_numbers_keep_their_values_and_others_do_not():
 
 
 def test_a_batch_of_shapes_is_a_batch_of_zeros():
-    with (fake := mode()), Values(fake, {"ids": ((1, 3), torch.long)}) as values:
+    with (fake := mode()), KeptValues(fake, {"ids": ((1, 3), torch.long)}) as values:
         assert values.batch()["ids"].tolist() == [[0, 0, 0]]
 
 
@@ -151,7 +151,7 @@ def test_transformers_sees_whether_a_row_holds_several_texts(positions, packed):
     given = {"ids": torch.zeros(1, 4, dtype=torch.long)}
     if positions is not None:
         given["positions"] = torch.tensor(positions)
-    with (fake := mode()), Values(fake, given) as values:
+    with (fake := mode()), KeptValues(fake, given) as values:
         places = values.batch().get("positions", torch.arange(4).unsqueeze(0))
         assert (masking.find_packed_sequence_indices(places) is not None) == packed
     assert masking.is_tracing(fake.from_tensor(torch.ones(1)))  # as it was before
@@ -165,7 +165,7 @@ def test_a_grouped_product_of_any_type_has_its_size():
         with modes:
             if shapes:
                 fake = modes.enter_context(mode())
-                modes.enter_context(Values(fake, {}))
+                modes.enter_context(KeptValues(fake, {}))
                 x, weight, offs = (fake.from_tensor(t.detach()) for t in (x, weight, offs))
             x.requires_grad_(True)
             weight.requires_grad_(True)

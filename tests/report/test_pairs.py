@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from sparing.errors import UserError
-from sparing.report.pairs import McNemar, _outward, _resampled, can_bound, mcnemar, paired_bootstrap
+from sparing.report.pairs import McNemar, _resampled, _widened, can_bound, mcnemar, paired_bootstrap
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (3, 3), (10, 2), (40, 11), (700, 641), (51_000, 50_300)])
@@ -55,7 +55,7 @@ def test_the_interval_agrees_with_scipys_bootstrap():
 def test_the_moved_level_is_that_of_students_law():
     for n in (10, 20, 100, 5000):
         expected = stats.norm.cdf(math.sqrt(n / (n - 1)) * stats.t.ppf(0.025, n - 1))
-        assert _outward(0.025, n) == pytest.approx(expected, rel=0.02)
+        assert _widened(0.025, n) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("n", [10, 40])

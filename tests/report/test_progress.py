@@ -33,10 +33,7 @@ def run(total: int, seconds: float, *, start: int = 0, unit: str = "step", **qua
 
 
 def test_a_short_run_is_two_lines() -> None:
-    assert run(10, 0.5, loss=3.2149) == [
-        "train: 10 steps to do",
-        "train: 10 steps in 5 s, 2.00 steps/s, loss 3.21",
-    ]
+    assert run(10, 0.5, loss=3.2149) == ["train: 10 steps to do", "train: 10 steps in 5 s, 2.00 steps/s, loss 3.21"]
 
 
 def test_a_long_run_speaks_at_most_every_thirty_seconds() -> None:

@@ -1,4 +1,4 @@
-"""What a Hugging Face model says of itself: its text decoder, its depth, its embeddings. Nothing is imported."""
+"""What a Hugging Face model declares: its text decoder, its depth, its embeddings. transformers is not imported."""
 
 from __future__ import annotations
 
@@ -13,40 +13,23 @@ from sparing.blocks.repeated import CONTAINERS, is_composite, parts
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Paths that a Hugging Face model names by its own methods; ``None`` where it names none."""
+    """Paths that a Hugging Face model declares by its methods; ``None`` where it declares none."""
 
-    model: Place
-    """The Hugging Face model, which may sit inside PEFT's or a user's module."""
-
-    backbone: str
-    """What follows the body outside this path is head."""
-
-    embed: str | None
-    """Input embedding."""
-
-    head: str | None
-    """Output embedding."""
-
-    tower: str | None
-    """The text decoder of a model that has other towers: what no text passes through comes before it."""
-
-    blocks: tuple[Place, ...]
-    """The decoder's layers; empty if the configuration names no number that a list matches."""
+    model: Place  # the Hugging Face model, which may sit inside PEFT's or a user's module
+    backbone: str  # what follows the body outside this path is head
+    embed: str | None  # input embedding
+    head: str | None  # output embedding
+    tower: str | None  # the text decoder of a model that has other towers: what no text passes through comes before it
+    blocks: tuple[Place, ...]  # the decoder's layers; empty if the configuration names no number that a list matches
 
 
 def declared(model: nn.Module) -> Declared | None:
-    """Ask the one Hugging Face model in a module for its parts.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Its answers, or ``None`` if there is no such model, or several side by side.
-    """
+    """Ask the one Hugging Face model in a module for its parts."""
     found = _pretrained(Place("", unwrap(model)))
     if len(found) != 1:
         return None
     place = found[0]
+    # reversed, so that a shared module keeps its first path
     paths = {id(inner.module): inner for inner in reversed(list(walk(model)))}
 
     def ask(method: str) -> Place | None:
@@ -58,22 +41,23 @@ def declared(model: nn.Module) -> Declared | None:
 
     embed, head, decoder = (ask(name) for name in ("get_input_embeddings", "get_output_embeddings", "get_decoder"))
     base = paths.get(id(unwrap(getattr(place.module, "base_model", place.module))), place)
-    own: Any = place.module.config
-    text = own.get_text_config(decoder=True)
-    scopes = [decoder] if decoder and getattr(own, "is_encoder_decoder", False) else [decoder, base, place]
+    config: Any = place.module.config
+    text = config.get_text_config(decoder=True)
+    # of an encoder-decoder only the decoder is the body; its encoder often has as many layers, and would match too
+    scopes = [decoder] if decoder and getattr(config, "is_encoder_decoder", False) else [decoder, base, place]
     return Declared(
         model=place,
         backbone=place.path if head else base.path,
         embed=embed.path if embed else None,
         head=head.path if head else None,
-        tower=decoder.path if decoder and text is not own else None,
+        tower=decoder.path if decoder and text is not config else None,
         blocks=_layers([scope for scope in scopes if scope], getattr(text, "num_hidden_layers", None))
-        or _staged(base, getattr(own, "depths", None)),
+        or _staged(base, getattr(config, "depths", None)),
     )
 
 
 def _pretrained(place: Place) -> list[Place]:
-    """Return the outermost Hugging Face models, told by what their class declares."""
+    """Return the outermost Hugging Face models, recognized by what their class declares."""
     kind = type(place.module)
     if isinstance(getattr(kind, "base_model_prefix", None), str) and hasattr(place.module, "config"):
         return [place]
@@ -87,18 +71,17 @@ def _layers(scopes: list[Place], count: int | None) -> tuple[Place, ...]:
     """
     if count is None:
         return ()
-    layered = [[items for items in map(parts, _lists(scope)) if items and _composite(items)] for scope in scopes]
+    layered = [
+        [items for items in map(parts, _lists(scope)) if items and all(is_composite(i.module) for i in items)]
+        for scope in scopes
+    ]
     for lists in layered:
         matching = [items for items in lists if len(items) == count]
-        for narrowed in (matching, [items for items in matching if _checkpoints(items[0].module)]):
+        checkpointed = [items for items in matching if _is_checkpointing_layer(items[0].module)]
+        for narrowed in (matching, checkpointed):
             if len(narrowed) == 1:
                 return tuple(narrowed[0])
     return next((tuple(lists[0]) for lists in layered if len(lists) == 1), ())
-
-
-def _composite(items: list[Place]) -> bool:
-    """Say whether every item of a list is made of other modules."""
-    return all(is_composite(item.module) for item in items)
 
 
 def _lists(place: Place) -> list[Place]:
@@ -108,7 +91,7 @@ def _lists(place: Place) -> list[Place]:
     return [found for child in children(place) for found in _lists(child)]
 
 
-def _checkpoints(module: nn.Module) -> bool:
+def _is_checkpointing_layer(module: nn.Module) -> bool:
     """Say whether transformers can checkpoint this module, which it marks by a base class."""
     return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 

@@ -10,8 +10,8 @@ from torch import nn
 from sparing.blocks.declared import Declared, declared
 from sparing.blocks.names import named_parameters, unwrap
 from sparing.blocks.order import Order, example_for, observe, require
-from sparing.blocks.repeated import chosen, describe, repeated, sequence
-from sparing.blocks.roles import Plan, Role, body_order, clock_of, last_matrix, role_of, tree_of
+from sparing.blocks.repeated import describe, named_by_user, repeated, sequence
+from sparing.blocks.roles import Plan, Role, body_order, last_matrix, role_of, timeline_of, tree_of
 from sparing.errors import UserError
 
 _OUTSIDE: tuple[Role, ...] = ("embed", "tail", "head")
@@ -59,7 +59,7 @@ def find_blocks(
         example: Input of the model (tensor, tuple of arguments or mapping), real, fake or meta.
 
     Returns:
-        The blocks in order of use, a partition of ``named_parameters(model)``; roles without parameters are left out.
+        The blocks in order of use, a partition of ``named_parameters(model)``; roles without parameters are omitted.
 
     Example:
         >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -72,16 +72,17 @@ def find_blocks(
     facts = declared(model)
     plan, guess = _plan(model, body, facts)
     tree = tree_of(model, plan.blocks)
-    clock = clock_of(tree, plan, _order(model, facts, example, [block.module for block in plan.blocks]))
-    roles = {key: role_of(key, tree, plan, clock) for key in tree.params}
+    times = timeline_of(tree, plan, _order(model, facts, example, [block.module for block in plan.blocks]))
+    # by identity: a tied parameter has several names and one role
+    roles = {key: role_of(key, tree, plan, times) for key in tree.params}
     if guess:
-        roles |= dict.fromkeys(last_matrix(roles, tree, clock), "head")
+        roles |= dict.fromkeys(last_matrix(roles, tree, times), "head")
     held: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in named_parameters(model).items():
         role = roles[id(parameter)]
         part = plan.blocks[tree.body[id(parameter)]].path if role == "body" else f"<{role}>"
         held.setdefault(part, {})[name] = parameter
-    paths = [path for at in body_order(tree, clock) if (path := plan.blocks[at].path) in held]
+    paths = [path for at in body_order(tree, times) if (path := plan.blocks[at].path) in held]
     body_blocks = [Block(path, "body", index, held[path]) for index, path in enumerate(paths)]
     embed, tail, head = ([Block(role, role, 0, held[f"<{role}>"])] if f"<{role}>" in held else [] for role in _OUTSIDE)
     return embed + body_blocks + tail + head
@@ -94,6 +95,7 @@ def _order(model: nn.Module, facts: Declared | None, example: object | None, blo
     known = example_for(facts.model.module) if facts else None
     if facts is None or known is None:
         return Order()
+    # a wrapper may take other inputs than the Hugging Face model inside it: then that one is run alone
     order = observe(model, known, blocks)
     inner = facts.model.module
     return order if order.complete or inner is unwrap(model) else observe(inner, known, blocks)
@@ -101,12 +103,13 @@ def _order(model: nn.Module, facts: Declared | None, example: object | None, blo
 
 def _plan(model: nn.Module, body: str | Sequence[str] | None, facts: Declared | None) -> tuple[Plan, bool]:
     """Choose the body and note the parts whose role is known; say whether the head is left to be guessed."""
-    blocks = chosen(model, body) if body is not None else (facts and facts.blocks) or repeated(model)
+    blocks = named_by_user(model, body) if body is not None else (facts and facts.blocks) or repeated(model)
     if blocks and facts:
         known = {"embed": facts.embed, "head": facts.head, "backbone": facts.backbone, "tower": facts.tower}
         return Plan(blocks=blocks, **known), False
     if blocks:
         return Plan(blocks=blocks), True
+    # a plain stack of layers repeats nothing: its ends are embedding and head by position
     if len(row := sequence(model)) > 1:
         return Plan(blocks=row[1:-1], embed=row[0].path, head=row[-1].path), False
     raise UserError(

@@ -11,7 +11,7 @@ from torch import nn
 from sparing.errors import UserError
 
 # Module that defines the wrapper, its class, the attribute that holds what it wraps. A class whose module was never
-# imported has no instances, so nothing here is imported for the sake of the question.
+# imported has no instances, so nothing needs to be imported to ask.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
@@ -28,22 +28,12 @@ _WRAPPERS = (
 class Place(NamedTuple):
     """One place in the model where a module is reachable."""
 
-    path: str
-    """Canonical dotted path, empty for the model itself."""
-
-    module: nn.Module
-    """The module there, without wrappers."""
+    path: str  # canonical dotted path, empty for the model itself
+    module: nn.Module  # the module there, without wrappers
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside any wrappers, told by their type: a user's attribute called ``module`` is no wrapper.
-
-    Args:
-        module: Any module, wrapped any number of times or not at all.
-
-    Returns:
-        The first module that is not an instance of a known wrapper.
-    """
+    """Return the module inside any wrappers, known by type: a user's attribute called ``module`` is no wrapper."""
     for source, kind, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(source), kind, None)
         if wrapper is not None and isinstance(module, wrapper):
@@ -69,10 +59,11 @@ def walk(model: nn.Module) -> Iterator[Place]:
     while stack:
         place = stack.pop()
         yield place
+        # reversed, because the stack is popped from its end
         stack.extend(reversed(list(children(place))))
 
 
-def every_name(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def all_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield every parameter under each of its canonical names, in registration order."""
     for path, module in walk(model):
         for name, parameter in module._parameters.items():
@@ -98,7 +89,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         ['weight', 'bias']
     """
     owners: dict[int, str] = {}
-    return {name: parameter for name, parameter in every_name(model) if owners.setdefault(id(parameter), name) == name}
+    return {name: parameter for name, parameter in all_names(model) if owners.setdefault(id(parameter), name) == name}
 
 
 def tied(model: nn.Module) -> dict[str, str]:
@@ -117,9 +108,7 @@ def tied(model: nn.Module) -> dict[str, str]:
     """
     owners: dict[int, str] = {}
     return {
-        name: owner
-        for name, parameter in every_name(model)
-        if (owner := owners.setdefault(id(parameter), name)) != name
+        name: owner for name, parameter in all_names(model) if (owner := owners.setdefault(id(parameter), name)) != name
     }
 
 
@@ -137,6 +126,7 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
         UserError: If there is no module at that path.
     """
     module = unwrap(model)
+    # step by step, because wrappers may sit at any depth and get_submodule knows nothing of them
     for depth, part in enumerate(parts := name.split(".") if name else []):
         child = module._modules.get(part)
         if child is None:

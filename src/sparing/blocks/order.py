@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sparing.blocks.names import unwrap
 from sparing.errors import UserError
 
-# What a forward raises that asks for a tensor's value, gets an odd input or lacks a kernel.
+# what a forward raises that reads a tensor's value, gets an odd input or lacks a kernel
 _FAILURES = (
     RuntimeError,
     TypeError,
@@ -36,63 +36,43 @@ _FAILURES = (
 class Order:
     """When each parameter was used, counted in operations from the start of a forward."""
 
-    first: dict[int, int] = field(default_factory=dict)
-    """``id(parameter)`` -> its first use."""
-
-    last: dict[int, int] = field(default_factory=dict)
-    """``id(parameter)`` -> its last use."""
-
-    error: Exception | None = None
-    """What stopped the forward before its end, if anything did."""
-
-    complete: bool = False
-    """Whether the forward came to its end."""
+    first: dict[int, int] = field(default_factory=dict)  # ``id(parameter)`` -> its first use
+    last: dict[int, int] = field(default_factory=dict)  # ``id(parameter)`` -> its last use
+    error: Exception | None = None  # what stopped the forward before its end, if anything did
+    complete: bool = False  # whether the forward came to its end
 
 
 def observe(model: nn.Module, example: object, blocks: Sequence[nn.Module] = ()) -> Order:
     """Run a forward in which nothing is computed or allocated, and note which parameters each operation reads.
 
     The model itself is not run: a copy that shares its classes and settings is, with fake tensors for weights, no
-    hooks, no wrappers and in evaluation mode. Of blocks that look alike one runs, and its output stands for theirs.
-
-    Args:
-        model: Any module.
-        example: A tensor, a tuple of positional or a mapping of keyword arguments; only shapes and dtypes matter.
-        blocks: Modules that need no look inside: all their parameters are used when they are called.
-
-    Returns:
-        The order of use, up to the first operation that cannot do without data.
+    hooks, no wrappers and in evaluation mode. Of blocks of one kind one runs, and its output stands for the others'.
     """
     seen: dict[int, Any] = {}
     recorder = _Recorder()
     error: Exception | None = None
     try:
-        with _apart(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-            ghost = _ghost(unwrap(model), seen)
-            _abridge_([seen[id(block)] for block in blocks if id(block) in seen], recorder)
-            inputs = tree_map(lambda leaf: _weightless(leaf, {}) if isinstance(leaf, Tensor) else leaf, example)
+        with _isolated(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+            fake = _fake_module(unwrap(model), seen)
+            _run_once_per_kind_([seen[id(block)] for block in blocks if id(block) in seen], recorder)
+            inputs = tree_map(lambda leaf: _fake_tensor(leaf, {}) if isinstance(leaf, Tensor) else leaf, example)
             with recorder:
-                _call(ghost, inputs)
+                if isinstance(inputs, Mapping):
+                    fake(**inputs)
+                else:
+                    fake(*(inputs if isinstance(inputs, tuple) else (inputs,)))
     except _FAILURES as caught:
+        # without its traceback, whose frames would hold the copy alive
         error = caught.with_traceback(None)
-    back = {id(ghost): original for original, ghost in seen.items()}
+    # the recorder saw the fakes' ids; callers know the originals'
+    back = {id(fake): original for original, fake in seen.items()}
     first = {back[key]: time for key, time in recorder.first.items() if key in back}
     last = {back[key]: time for key, time in recorder.last.items() if key in back}
     return Order(first, last, error, error is None)
 
 
 def require(order: Order) -> Order:
-    """Insist that a forward on the user's own example came to its end.
-
-    Args:
-        order: What was observed.
-
-    Returns:
-        The same.
-
-    Raises:
-        UserError: If the model did not accept the example, or needs the values of tensors to decide what to run.
-    """
+    """Refuse an order whose forward, on the user's own example, did not come to its end."""
     if order.error is not None:
         raise UserError(
             "example",
@@ -104,14 +84,7 @@ def require(order: Order) -> Order:
 
 
 def example_for(model: nn.Module) -> dict[str, Tensor] | None:
-    """Form an input for a Hugging Face model from its configuration.
-
-    Args:
-        model: A Hugging Face model of text or of pictures.
-
-    Returns:
-        Meta tensors by argument name, or ``None`` for other kinds of input.
-    """
+    """Form an input for a Hugging Face model from its configuration."""
     config: Any = model.config
     name = getattr(model, "main_input_name", None)
     if name == "input_ids":
@@ -126,8 +99,8 @@ def example_for(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 @contextlib.contextmanager
-def _apart() -> Iterator[None]:
-    """Hide a trial that may fail: no warnings, no log of what cannot be faked, no ledger or fake mode that sees it."""
+def _isolated() -> Iterator[None]:
+    """Hide a forward that may fail: no warnings, no log of what cannot be faked, and no dispatch mode that sees it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -160,60 +133,54 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _call(ghost: nn.Module, inputs: Any) -> None:
-    """Call a module with a tensor, a tuple of arguments or a mapping."""
-    if isinstance(inputs, Mapping):
-        ghost(**inputs)
-    else:
-        ghost(*(inputs if isinstance(inputs, tuple) else (inputs,)))
-
-
-def _abridge_(ghosts: list[nn.Module], recorder: _Recorder) -> None:
+def _run_once_per_kind_(fakes: list[nn.Module], recorder: _Recorder) -> None:
     """Let blocks of one class, with weights and inputs of the same shapes, run once in all."""
     outputs: dict[Any, Any] = {}
 
-    def abridged(ghost: nn.Module) -> Callable[..., Any]:
-        whole, held = ghost.forward, list(ghost.parameters())
+    def cached(fake: nn.Module) -> Callable[..., Any]:
+        whole, held = fake.forward, list(fake.parameters())
         weights = tuple(parameter.shape for parameter in held)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            recorder.note(held)
+            recorder.note(held)  # also when the block is not run: its parameters are used at this time
             inputs = tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            key = (type(ghost), weights, inputs)
+            key = (type(fake), weights, inputs)
             if key not in outputs:
                 outputs[key] = whole(*args, **kwargs)
             return outputs[key]
 
         return forward
 
-    for ghost in ghosts:
-        ghost.__dict__["forward"] = abridged(ghost)
+    for fake in fakes:
+        fake.__dict__["forward"] = cached(fake)
 
 
-def _ghost(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
+def _fake_module(module: nn.Module, seen: dict[int, Any]) -> nn.Module:
     """Copy a module without weights, hooks or wrappers; ``seen`` maps the id of an original to its one copy."""
     module = unwrap(module)
     if id(module) in seen:
         return seen[id(module)]  # type: ignore[no-any-return]
-    ghost: nn.Module = object.__new__(type(module))
-    seen[id(module)] = ghost
+    fake: nn.Module = object.__new__(type(module))
+    seen[id(module)] = fake
     for name, value in module.__dict__.items():
         if "hooks" in name and isinstance(value, dict):
             value = type(value)()
         elif isinstance(value, Tensor):
-            value = _weightless(value, seen)
+            value = _fake_tensor(value, seen)
         elif isinstance(value, list | dict | set):
             value = copy.copy(value)  # a forward that appends to its own list must not reach the original's
-        ghost.__dict__[name] = value
-    ghost.__dict__ |= {"training": False, "_compiled_call_impl": None}
-    ghost.__dict__.pop("forward", None)  # one that was patched in is bound to the original
-    ghost._parameters = {name: _weightless(value, seen) for name, value in module._parameters.items()}
-    ghost._buffers = {name: _weightless(value, seen) for name, value in module._buffers.items()}
-    ghost._modules = {name: None if child is None else _ghost(child, seen) for name, child in module._modules.items()}
-    return ghost
+        fake.__dict__[name] = value
+    fake.__dict__ |= {"training": False, "_compiled_call_impl": None}
+    fake.__dict__.pop("forward", None)  # one that was patched in is bound to the original
+    fake._parameters = {name: _fake_tensor(value, seen) for name, value in module._parameters.items()}
+    fake._buffers = {name: _fake_tensor(value, seen) for name, value in module._buffers.items()}
+    fake._modules = {
+        name: None if child is None else _fake_module(child, seen) for name, child in module._modules.items()
+    }
+    return fake
 
 
-def _weightless(value: Any, seen: dict[int, Any]) -> Any:
+def _fake_tensor(value: Any, seen: dict[int, Any]) -> Any:
     """Return the fake twin of a parameter, buffer or tensor; ``None`` for ``None``."""
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, told by structure: lists of modules of one kind, never by what they are called."""
+"""The repeated blocks of a model, found by structure (lists of modules of one kind), never by name."""
 
 from __future__ import annotations
 
@@ -33,20 +33,8 @@ def is_composite(module: nn.Module) -> bool:
     return any(has_parameters(child.module) for child in children(Place("", module)))
 
 
-def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
-    """Return the blocks that the user names.
-
-    Args:
-        model: Any module.
-        body: Path of a ``ModuleList`` or ``Sequential``, whose children are the blocks; or several paths, of blocks or
-            of whole ``ModuleList``s.
-
-    Returns:
-        The blocks, in the order given.
-
-    Raises:
-        UserError: If a path leads nowhere, the one path is no list, a block holds no parameters, or blocks overlap.
-    """
+def named_by_user(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
+    """Return the blocks that the user names."""
     if isinstance(body, str):
         place = Place(body, submodule(model, body))
         if not isinstance(place.module, CONTAINERS) or not (found := parts(place)):
@@ -57,7 +45,7 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
                 do=f"pass the list of block paths, or one of: {describe(model)}",
             )
         return found
-    found = [block for path in body for block in _listed(Place(path, submodule(model, path)))]
+    found = [block for path in body for block in _items_or_self(Place(path, submodule(model, path)))]
     owners = Counter(id(module) for block in found for module in set(block.module.modules()))
     for block in found:
         if not has_parameters(block.module) or owners[id(block.module)] > 1:
@@ -69,7 +57,7 @@ def chosen(model: nn.Module, body: str | Sequence[str]) -> list[Place]:
     return found
 
 
-def _listed(place: Place) -> list[Place]:
+def _items_or_self(place: Place) -> list[Place]:
     """The items of a ``ModuleList``, which is never run and so no block; anything else is a block itself."""
     return parts(place) if isinstance(place.module, nn.ModuleList) else [place]
 
@@ -80,20 +68,12 @@ def repeated(model: nn.Module) -> list[Place]:
     A family is all blocks of one class (or one mix of classes) in the outermost lists. A ``ModuleList`` gives all its
     items, a ``Sequential`` only a class of composite modules that follow one another; stages that are themselves
     lists are opened. Lists of single layers count only where there is no list of composite modules.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The blocks in registration order; empty if no list has any.
-
-    Raises:
-        UserError: If there is more than one family.
     """
     lists = [items for items in _outermost(Place("", submodule(model, ""))) if items]
+    # lists of plain layers (an MLP inside each block) are blocks only where nothing else is
     composite = [items for items in lists if is_composite(items[0].module)]
     lists = composite or lists
-    lists = [items for items in lists if len(items) > 1] or lists
+    lists = [items for items in lists if len(items) > 1] or lists  # a list of one repeats nothing, unless all are
     families = {frozenset(type(item.module) for item in items) for items in lists}
     if len(families) > 1:
         raise UserError(
@@ -102,19 +82,13 @@ def repeated(model: nn.Module) -> list[Place]:
             why="it has more than one kind of repeated block",
             do=f"pass body=, one of: {describe(model)}",
         )
-    found = {id(item.module): item for items in reversed(lists) for item in reversed(_opened(items))}
+    # reversed, so that a block that is registered twice counts once, under its first name
+    found = {id(item.module): item for items in reversed(lists) for item in reversed(_flatten_stages(items))}
     return list(reversed(found.values()))
 
 
 def sequence(model: nn.Module) -> list[Place]:
-    """Return the parts of a plain ``Sequential``, found below any number of modules that hold nothing else.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Its children with parameters, or an empty list if the model is not a ``Sequential`` at heart.
-    """
+    """Return the parts of a plain ``Sequential``, found below any number of modules that hold nothing else."""
     place = Place("", submodule(model, ""))
     while len(inner := parts(place)) == 1 and not any(place.module.parameters(recurse=False)):
         place = inner[0]
@@ -154,7 +128,7 @@ def _items(place: Place) -> list[Place]:
     return [item for item in items if type(item.module) in runs] if len(runs) == 1 else []
 
 
-def _opened(items: list[Place]) -> list[Place]:
+def _flatten_stages(items: list[Place]) -> list[Place]:
     """Replace stages by their blocks where every stage is a list and all its parameters are in those blocks."""
     inner = [_items(item) for item in items]
     whole = all(len(blocks) == len(parts(item)) > 0 for blocks, item in zip(inner, items, strict=True))

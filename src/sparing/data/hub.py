@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PATIENCE = 5.0
-"""Longest wait for the hub's first answer (seconds)."""
+HUB_TIMEOUT = 5.0  # longest wait for the hub's first answer (seconds)
 
+# files of a model that we use; none of them can run code
 PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-"""Files of a model that we use; none of them can run code."""
 
 
 class HubError(Exception):
@@ -21,17 +20,7 @@ class HubError(Exception):
 
 
 def snapshot(repository: str) -> Path:
-    """Return a model's folder in the hub client's own cache, downloading it if the hub answers at once.
-
-    Args:
-        repository: ``owner/name``.
-
-    Returns:
-        A folder with ``config.json`` and safetensors.
-
-    Raises:
-        HubError: If the client is not installed, the model is not in its cache and the hub does not answer.
-    """
+    """Return a model's folder in the hub client's own cache, downloading it if the hub answers at once."""
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
@@ -43,8 +32,9 @@ def snapshot(repository: str) -> Path:
     except OSError:
         pass  # not in its cache: ask
     try:
-        HfApi().model_info(repository, timeout=PATIENCE)  # one request without retries: is anybody there?
-        fetched = Path(snapshot_download(repository, allow_patterns=PATTERNS, etag_timeout=PATIENCE))
+        # one request without retries first: snapshot_download would retry for minutes without a network
+        HfApi().model_info(repository, timeout=HUB_TIMEOUT)
+        fetched = Path(snapshot_download(repository, allow_patterns=PATTERNS, etag_timeout=HUB_TIMEOUT))
     except Exception as error:  # the client's errors share no base, and none may stop the next source
         raise HubError(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
     if not _is_model(fetched):

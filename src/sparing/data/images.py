@@ -22,59 +22,37 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "test"]
 
+# split -> (images, labels), as every distribution of these sets names them; colour images have a fourth axis
 NAMES: dict[Split, tuple[str, str]] = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-"""Split -> (images, labels), as every distribution of these sets names them; colour images have a fourth axis."""
 
-FILES = tuple(name for pair in NAMES.values() for name in pair)
-"""The four files of a set."""
+FILES = tuple(name for pair in NAMES.values() for name in pair)  # the four files of a set
 
+# split -> (sheets, labels) of the packaged CIFAR-10; "lables" is the package's spelling
 SHEETS: dict[Split, tuple[tuple[str, ...], str]] = {
     "train": (tuple(f"data_batch_{number}.png" for number in range(1, 6)), "train_lables.json"),
     "test": (("test_batch.png",), "test_lables.json"),
 }
-"""Split -> (sheets, labels) of the packaged CIFAR-10; the package spells labels so."""
 
-SHEET_FILES = tuple(name for sheets, labels in SHEETS.values() for name in (*sheets, labels))
-"""Its eight files."""
+SHEET_FILES = tuple(name for sheets, labels in SHEETS.values() for name in (*sheets, labels))  # its eight files
 
 
 def read_idx(data: bytes) -> Tensor:
-    """Read an idx file of unsigned bytes.
-
-    Args:
-        data: The whole file: two zero bytes, type 8, the number of axes, each axis as big-endian uint32, the bytes.
-
-    Returns:
-        uint8, in the file's shape.
-
-    Raises:
-        ValueError: If the file is no idx file of unsigned bytes, or its length is not what its header says.
-    """
+    """Read an idx file of unsigned bytes into a uint8 tensor of the file's shape."""
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise ValueError("not an idx file of unsigned bytes")
     shape = struct.unpack_from(f">{data[3]}I", data, 4)
+    # the header's fourth byte is the number of axes, each a big-endian uint32
     body = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3])
     if body.size != int(np.prod(shape)):
         raise ValueError(f"the header asks for {shape}, the file has {body.size} bytes")
-    return torch.from_numpy(body.reshape(shape).copy())
+    return torch.from_numpy(body.reshape(shape).copy())  # a copy: the bytes are read-only
 
 
 def read_split(folder: Path, split: Split) -> tuple[Tensor, Tensor]:
-    """Read one split of a set.
-
-    Args:
-        folder: Folder with the four idx files.
-        split: Which half.
-
-    Returns:
-        Images uint8 (N, rows, columns), of colour images (N, rows, columns, 3); labels int64 (N,).
-
-    Raises:
-        ValueError: If a file is damaged or the two do not belong together.
-    """
+    """Read one split: images uint8 (N, rows, columns) or (N, rows, columns, 3), labels int64 (N,)."""
     images, labels = (read_idx((folder / name).read_bytes()) for name in NAMES[split])
     if images.ndim not in {3, 4} or labels.ndim != 1 or len(images) != len(labels):
         raise ValueError(f"{tuple(images.shape)} images and {tuple(labels.shape)} labels do not belong together")
@@ -82,12 +60,7 @@ def read_split(folder: Path, split: Split) -> tuple[Tensor, Tensor]:
 
 
 def build_idx(members: Path, out: Path) -> None:
-    """Put the four idx files in place, decompressed where the package compressed them.
-
-    Args:
-        members: Folder with the four files, each plain or with ``.gz`` at its end.
-        out: Existing directory to fill.
-    """
+    """Put the four idx files in place, decompressed where the package compressed them."""
     for name in FILES:
         if (members / f"{name}.gz").exists():
             gunzip(members / f"{name}.gz", out / name, limit=1 << 27)
@@ -96,12 +69,7 @@ def build_idx(members: Path, out: Path) -> None:
 
 
 def write_idx(array: np.ndarray[Any, np.dtype[np.uint8]], path: Path) -> None:
-    """Write an idx file of unsigned bytes.
-
-    Args:
-        array: uint8, of one to 255 axes.
-        path: File to write.
-    """
+    """Write an idx file of unsigned bytes."""
     header = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     with path.open("wb") as file:
         file.write(header)
@@ -109,17 +77,7 @@ def write_idx(array: np.ndarray[Any, np.dtype[np.uint8]], path: Path) -> None:
 
 
 def read_sheet(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Read a PNG of which each row of pixels is one image of 32 × 32, row after row.
-
-    Args:
-        path: The file, 1024 pixels wide, RGB.
-
-    Returns:
-        uint8 (N, 32, 32, 3).
-
-    Raises:
-        ArchiveError: If it is no such picture.
-    """
+    """Read a PNG of which each row of pixels is one RGB image of 32 × 32, row after row: uint8 (N, 32, 32, 3)."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -134,12 +92,7 @@ def read_sheet(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def build_sheets(members: Path, out: Path) -> None:
-    """Turn the sheets of CIFAR-10 into the four idx files, images with a last axis of red, green, blue.
-
-    Args:
-        members: Folder with the eight files of the package.
-        out: Existing directory to fill.
-    """
+    """Turn the sheets of CIFAR-10 into the four idx files, images with a last axis of red, green, blue."""
     for split, (sheets, labels) in SHEETS.items():
         images, targets = NAMES[split]
         write_idx(np.concatenate([read_sheet(members / name) for name in sheets]), out / images)

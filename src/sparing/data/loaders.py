@@ -25,7 +25,7 @@ def load_text(
 
     Args:
         name: As in ``ASSETS``, of kind ``text``.
-        first: Length of the beginning to read (bytes; a character cut in two at the end is left out); default: all.
+        first: Length of the beginning to read (bytes; a character cut in two at the end is dropped); default: all.
             A few of ``enwik8``'s characters are rare, so that Python holds all of it in 400 MB.
         path: The user's own copy; see ``fetch``.
         progress: Whether to show a progress bar while fetching.
@@ -34,13 +34,14 @@ def load_text(
         The text (``enwik8`` is wiki XML; see ``wiki_articles``).
 
     Raises:
-        UserError: If the asset is no text, cannot be had, or is not UTF-8.
+        UserError: If the asset is no text, cannot be fetched, or is not UTF-8.
     """
     _require(name, "text")
     file = fetch(name, path=path, progress=progress)
     with file.open("rb") as opened:
         data = opened.read(first)
     try:
+        # incremental: a character cut in two at the end of the beginning is dropped, not an error
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=first is None)
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
@@ -62,7 +63,7 @@ def load_images(
         Images uint8 (N, 28, 28), for ``cifar10`` (N, 32, 32, 3) in red, green, blue, all 0 … 255; labels int64 (N,).
 
     Raises:
-        UserError: If the asset is no image set, cannot be had, or its files are damaged.
+        UserError: If the asset is no image set, cannot be fetched, or its files are damaged.
     """
     _require(name, "images")
     folder = fetch(name, path=path, progress=progress)

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def quiet_bars() -> Iterator[None]:
-    """Switch transformers' bars for loading, saving and reading GGUF off, and back to what they were on exit.
-
-    Yields:
-        Nothing.
-    """
+    """Switch transformers' bars for loading, saving and reading GGUF off, and back to what they were on exit."""
     from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 

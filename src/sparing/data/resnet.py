@@ -24,23 +24,20 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError
 
+# file of the parameters and running statistics, by the names of ``ResNet50.state_dict()``
 WEIGHTS = "model.safetensors"
-"""File of the parameters and running statistics, by the names of ``ResNet50.state_dict()``."""
 
-LABELS = "labels.json"
-"""File of the 1000 class names, a list in the order of the logits."""
+LABELS = "labels.json"  # file of the 1000 class names, a list in the order of the logits
 
+# files of the package, which joined are all tensors one after another
 SHARDS = tuple(f"group1-shard{index}of25.bin" for index in range(1, 26))
-"""Files of the package, which joined are all tensors one after another."""
 
-MEANS = (103.939, 116.779, 123.68)
-"""Means of ImageNet's pixels in blue, green, red (of 255)."""
+MEANS = (103.939, 116.779, 123.68)  # means of ImageNet's pixels in blue, green, red (of 255)
 
-SIDE = 224
-"""Height and width the network was trained with (pixels)."""
+SIDE = 224  # height and width the network was trained with (pixels)
 
+# name of a stage -> inner channels, its blocks, and the stride of the first
 STAGES = {"2": (64, "abc", 1), "3": (128, "abcd", 2), "4": (256, "abcdef", 2), "5": (512, "abc", 2)}
-"""Name of a stage -> inner channels, its blocks, and the stride of the first."""
 
 
 class Bottleneck(nn.Module):
@@ -87,17 +84,7 @@ def _convolution(into: int, out: int, size: int, stride: int) -> nn.Sequential:
 
 
 def prepare_images(images: Tensor) -> Tensor:
-    """Turn photographs into what the network was trained on: the middle square, 224 × 224, blue first, means off.
-
-    Args:
-        images: uint8 (batch, height, width, 3) in red, green, blue.
-
-    Returns:
-        float32 (batch, 3, 224, 224).
-
-    Raises:
-        UserError: If the images are of another dtype or shape.
-    """
+    """Map uint8 RGB (batch, height, width, 3) to float32 (batch, 3, 224, 224): middle square, BGR, less the means."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] != 3:
         got, why = f"{images.dtype} of shape {tuple(images.shape)}", "photographs are uint8 (batch, height, width, 3)"
         raise UserError("images", got=got, why=why, do="pass 0 … 255 in red, green, blue")
@@ -110,17 +97,7 @@ def prepare_images(images: Tensor) -> Tensor:
 
 
 def load_resnet50(folder: Path) -> ResNet50:
-    """Load the network from its folder in the cache.
-
-    Args:
-        folder: As ``fetch("resnet50")`` returns it.
-
-    Returns:
-        The model in float32, in evaluation mode.
-
-    Raises:
-        UserError: If the folder holds no such weights.
-    """
+    """Load the network from its folder in the cache."""
     try:
         state = load_file(folder / WEIGHTS)
         with torch.device("meta"):
@@ -129,6 +106,7 @@ def load_resnet50(folder: Path) -> ResNet50:
     except (OSError, SafetensorError, RuntimeError) as error:
         why = f"it does not hold the weights of this network ({str(error).splitlines()[0]})"
         raise UserError("folder of resnet50", got=folder, why=why, do="pass what fetch('resnet50') returns") from error
+    # load_state_dict(assign=True) takes the loaded tensors' flag, which is off
     return model.requires_grad_().eval()
 
 
@@ -139,15 +117,7 @@ def read_labels(folder: Path) -> list[str]:
 
 
 def build_resnet50(members: Path, out: Path) -> None:
-    """Rebuild the network from the files of the package.
-
-    Args:
-        members: Folder that holds ``model.json``, ``labels.json`` and the shards.
-        out: Existing directory to fill.
-
-    Raises:
-        ValueError: If the shards are shorter or longer than the list of tensors says, or a tensor of the network lacks.
-    """
+    """Rebuild the network from the files of the package."""
     listed = json.loads((members / "model.json").read_text(encoding="utf-8"))["weightsManifest"][0]["weights"]
     theirs = split_tensors(b"".join((members / name).read_bytes() for name in SHARDS), listed)
     with torch.device("meta"):
@@ -159,18 +129,7 @@ def build_resnet50(members: Path, out: Path) -> None:
 
 
 def split_tensors(data: bytes, listed: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Cut the joined shards into tensors.
-
-    Args:
-        data: All of them, little-endian float32.
-        listed: ``{"name", "shape", "dtype"}`` in the order of the data.
-
-    Returns:
-        Tensors by Keras's names, in Keras's layout.
-
-    Raises:
-        ValueError: If the data is shorter or longer than the list says, or holds anything but float32.
-    """
+    """Cut the joined shards, little-endian float32, into tensors by Keras's names."""
     if odd := [each["name"] for each in listed if each["dtype"] != "float32"]:
         raise ValueError(f"{odd[0]} is not float32")
     sizes = [math.prod(each["shape"]) for each in listed]
@@ -182,31 +141,20 @@ def split_tensors(data: bytes, listed: list[dict[str, Any]]) -> dict[str, Tensor
 
 
 def torch_state(theirs: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename and turn Keras's tensors.
-
-    Args:
-        theirs: From ``split_tensors``.
-        wanted: ``ResNet50().state_dict()``, for names and shapes.
-
-    Returns:
-        A state dict; the counters of batches are zero.
-
-    Raises:
-        ValueError: If a tensor is missing, left over or of another shape.
-    """
+    """Rename Keras's tensors and bring them into torch's layout; the batch counters are zero."""
     state: dict[str, Tensor] = {}
     left = dict(theirs)
     for name, template in wanted.items():
         if name.endswith("num_batches_tracked"):
             state[name] = torch.zeros((), dtype=torch.int64)
             continue
-        state[name] = _turned(name, left.pop(keras_name(name), None), template)
+        state[name] = _to_torch_layout(name, left.pop(keras_name(name), None), template)
     if left:
         raise ValueError(f"the network has no place for {next(iter(left))}")
     return state
 
 
-def _turned(name: str, value: Tensor | None, template: Tensor) -> Tensor:
+def _to_torch_layout(name: str, value: Tensor | None, template: Tensor) -> Tensor:
     """From Keras's (height, width, into, out) and (into, out) to torch's (out, into, height, width) and (out, into)."""
     if value is not None and value.ndim > 1:
         value = value.permute(3, 2, 0, 1) if value.ndim == 4 else value.T

@@ -11,18 +11,13 @@ from sparing.data.quiet import quiet_bars
 if TYPE_CHECKING:
     from pathlib import Path
 
-GGUF = "model.gguf"
-"""Our name for the unpacked file."""
+GGUF = "model.gguf"  # our name for the unpacked file
 
 
 def build_smollm2(members: Path, out: Path) -> None:
     """Dequantise to float32 and save with tokenizer and chat template.
 
     transformers refuses to save a model that it loaded from GGUF, so the weights move to a fresh model.
-
-    Args:
-        members: Folder that holds ``model.gguf``.
-        out: Existing directory to fill.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 

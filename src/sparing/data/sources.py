@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from sparing.data.archives import ArchiveError, check_sha256, unpack
 from sparing.data.assets import ASSETS, Asset, asset
-from sparing.data.cache import cache_directory, is_whole, locked, publish, read_manifest, seal, staging, sweep
+from sparing.data.cache import (
+    cache_directory,
+    is_complete,
+    locked,
+    publish,
+    read_manifest,
+    remove_leftovers,
+    staging,
+    write_manifest,
+)
 from sparing.data.clients import ClientError, tar_of
 from sparing.data.hub import HubError, snapshot
 from sparing.data.images import FILES
@@ -30,11 +39,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sparing.data")
 
+# ends of file names by which a given path is taken for the asset's archive
 ARCHIVES = (".tgz", ".gz", ".whl", ".zip", ".deb", ".tar", ".xz")
-"""Ends of file names by which a given path is taken for the asset's archive."""
 
-ROOM = 2 << 30
-"""Largest size of what is unpacked from one archive (bytes)."""
+UNPACK_LIMIT = 2 << 30  # largest size of what is unpacked from one archive (bytes)
 
 
 def fetch(
@@ -47,7 +55,7 @@ def fetch(
 ) -> Path:
     """Return where an asset lies on this machine, fetching it first if need be.
 
-    The first time in a process that an asset is used, its licence and source are said in one line on the logger
+    The first time in a process that an asset is used, its licence and source are reported in one line on the logger
     ``sparing.data`` (at level WARNING, so that it is seen unless someone decides otherwise).
 
     Args:
@@ -125,7 +133,7 @@ def _cached(wanted: Asset, *, verify: bool = False) -> Path | None:
     manifest = read_manifest(folder)
     if manifest is None or (manifest.build, manifest.archive) != (wanted.version, wanted.package.sha256):
         return None
-    return _finished(wanted, folder) if is_whole(folder, manifest, verify=verify) else None
+    return _finished(wanted, folder) if is_complete(folder, manifest, verify=verify) else None
 
 
 def _given(wanted: Asset, path: Path, *, progress: bool) -> Path:
@@ -166,18 +174,18 @@ def _make(
     try:
         with locked(root, wanted.name):
             if archive is None and (kept := _cached(wanted, verify=verify)) is not None:
-                return kept  # another process made it while we waited
+                return kept  # another process made it while this one waited for the lock
             if (root / wanted.name).exists():
                 log.warning(
                     "%s: the files in the cache are damaged or of an older kind; they are made again", wanted.name
                 )
-            sweep(root, wanted.name)
-            with staging(root, wanted.name) as work, _telling(wanted, shown=progress) as tell:
+            remove_leftovers(root, wanted.name)
+            with staging(root, wanted.name) as work, _progress_teller(wanted, shown=progress) as tell:
                 _build(wanted, archive, work, tell)
                 publish(work / "out", root / wanted.name)
     except (ClientError, ArchiveError) as error:
         reasons = "; ".join([*tried, f"{wanted.source}: {error}"])
-        raise _nowhere(wanted, reasons, given=archive) from error
+        raise _no_source(wanted, reasons, given=archive) from error
     except OSError as error:
         reason = error.strerror or str(error)
         do = "free some space, or set SPARING_CACHE to a folder that can be written"
@@ -188,7 +196,7 @@ def _make(
 
 
 def _build(wanted: Asset, archive: Path | None, work: Path, tell: Tell) -> None:
-    """Leave the sealed asset in ``work/out``."""
+    """Leave the finished asset, with its manifest, in ``work/out``."""
     package = wanted.package
     download, members, out = (work / name for name in ("download", "members", "out"))
     for folder in (download, members, out):
@@ -198,26 +206,26 @@ def _build(wanted: Asset, archive: Path | None, work: Path, tell: Tell) -> None:
     tell(package.size, "checking")
     check_sha256(archive, package.sha256)
     opened = tar_of(archive, members) if archive.suffix == ".deb" else archive
-    unpack(opened, wanted.members, members, limit=ROOM)
+    unpack(opened, wanted.members, members, limit=UNPACK_LIMIT)
     tell(package.size, "building")
     wanted.build(members, out)
-    seal(out, asset=wanted.name, build=wanted.version, source=package.label, archive=package.sha256)
+    write_manifest(out, asset=wanted.name, build=wanted.version, source=package.label, archive=package.sha256)
 
 
-def _nowhere(wanted: Asset, reasons: str, *, given: Path | None) -> UserError:
+def _no_source(wanted: Asset, reasons: str, *, given: Path | None) -> UserError:
     """Compose the error for an asset that no source gives."""
     if given is not None:
-        do = f"get the right file with `{wanted.package.mend}`"
+        do = f"get the right file with `{wanted.package.by_hand}`"
         return UserError(f"archive for {wanted.name}", got=given, why=reasons, do=do)
-    do = f"run `{wanted.package.mend}` where it works and pass the file: `sparing fetch {wanted.name} --path FILE`"
+    do = f"run `{wanted.package.by_hand}` where it works and pass the file: `sparing fetch {wanted.name} --path FILE`"
     if wanted.hub:
         do += f", or allow the hub with SPARING_HUB=1 ({wanted.hub})"
     return UserError(wanted.name, got="no source that works", why=f"not in the cache; {reasons}", do=do)
 
 
 @contextmanager
-def _telling(wanted: Asset, *, shown: bool) -> Iterator[Tell]:
-    """Give a function (bytes so far, what is being done) that moves a progress bar, or does nothing."""
+def _progress_teller(wanted: Asset, *, shown: bool) -> Iterator[Tell]:
+    """Give a function (bytes so far, what is being done) that advances a progress bar, or does nothing."""
     if not shown:
         yield lambda done, doing: None
         return
@@ -229,6 +237,7 @@ def _telling(wanted: Asset, *, shown: bool) -> Iterator[Tell]:
 
         def tell(done: int, doing: str) -> None:
             nonlocal moved
+            # temporary files come and go, so the bytes on disk may fall or exceed the archive; a bar may not
             now = max(moved, min(total, done))
             bar.advance(now - moved, doing=doing)
             moved = now

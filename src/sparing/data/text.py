@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BOOK = "book.txt"
-"""Our name for an unpacked Gutenberg text."""
+BOOK = "book.txt"  # our name for an unpacked Gutenberg text
 
-TEXT = "text.txt"
-"""Name of the finished text in an asset's folder."""
+TEXT = "text.txt"  # name of the finished text in an asset's folder
 
 START = re.compile(r"\A.*?^\*\*\* ?START OF.*?\*\*\*[^\n]*\n", re.DOTALL | re.MULTILINE)
 END = re.compile(r"^(?:\*\*\* ?END OF|End of (?:the )?Project Gutenberg).*\Z", re.DOTALL | re.MULTILINE | re.IGNORECASE)
@@ -29,12 +27,6 @@ def strip_gutenberg(raw: bytes) -> str:
     Gutenberg`` on, a first line in square brackets that names title, author and year, carriage returns, blank lines at
     both ends. Nothing inside the book is changed.
 
-    Args:
-        raw: The file, Latin-1 as Gutenberg's old texts are.
-
-    Returns:
-        The text, ending with one newline.
-
     Example:
         >>> strip_gutenberg(b"[Emma by Jane Austen 1816]\r\n\r\nEmma Woodhouse, handsome\r\n")
         'Emma Woodhouse, handsome\n'
@@ -45,12 +37,7 @@ def strip_gutenberg(raw: bytes) -> str:
 
 
 def build_book(members: Path, out: Path) -> None:
-    """Write an unpacked Gutenberg book as plain UTF-8.
-
-    Args:
-        members: Folder that holds ``book.txt``.
-        out: Existing directory to fill.
-    """
+    """Write an unpacked Gutenberg book as plain UTF-8."""
     (out / TEXT).write_text(strip_gutenberg((members / BOOK).read_bytes()), encoding="utf-8", newline="\n")
 
 
@@ -73,6 +60,7 @@ MEDIA = re.compile(
     r"\[\[(?:image|file|category|simple|[a-z]{2,3}(?:-[a-z-]+)?):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]",
     re.IGNORECASE,
 )
+# in this order: what is removed whole, then links, then quotes and tags, then layout
 MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"<!--.*?-->", re.DOTALL), ""),
     (re.compile(r"<(ref|math|gallery|nowiki|timeline)\b[^>/]*>.*?</\1>", re.DOTALL | re.IGNORECASE), ""),
@@ -91,11 +79,11 @@ MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
 def wiki_articles(xml: str, *, least: int = 200) -> Iterator[str]:
     """Yield the articles of a wiki dump as plain prose, one at a time, so that a few can be taken from a large dump.
 
-    Redirects are left out, and so is what cannot be read aloud: templates, tables, references, formulas, images,
+    Redirects are omitted, and so is what is not prose: templates, tables, references, formulas, images,
     categories, links to other languages. Links and headings keep their words.
 
     Args:
-        xml: A MediaWiki XML dump or a slice of one; an article cut at either end is left out.
+        xml: A MediaWiki XML dump or a slice of one; an article cut at either end is omitted.
         least: Shortest article to keep (characters).
 
     Yields:
@@ -113,14 +101,7 @@ def wiki_articles(xml: str, *, least: int = 200) -> Iterator[str]:
 
 
 def plain(markup: str) -> str:
-    """Take wiki markup off one article.
-
-    Args:
-        markup: Wiki text, entities already resolved.
-
-    Returns:
-        Its words.
-    """
+    """Take wiki markup off one article."""
     for _ in range(12):  # templates nest, but not this deep
         markup, found = INNERMOST.subn("", markup)
         if not found:

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the callback, and with it transformers, only when somebody asks for it."""
+    """Import the callback, and with it transformers, on first use."""
     if name == "LayerSamplingCallback":
         from sparing.layersample.callback import LayerSamplingCallback
 

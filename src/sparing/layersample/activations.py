@@ -15,8 +15,8 @@ import torch
 from sparing.errors import UserError
 from sparing.layersample.shape import Shape
 
-_FLOAT = 4
-_INDEX = 8
+FLOAT = 4  # bytes
+INDEX = 8  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,30 +26,23 @@ class LoRA:
     Source: Hu et al. 2022 (arXiv:2106.09685); what is kept for the backward pass is that of peft.
     """
 
-    rank: int = 16
-    """Rank r of every adapter (count)."""
+    rank: int = 16  # rank r of every adapter (count)
+    embed: bool = False  # adapt the embedding too
+    head: bool = False  # adapt the head too
+    dropout: bool = False  # dropout before each adapter; every adapter then keeps its own masked copy of its input
 
-    embed: bool = False
-    """Adapt the embedding too."""
-
-    head: bool = False
-    """Adapt the head too."""
-
-    dropout: bool = False
-    """Dropout before each adapter; every adapter then keeps its own masked copy of its input."""
-
+    # adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its
+    # input
     float_adapters: bool = False
-    """Adapters in float32 beside a half-precision model (peft's default): every adapter keeps a float32 copy of its
-    input."""
 
     def __post_init__(self) -> None:
-        """Refuse a rank below one.
-
-        Raises:
-            UserError: If the rank is below one.
-        """
+        """Refuse a rank below one."""
         if self.rank < 1:
             raise UserError("LoRA.rank", got=self.rank, why="an adapter needs a rank", do="pass rank >= 1")
+
+    def element(self, work: Work) -> int:
+        """Bytes of an element of the adapters."""
+        return FLOAT if self.float_adapters else work.element
 
     def params(self, shape: Shape) -> int:
         """Trainable parameters (count): ``r·(inputs + outputs)`` for each adapted matrix."""
@@ -61,27 +54,18 @@ class LoRA:
 class Work:
     """One forward and backward pass, as far as memory goes."""
 
-    batch: int
-    """Sequences at once (count)."""
+    batch: int  # sequences at once (count)
+    length: int  # tokens of a sequence (count)
+    dtype: torch.dtype  # type of weights and activations
+    attention: Literal["sdpa", "eager"] = "sdpa"  # fused attention, or the whole matrix of scores
 
-    length: int
-    """Tokens of a sequence (count)."""
-
-    dtype: torch.dtype
-    """Type of weights and activations."""
-
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Fused attention, or the whole matrix of scores."""
-
+    # the batch has a padding mask: fused attention then repeats grouped keys and values, and each block keeps the mask
+    # as numbers to add
     padded: bool = False
-    """The batch has a padding mask: fused attention then repeats grouped keys and values, and each block keeps
-    the mask as numbers to add."""
+    checkpointing: bool = False  # keep only the input of each block and compute it again in the backward pass
 
-    checkpointing: bool = False
-    """Keep only the input of each block and compute it again in the backward pass."""
-
+    # the loop keeps the logits while it goes backward; ``model(**batch).loss`` and the Trainer do not
     logits: bool = False
-    """The loop keeps the logits while it goes backward; ``model(**batch).loss`` and the Trainer do not."""
 
     @property
     def tokens(self) -> int:
@@ -93,25 +77,25 @@ class Work:
         """Bytes of an element of ``dtype``."""
         return self.dtype.itemsize
 
+    def scores(self, shape: Shape) -> int:
+        """Elements of the attention scores of one block."""
+        return self.batch * shape.heads * self.length**2
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
     """What trains at one instant."""
 
-    embed: bool = True
-    """The embedding."""
+    embed: bool = True  # the embedding
+    blocks: frozenset[int] = frozenset()  # indices of the body blocks
+    tail: bool = True  # the final norm
+    head: bool = True  # the head
+    lora: LoRA | None = None  # adapters in every block, or none
 
-    blocks: frozenset[int] = frozenset()
-    """Indices of the body blocks."""
-
-    tail: bool = True
-    """The final norm."""
-
-    head: bool = True
-    """The head."""
-
-    lora: LoRA | None = None
-    """Adapters in every block, or none."""
+    def outside(self, shape: Shape) -> int:
+        """Trained parameters outside the blocks, adapters apart (count)."""
+        assert not (shape.tied and self.head and not self.embed), "a tied head trains with its embedding"
+        return self.embed * shape.embed + self.tail * shape.tail + self.head * shape.head
 
     def lowest(self, layers: int) -> int:
         """Index of the first block whose backward pass runs (the number of blocks if none does)."""
@@ -131,11 +115,11 @@ class Trained:
 def at_forward_end(shape: Shape, work: Work, trained: Trained) -> int:
     """Bytes alive when the loss is known: what every block keeps, what the head keeps, and the batch."""
     blocks = sum(kept(shape, work, trained, block) for block in range(shape.layers))
-    return blocks + _positions(shape, work, trained) + head(shape, work, trained) + 3 * _INDEX * work.tokens
+    return blocks + _positions(shape, work, trained) + head(shape, work, trained) + 3 * INDEX * work.tokens
 
 
 def kept(shape: Shape, work: Work, trained: Trained, block: int) -> int:
-    """Bytes that stay alive for one block after the forward pass, shape of the result: a number."""
+    """Bytes that stay alive for one block after the forward pass."""
     if block < trained.lowest(shape.layers):
         return 0
     if work.checkpointing:
@@ -159,15 +143,15 @@ def head(shape: Shape, work: Work, trained: Trained) -> int:
     """Bytes that final norm, head and loss keep, the log-softmax of the logits in float32 above all."""
     entered = trained.enters(shape.layers)
     norm = _norm(shape, work, entered=entered, active=trained.tail)
-    adapters = _ends(shape, work, trained.lora) if trained.lora else 0
+    adapters = _end_adapters(shape, work, trained.lora) if trained.lora else 0
     graph = entered or trained.tail or trained.head or adapters > 0
-    logits = (work.element * work.logits + _FLOAT * graph) * work.tokens * shape.vocab
+    logits = (work.element * work.logits + FLOAT * graph) * work.tokens * shape.vocab
     return norm + logits + adapters + trained.head * work.tokens * shape.width * work.element
 
 
-def _ends(shape: Shape, work: Work, lora: LoRA) -> int:
+def _end_adapters(shape: Shape, work: Work, lora: LoRA) -> int:
     """What adapters of embedding and head keep: their inner vectors, and the head's input."""
-    element = _FLOAT if lora.float_adapters else work.element
+    element = lora.element(work)
     inner = (lora.embed + lora.head) * lora.rank * element
     return work.tokens * (inner + lora.head * shape.width * (element + lora.dropout))
 
@@ -178,23 +162,24 @@ def _norm(shape: Shape, work: Work, *, entered: bool, active: bool) -> int:
     if shape.norm == "layer":
         return (entered or active) * (elements * work.element + 2 * rows * work.element)
     if shape.norm == "rms":
-        return entered * _FLOAT * (elements + rows) + active * work.element * elements
-    return entered * _FLOAT * (elements + rows + shape.width) + active * _FLOAT * elements
+        return entered * FLOAT * (elements + rows) + active * work.element * elements
+    return entered * FLOAT * (elements + rows + shape.width) + active * FLOAT * elements
 
 
 def _attention(shape: Shape, work: Work, *, active: bool) -> int:
     """Queries, keys, values, the result, and either a number per row of scores or the scores themselves."""
     tokens, element = work.tokens, work.element
-    scores = work.batch * shape.heads * work.length**2
+    scores = work.scores(shape)
     if work.attention == "sdpa":
         keys, mask = (shape.queries, scores // shape.heads) if work.padded else (shape.keys, 0)
-        total = tokens * (element * 2 * (shape.queries + keys) + max(element, _FLOAT) * shape.heads) + element * mask
-    else:  # keys and values are repeated for every query head; the result is kept as the next map's input only
-        softmax = element if shape.norm == "layer" or element == _FLOAT else element + _FLOAT
+        total = tokens * (element * 2 * (shape.queries + keys) + max(element, FLOAT) * shape.heads) + element * mask
+    else:
+        # keys and values are repeated for every query head; the result is kept as the next map's input only
+        softmax = element if shape.norm == "layer" or element == FLOAT else element + FLOAT
         total = tokens * element * (3 + active) * shape.queries + softmax * scores
     if shape.qk_norm:
         wide = tokens * (shape.queries + shape.keys)
-        total += _FLOAT * (wide + tokens * (shape.heads + shape.kv_heads)) + active * element * wide
+        total += FLOAT * (wide + tokens * (shape.heads + shape.kv_heads)) + active * element * wide
     return total
 
 
@@ -209,19 +194,20 @@ def _inputs(shape: Shape, work: Work, trained: Trained, *, entered: bool, active
     tokens, element, lora = work.tokens, work.element, trained.lora
     if lora is None:
         return active * 2 * tokens * shape.width * element
-    inner = len(shape.linears) * lora.rank * (_FLOAT if lora.float_adapters else element)
+    inner = len(shape.linears) * lora.rank * lora.element(work)
     copies = sum(inputs for inputs, _ in shape.linears)
-    if lora.dropout:  # the masked copy in the adapter's type, and the mask of one byte if a gradient passes
+    # with dropout: the masked copy in the adapter's type, and the mask of one byte if a gradient passes
+    if lora.dropout:
         masks = copies - (not entered) * sum(inputs for inputs, _ in shape.entrance)
-        return tokens * (inner + masks + copies * (_FLOAT if lora.float_adapters else element))
-    if lora.float_adapters and element != _FLOAT:
-        return tokens * (inner + copies * _FLOAT)
+        return tokens * (inner + masks + copies * lora.element(work))
+    if lora.float_adapters and element != FLOAT:
+        return tokens * (inner + copies * FLOAT)
     return tokens * (inner + (2 * shape.width + shape.ffn) * element)
 
 
 def _positions(shape: Shape, work: Work, trained: Trained) -> int:
     """Indices of learned positions, or one table of cosines and sines for all blocks and sequences."""
-    used = trained.lowest(shape.layers) < shape.layers
     if shape.positions:
-        return trained.embed * _INDEX * work.length
+        return trained.embed * INDEX * work.length
+    used = trained.lowest(shape.layers) < shape.layers
     return used * 2 * work.length * shape.head_dim * work.element

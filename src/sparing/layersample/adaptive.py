@@ -13,39 +13,19 @@ from sparing.errors import UserError
 from sparing.layersample.inclusion import allocate, pivotal, systematic
 from sparing.seeds import stream
 
+# how a set of fixed size with given inclusion probabilities is drawn; both are exact
 Method = Literal["systematic", "pivotal"]
-"""How a set of fixed size with given inclusion probabilities is drawn; both are exact."""
 
 _DESIGNS = {"systematic": systematic, "pivotal": pivotal}
 
 
 def design(probabilities: Tensor, method: Method, *, seed: int, name: str, interval: int) -> tuple[int, ...]:
-    """Draw a set with the given inclusion probabilities from the stream of (seed, name, interval).
-
-    Args:
-        probabilities: π, float64, shape (count,), with an integer sum.
-        method: The design.
-        seed: Seed of the run.
-        name: Name of the sampler, part of the stream's label.
-        interval: Index of the interval.
-
-    Returns:
-        The drawn indices, sorted.
-    """
+    """Draw a set with the given inclusion probabilities from the stream of (seed, name, interval)."""
     return _DESIGNS[method](probabilities.tolist(), stream(seed, "layersample", name, interval))
 
 
 def check_design(owner: str, method: str, floor: float) -> None:
-    """Refuse a design or a floor that does not exist.
-
-    Args:
-        owner: Name of the sampler, for the message.
-        method: The design asked for.
-        floor: Smallest probability, as a share of the uniform one.
-
-    Raises:
-        UserError: If the design is unknown or the floor is outside [0, 1].
-    """
+    """Refuse a design or a floor that does not exist."""
     if method not in _DESIGNS:
         raise UserError(f"{owner}.method", got=method, why="no such design", do="pass 'systematic' or 'pivotal'")
     if not 0.0 <= floor <= 1.0:
@@ -54,21 +34,16 @@ def check_design(owner: str, method: str, floor: float) -> None:
         )
 
 
-def known(scores: Tensor | None, count: int) -> Tensor:
-    """Fill in what is not known: equal scores for None, the largest known score for a block never seen (NaN).
+def _check_scoring(owner: str, decay: float, signal: str) -> None:
+    """Refuse a decay or a signal that does not exist."""
+    if not 0.0 <= decay < 1.0:
+        raise UserError(f"{owner}.decay", got=decay, why="1 would never learn", do="pass a number in [0, 1)")
+    if signal not in {"gradient", "bound"}:
+        raise UserError(f"{owner}.signal", got=signal, why="no such signal", do="pass 'gradient' or 'bound'")
 
-    Optimism towards unseen blocks makes the sampler look at each of them early.
 
-    Args:
-        scores: Non-negative scores, shape (count,), NaN where no value was observed yet; or None.
-        count: Number of blocks.
-
-    Returns:
-        Finite scores, float64, shape (count,).
-
-    Raises:
-        UserError: If the shape is wrong or a score is negative or infinite.
-    """
+def fill_unseen(scores: Tensor | None, count: int) -> Tensor:
+    """Finite float64 scores, shape (count,): all equal for None, the largest seen for a block never seen (NaN)."""
     if scores is None:
         return torch.ones(count, dtype=torch.float64)
     values = scores.detach().to("cpu", torch.float64)
@@ -80,6 +55,7 @@ def known(scores: Tensor | None, count: int) -> Tensor:
             why="a score is a gradient norm",
             do=f"pass {count} finite numbers >= 0 or NaN",
         )
+    # optimism: an unseen block looks as good as the best, so each is drawn early
     best = values[seen].max() if bool(seen.any()) else torch.ones((), dtype=torch.float64)
     return torch.where(seen, values, best)
 
@@ -123,15 +99,13 @@ class Adaptive:
             raise UserError(
                 "Adaptive.temperature", got=self.temperature, why="scores are divided by it", do="pass a number > 0"
             )
-        if not 0.0 <= self.decay < 1.0:
-            raise UserError("Adaptive.decay", got=self.decay, why="1 would never learn", do="pass a number in [0, 1)")
-        if self.signal not in {"gradient", "bound"}:
-            raise UserError("Adaptive.signal", got=self.signal, why="no such signal", do="pass 'gradient' or 'bound'")
+        _check_scoring("Adaptive", self.decay, self.signal)
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Probability of each block to be drawn, float64, shape (count,)."""
-        values = known(scores, count)
+        values = fill_unseen(scores, count)
         logits = values / (values.mean().clamp_min(torch.finfo(torch.float64).tiny) * self.temperature)
+        # allocate() uses ratios only, so subtracting the maximum is free and keeps exp() from overflowing
         weights = (logits - logits.max()).exp().tolist()
         return torch.tensor(allocate(weights, active, floor=self.floor * active / count), dtype=torch.float64)
 
@@ -150,7 +124,7 @@ class CostAware:
     Training block l of N asks for a backward pass through blocks l … N−1 and one weight gradient. In units of one
     block's forward pass the step costs ``cost_l = forward·N + (N − l) + 1``, and ``π_l`` is in proportion to ``s_l /
     cost_l``. Use with ``embed=False`` only: a trained embedding makes every backward pass full length and every block
-    equally dear.
+    equally expensive.
 
     Source: ours; the costs are those of the truncated backward pass.
     """
@@ -183,10 +157,7 @@ class CostAware:
             raise UserError(
                 "CostAware.forward", got=self.forward, why="a cost is not negative", do="pass a number >= 0"
             )
-        if not 0.0 <= self.decay < 1.0:
-            raise UserError("CostAware.decay", got=self.decay, why="1 would never learn", do="pass a number in [0, 1)")
-        if self.signal not in {"gradient", "bound"}:
-            raise UserError("CostAware.signal", got=self.signal, why="no such signal", do="pass 'gradient' or 'bound'")
+        _check_scoring("CostAware", self.decay, self.signal)
 
     def costs(self, count: int) -> Tensor:
         """Cost of a step that trains block l alone, in forward passes of one block, float64, shape (count,)."""
@@ -195,7 +166,7 @@ class CostAware:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Probability of each block to be drawn, float64, shape (count,)."""
-        weights = (known(scores, count) / self.costs(count)).tolist()
+        weights = (fill_unseen(scores, count) / self.costs(count)).tolist()
         return torch.tensor(allocate(weights, active, floor=self.floor * active / count), dtype=torch.float64)
 
     def draw(

@@ -1,4 +1,4 @@
-"""The live half of layer sampling: freezes and thaws the blocks of a model while somebody else's loop trains it."""
+"""Freezes and thaws the blocks of a model while a training loop, ours or any other, trains it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from sparing.layersample.signals import updated
 from sparing.layersample.state import StateStore, named_state, pack, put_, unpack
 from sparing.layersample.truncate import Prefix
 
+# A new sampler closes live ones that share a parameter with it: blocks they froze would look frozen by the user.
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
-"""Live samplers: a new one closes those that share a parameter with it, whose frozen blocks would else look like the
-user's."""
 
 
-class _Part(Protocol):
+class _Hooked(Protocol):
     """Something hooked into model or optimizer."""
 
     def close(self) -> None:
@@ -37,7 +36,7 @@ class _Part(Protocol):
 
 
 class Sampler:
-    """Trains a few body blocks at a time: LISA in a loop of your own.
+    """Trains a few body blocks at a time: LISA in your own loop.
 
     Build the optimizer from all parameters first, then the sampler, which freezes everything but the roles that are
     always on. ``begin_step`` thaws the blocks of the step's interval. Parameters that did not require gradients when
@@ -98,13 +97,14 @@ class Sampler:
         self._attach_()
 
     def _sort_parameters(self) -> None:
+        """Divide the parameters into always trained, never trained, and those of each block."""
         on = {"embed": self.settings.embed, "tail": self.settings.tail, "head": self.settings.head}
         outside = _trainable(b.params for b in self._outside)
         kept = _trainable(b.params for b in self._outside if on[b.role])
         self._always = {n: p for n, p in kept.items() if n not in self._frozen}
         self._never = {n: p for n, p in outside.items() if n not in self._always}
-        self._of_block = [_trainable([b.params]) for b in self.body]
-        joined = _trainable([self._always, *self._of_block])
+        self._block_params = [_trainable([b.params]) for b in self.body]
+        joined = _trainable([self._always, *self._block_params])
         self._may_train = {n: joined[n] for n in named_parameters(self.model) if n in joined}
 
     def _attach_(self) -> None:
@@ -115,27 +115,28 @@ class Sampler:
         names = {p: name for name, p in self._may_train.items()}
         self._sharded = checks.sharded_modules(self.model)
         plain = partial(ranks.assert_averaged, group=self._group)
-        # fully_shard averages by itself, and each process then holds another part
+        # fully_shard averages gradients itself, and each process holds another part of them
         averaged = (lambda params: None) if self._sharded else plain
-        self.guard = Guard(self.optimizer, modules, self._of_block, averaged)
+        self.guard = Guard(self.optimizer, modules, self._block_params, averaged)
         """Refuses the optimizer's step where the loop trains something else than was drawn."""
         self._store = StateStore(self.optimizer, self.settings.state)
         self._masters = Masters(self.optimizer, names) if self.settings.masters else None
         self._rate = ScaledRate(self.optimizer, _weakly(self._warmup)) if self.settings.warmup else None
-        self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._of_block, modules)
+        self._probe: Probe | None = probe_for(self.settings.sampler, self.optimizer, self._block_params, modules)
         flags = [(p, p.requires_grad) for p in (*self._may_train.values(), *self._never.values())]
         parts = [
             part for part in (self._masters, self._rate, self._probe, self.guard, self._prefix) if part is not None
         ]
         self._restore = weakref.finalize(self, _restore_, flags, parts)
-        self._restore.atexit = False
+        self._restore.atexit = False  # at exit, modules that the hooks need may be gone
         _live.add(self)
-        self._activate_((), evict=False)  # a resumed optimizer's state waits for the first draw
+        # a resumed optimizer's state of all blocks stays until the first draw says which of them train
+        self._activate_((), evict=False)
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """What trains now, by canonical name, in the model's own order."""
-        drawn = {name for i in self.active for name in self._of_block[i]}
+        drawn = {name for i in self.active for name in self._block_params[i]}
         return {n: p for n, p in self._may_train.items() if n in drawn or n in self._always}
 
     def begin_step(self, step: int) -> None:
@@ -150,9 +151,10 @@ class Sampler:
         """
         checks.check_open(closed=self.closed)
         checks.check_step(step)
-        self.guard.begin(step)
+        self.guard.begin_step(step)
         if self._probe is not None and step != self.step:
             self._probe.end_step()
+        # a step that raised left its masters and scaled rates in place
         for part in (self._masters, self._rate):
             if part is not None:
                 part.put_back_()
@@ -161,7 +163,7 @@ class Sampler:
         if interval != self.interval:
             self._switch_(interval, step)
         self.step = step
-        self.guard.begun()
+        self.guard.note_weights()
 
     def _switch_(self, interval: int, step: int) -> None:
         checks.check_gradients(self._may_train.values(), self.guard.used)
@@ -171,6 +173,7 @@ class Sampler:
             self.scores = updated(self.scores, seen, self.settings.sampler.decay)  # type: ignore[attr-defined]
         drawn = self._draw(interval)
         resumed_inside = self.interval is None and step % self.settings.period
+        # a run resumed in the middle of an interval goes on with the state that its interval had
         if self.settings.state == "reset_all" and not resumed_inside:
             self._store.clear_()
         self._activate_(drawn)
@@ -186,22 +189,23 @@ class Sampler:
         return tuple(drawn)
 
     def _activate_(self, drawn: tuple[int, ...], *, evict: bool = True) -> None:
-        entering = _trainable((self._of_block[i] for i in drawn), flagged=False)
+        entering = _trainable((self._block_params[i] for i in drawn), flagged=False)
         leaving = {n: p for n, p in (self._may_train | self._never).items() if n not in entering | self._always}
         for p in leaving.values():
             p.requires_grad_(False)
             p.grad = None
         if evict:
-            self._store.leave_(leaving)
+            self._store.evict_(leaving)
             if self._masters is not None:
-                self._masters.leave_(leaving, self.settings.state)
+                self._masters.evict_(leaving, self.settings.state)
         for p in entering.values():
             p.requires_grad_(True)
-        self._store.enter_(entering)
-        self._prefix.set_(next((i for i in drawn if self._of_block[i]), len(self.body)))
-        ranks.refresh_mixed_precision_(self._sharded)
+        # after the leaving state is freed, so that both are never on the device at once
+        self._store.restore_(entering)
+        self._prefix.set_(next((i for i in drawn if self._block_params[i]), len(self.body)))
+        ranks.refresh_mixed_precision_(self._sharded)  # after the flags are set: it reads them
         self.active = drawn
-        self.guard.expect(self.trainable, leaving, drawn)
+        self.guard.set_trained(self.trainable, leaving, drawn)
 
     def _warmup(self) -> float:
         return warmup_factor(self.step % self.settings.period, self.settings.warmup)
@@ -239,7 +243,8 @@ class Sampler:
             "step": self.step,
             "interval": self.interval,
             "active": list(self.active),
-            "scores": _to_json(self.scores),
+            # JSON has no NaN: a score that was never seen is null
+            "scores": None if self.scores is None else [None if s != s else s for s in self.scores.tolist()],
             "probe": self._probe.mean.state() if self._probe is not None else None,
             "history": [[step, interval, list(drawn)] for step, interval, drawn in self.history],
             "values": plain | more,
@@ -257,13 +262,16 @@ class Sampler:
         same = checks.check_resume(state, self.settings, self.seed, len(self.body), force=force)
         if same:
             self.step, self.interval, self.active = state["step"], state["interval"], tuple(state["active"])
-            self.scores = _from_json(state["scores"])
+            scores = state["scores"]
+            unseen = [math.nan if score is None else score for score in scores or ()]
+            self.scores = None if scores is None else torch.tensor(unseen, dtype=torch.float64)
             self.history = [(step, interval, tuple(drawn)) for step, interval, drawn in state["history"]]
             if self._probe is not None:
                 self._probe.mean.load(state["probe"])
             self._activate_(self.active)
         self.guard.restart()
-        copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}  # the optimizer writes in place
+        # the optimizer writes in place: the caller's tensors must not change
+        copies = {key: tensor.clone() for key, tensor in state["tensors"].items()}
         self._load_tensors_({**state["values"], **copies})
 
     def _load_tensors_(self, entries: Mapping[str, Any]) -> None:
@@ -310,17 +318,9 @@ def _weakly(method: Callable[[], float]) -> Callable[[], float]:
     return call
 
 
-def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], parts: Sequence[_Part]) -> None:
+def _restore_(flags: Sequence[tuple[nn.Parameter, bool]], parts: Sequence[_Hooked]) -> None:
     """Undo what a sampler did to model and optimizer; holds no reference to it, so it also runs when that is lost."""
     for part in parts:
         part.close()
     for p, flag in flags:
         p.requires_grad_(flag)
-
-
-def _to_json(scores: Tensor | None) -> list[float | None] | None:
-    return None if scores is None else [None if math.isnan(s) else s for s in scores.tolist()]
-
-
-def _from_json(scores: Sequence[float | None] | None) -> Tensor | None:
-    return None if scores is None else torch.tensor([math.nan if s is None else s for s in scores], dtype=torch.float64)

@@ -13,8 +13,7 @@ from sparing.layersample import ranks
 from sparing.layersample.apply import Sampler
 from sparing.layersample.state import is_sharded
 
-_EPSILON = 1e-6
-"""Added to the norm by ``torch.nn.utils.clip_grad_norm_``, whose result this must equal."""
+_EPSILON = 1e-6  # added to the norm by ``torch.nn.utils.clip_grad_norm_``, whose result this must equal
 
 
 class StepInBackward:
@@ -78,9 +77,9 @@ class StepInBackward:
         """Norm of all gradients of the step before, None where the next step has to measure."""
         self._interval: int | None = None
         self._handles: list[RemovableHandle] = []
-        self._walk: Literal["off", "measure", "step"] = "off"
+        self._phase: Literal["off", "measure", "step"] = "off"
         self._norms: dict[nn.Parameter, Tensor] = {}
-        self._waiting: dict[nn.Parameter, Tensor] = {}
+        self._accumulated: dict[nn.Parameter, Tensor] = {}
         self._factor: Tensor | float = 1.0
 
     def backward(self, loss: Tensor, *, last: bool = True) -> float | None:
@@ -97,20 +96,20 @@ class StepInBackward:
         Raises:
             UserError: If the norm is not finite; nothing has been stepped then and no gradient is left.
         """
-        self._follow_()
+        self._hook_active_()
         if not last:
             loss.backward()  # type: ignore[no-untyped-call]
             return None
         if self.max_norm is None:
-            self._step_walk(loss, 1.0)
+            self._step_pass(loss, 1.0)
             return None
         if self.clip == "exact" or self.last_norm is None:
-            self._measure_walk(loss)
+            self._measure_pass(loss)
             used = self._total()
-            self._refuse_not_finite(used)
+            self._check_finite(used)
         else:
             used = torch.tensor(self.last_norm)
-        self._step_walk(loss, (self.max_norm / (used + _EPSILON)).clamp(max=1.0))
+        self._step_pass(loss, (self.max_norm / (used + _EPSILON)).clamp(max=1.0))
         self.last_norm = float(self._total())
         return self.last_norm
 
@@ -124,7 +123,7 @@ class StepInBackward:
         Args:
             state: What it gave.
         """
-        self._follow_()
+        self._hook_active_()
         if state["interval"] == self.sampler.interval:
             self.last_norm = state["last_norm"]
 
@@ -135,48 +134,48 @@ class StepInBackward:
         self._handles.clear()
         self._interval = None
 
-    def _follow_(self) -> None:
+    def _hook_active_(self) -> None:
         """Hook what is active now, once per interval."""
         if self._interval is not None and self._interval == self.sampler.interval:
             return
         self.close()
         self._interval, self.last_norm = self.sampler.interval, None
         for p in self.sampler.trainable.values():
-            handle = p.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            handle = p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
         groups = self.sampler.optimizer.param_groups
         self._group = {p: group for group in groups for p in group["params"]}
 
-    def _measure_walk(self, loss: Tensor) -> None:
-        """Find every gradient's norm; gradients of earlier micro-batches wait aside, bit for bit as they were."""
+    def _measure_pass(self, loss: Tensor) -> None:
+        """Find every gradient's norm; gradients of earlier micro-batches are set aside, unchanged."""
         params = self.sampler.trainable.values()
-        self._waiting = {p: p.grad for p in params if p.grad is not None}
-        for p in self._waiting:
+        self._accumulated = {p: p.grad for p in params if p.grad is not None}
+        for p in self._accumulated:
             p.grad = None
-        self._norms, self._walk = {}, "measure"
+        self._norms, self._phase = {}, "measure"
         try:
             loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
         finally:
-            self._walk = "off"
-            for p, grad in self._waiting.items():
+            self._phase = "off"
+            for p, grad in self._accumulated.items():
                 self._norms.setdefault(p, torch.linalg.vector_norm(grad))
                 p.grad = grad
-            self._waiting = {}
+            self._accumulated = {}
 
-    def _step_walk(self, loss: Tensor, factor: Tensor | float) -> None:
-        self._factor, self._norms, self._walk = factor, {}, "step"
+    def _step_pass(self, loss: Tensor, factor: Tensor | float) -> None:
+        self._factor, self._norms, self._phase = factor, {}, "step"
         try:
-            with self.sampler.guard.piecewise():
+            with self.sampler.guard.per_parameter_step():
                 loss.backward()  # type: ignore[no-untyped-call]
                 for p in self.sampler.trainable.values():  # those that only earlier micro-batches reached
                     if p.grad is not None:
-                        self._arrived(p)
+                        self._on_gradient(p)
         finally:
-            self._walk = "off"
+            self._phase = "off"
 
-    def _arrived(self, p: Tensor) -> None:
+    def _on_gradient(self, p: Tensor) -> None:
         assert isinstance(p, nn.Parameter)
-        if self._walk == "off":
+        if self._phase == "off":
             return
         if p in self._norms:
             raise UserError(
@@ -186,9 +185,9 @@ class StepInBackward:
                 do="use use_reentrant=False",
             )
         assert p.grad is not None
-        whole = p.grad if p not in self._waiting else p.grad + self._waiting[p]
-        self._norms[p] = torch.linalg.vector_norm(whole)
-        if self._walk == "step":
+        summed = p.grad if p not in self._accumulated else p.grad + self._accumulated[p]
+        self._norms[p] = torch.linalg.vector_norm(summed)
+        if self._phase == "step":
             self._step_one_(p)
         p.grad = None
 
@@ -199,6 +198,7 @@ class StepInBackward:
             p.grad.mul_(self._factor)
         optimizer = self.sampler.optimizer
         groups = optimizer.param_groups
+        # a copied group of one parameter: the optimizer's own options, and state by parameter, stay the same
         optimizer.param_groups = [{**self._group[p], "params": [p]}]
         try:
             optimizer.step()
@@ -206,12 +206,12 @@ class StepInBackward:
             optimizer.param_groups = groups
 
     def _total(self) -> Tensor:
-        """Join the norms in the order, and by the operations, of ``clip_grad_norm_``."""
+        """Join the norms in the order and by the operations of ``clip_grad_norm_``, to agree to the bit."""
         norms = [self._norms[p] for p in self.sampler.trainable.values() if p in self._norms]
         total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
         return total
 
-    def _refuse_not_finite(self, norm: Tensor) -> None:
+    def _check_finite(self, norm: Tensor) -> None:
         if bool(norm.isfinite()):
             return
         for p in self.sampler.trainable.values():

@@ -20,8 +20,7 @@ from sparing.layersample.apply import Sampler
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.state import read_state, write_state
 
-FILE = "layer_sampling.safetensors"
-"""File beside the Trainer's own in each of its checkpoints."""
+FILE = "layer_sampling.safetensors"  # file beside the Trainer's own in each of its checkpoints
 
 _DO = "use one process, or FSDP2 with state='reset' or 'keep', and an ordinary optimizer such as adamw_torch"
 
@@ -64,10 +63,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
             whole = self.sampler.state_dict()
             tensors = whole.pop("tensors")
             self.saved = whole | {"token": uuid.uuid4().hex, "tensors": bool(tensors)}
-        return {
-            "args": {"settings": self.settings.describe(), "seed": self.seed},
-            "attributes": {"saved": self.saved},
-        }
+        return {"args": {"settings": self.settings.describe(), "seed": self.seed}, "attributes": {"saved": self.saved}}
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any
@@ -84,6 +80,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
         """
         _refuse(args, self.settings)
         self.sampler = Sampler(model, optimizer, self.settings, seed=self.seed)
+        # the Trainer calls no on_train_end after an error here: unfreeze before it leaves
         try:
             if state.global_step:
                 self._resume(args, state)
@@ -116,6 +113,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
         if saved is None:
             return
         path = (Path(self.resume_from) if self.resume_from is not None else _checkpoint(args, state)) / FILE
+        # the token ties our file to the Trainer's: after a crash between the two writes they are of different steps
         found = read_state(path) if path.is_file() else {"token": None}
         if found["token"] != saved["token"] and saved["tensors"]:
             raise UserError(
@@ -128,17 +126,7 @@ class LayerSamplingCallback(TrainerCallback, ExportableState):  # type: ignore[m
 
 
 def settings_from(description: Mapping[str, Any]) -> LayerSampling:
-    """Rebuild settings from their ``describe()``.
-
-    Args:
-        description: Plain values; those missing get their defaults.
-
-    Returns:
-        The settings.
-
-    Raises:
-        UserError: If the sampler is not one of ours.
-    """
+    """Rebuild settings from their ``describe()``."""
     values, sampler = dict(description), dict(description.get("sampler", {"name": "Uniform"}))
     values.pop("sampler", None)
     name = sampler.pop("name")
@@ -156,33 +144,19 @@ def _checkpoint(args: Any, state: Any) -> Path:
 
 
 def _refuse(args: Any, settings: LayerSampling) -> None:
-    """Refuse set-ups of the Trainer that fix, or hold gradients for, more than the active blocks.
-
-    Args:
-        args: The Trainer's arguments.
-        settings: Settings of the sampling.
-
-    Raises:
-        UserError: If it is one of them.
-    """
+    """Refuse set-ups of the Trainer that fix, or hold gradients for, more than the active blocks."""
     optim = str(getattr(args.optim, "value", args.optim))
+    is_ddp = args.parallel_mode == ParallelMode.DISTRIBUTED and args.world_size > 1 and not args.fsdp
+    has_tensors = settings.masters or settings.state == "offload"
     reasons = {
         "deepspeed": (bool(args.deepspeed), "DeepSpeed fixes which parameters train when it starts"),
         f"optim={optim}": ("layerwise" in optim or "lomo" in optim, "it steps inside the backward pass"),
         f"optim={optim} ": ("paged" in optim, "its paged buffers are never freed"),
         "optim_target_modules": (bool(args.optim_target_modules), "it gives each matrix hooks or projections"),
-        "DistributedDataParallel": (_is_ddp(args), "it holds a gradient bucket for every parameter"),
-        "fsdp": (bool(args.fsdp) and _has_tensors(settings), "each process holds its own part of the state to save"),
+        "DistributedDataParallel": (is_ddp, "it holds a gradient bucket for every parameter"),
+        "fsdp": (bool(args.fsdp) and has_tensors, "each process holds its own part of the state to save"),
         "DataParallel": (args.n_gpu > 1, "its replicas copy the frozen blocks each step"),
     }
     for got, (found, why) in reasons.items():
         if found:
             raise UserError("TrainingArguments", got=got.strip(), why=why, do=_DO)
-
-
-def _is_ddp(args: Any) -> bool:
-    return bool(args.parallel_mode == ParallelMode.DISTRIBUTED and args.world_size > 1 and not args.fsdp)
-
-
-def _has_tensors(settings: LayerSampling) -> bool:
-    return settings.masters or settings.state == "offload"

@@ -37,14 +37,7 @@ _OPTIMIZERS = {
 
 
 def check_wrapper(model: nn.Module) -> None:
-    """Refuse wrappers that cannot have blocks frozen and thawed under them.
-
-    Args:
-        model: The model as given.
-
-    Raises:
-        UserError: If the model or one of its modules is such a wrapper.
-    """
+    """Refuse wrappers that cannot have blocks frozen and thawed under them."""
     for module in model.modules():
         kind = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
         if kind is not None:
@@ -52,26 +45,11 @@ def check_wrapper(model: nn.Module) -> None:
             raise UserError("model", got=kind, why=why, do=do)
 
 
-_PASSES_ON = "accelerate.optimizer"
-"""Module of the wrapper that only passes calls on."""
-
-
-def _holds_another(optimizer: object) -> bool:
-    """Whether an optimizer is made around another whose state is not its own."""
-    inner = (value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer))
-    return any(value.state is not getattr(optimizer, "state", None) for value in inner)
+_PASSTHROUGH = "accelerate.optimizer"  # module of the wrapper that only forwards calls
 
 
 def check_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
-    """Refuse to drop or move state that an optimizer could not build anew, or without which weights mean nothing.
-
-    Args:
-        optimizer: The inner optimizer.
-        policy: What happens to the state of a block that leaves.
-
-    Raises:
-        UserError: If state must stay where it is.
-    """
+    """Refuse to drop or move state that an optimizer could not build anew, or without which weights mean nothing."""
     reasons = {
         "it makes its state when it is built, not at the next step": isinstance(optimizer, torch.optim.Adagrad),
         "its weights lie between two sequences that only its state can tell apart": callable(
@@ -85,16 +63,7 @@ def check_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
 
 
 def check_known(model: nn.Module, known: Mapping[str, nn.Parameter], *, replaced: bool) -> None:
-    """Refuse parameters that appeared after the sampler was built: they would train whatever is drawn.
-
-    Args:
-        model: The model.
-        known: Canonical name -> parameter, of all that the sampler freezes and thaws.
-        replaced: Whether to look for other parameters under known names; sharding swaps them for its own.
-
-    Raises:
-        UserError: If there are any.
-    """
+    """Refuse parameters that appeared after the sampler was built: they would train whatever is drawn."""
     new = [
         name
         for name, p in named_parameters(model).items()
@@ -110,29 +79,21 @@ def check_known(model: nn.Module, known: Mapping[str, nn.Parameter], *, replaced
 
 
 def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Take an optimizer out of wrappers such as accelerate's, and refuse those that cannot skip frozen parameters.
-
-    Args:
-        optimizer: An optimizer, or something that holds one as ``.optimizer``.
-
-    Returns:
-        The inner optimizer.
-
-    Raises:
-        UserError: If it is of a kind that would go on training, or holding memory for, frozen blocks.
-    """
+    """Take an optimizer out of wrappers such as accelerate's, and refuse those that cannot skip frozen parameters."""
     while True:
         name = type(optimizer).__name__
         why = next((why for kind, why in _OPTIMIZERS.items() if name.startswith(kind)), None)
         if getattr(optimizer, "is_paged", False):
             why = "its paged buffers are held for the whole process and never freed"
-        passes_on = _PASSES_ON in {kind.__module__ for kind in type(optimizer).__mro__}
-        if why is None and not passes_on and _holds_another(optimizer):
+        passthrough = _PASSTHROUGH in {kind.__module__ for kind in type(optimizer).__mro__}
+        held = (v for v in getattr(optimizer, "__dict__", {}).values() if isinstance(v, torch.optim.Optimizer))
+        # a wrapper that shares the inner state adds nothing of its own; one with state of its own would train on
+        if why is None and not passthrough and any(v.state is not getattr(optimizer, "state", None) for v in held):
             why = "it wraps another optimizer, and keeps weights or state of its own for blocks that are frozen"
         if why is not None:
             raise UserError("optimizer", got=name, why=why, do="use an ordinary optimizer such as torch.optim.AdamW")
         inner = getattr(optimizer, "optimizer", None)
-        if not passes_on or not isinstance(inner, torch.optim.Optimizer):
+        if not passthrough or not isinstance(inner, torch.optim.Optimizer):
             break
         optimizer = inner
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -141,17 +102,7 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def check_blocks(model: nn.Module, blocks: Sequence[Block], settings: LayerSampling) -> None:
-    """Hold the settings against the blocks of the model.
-
-    Args:
-        model: The model.
-        blocks: Its blocks.
-        settings: What to train.
-
-    Raises:
-        UserError: If more blocks shall be active than there are, weights are quantised, or tied weights would have to
-            be frozen and trained at once.
-    """
+    """Hold the settings against the blocks of the model."""
     body = [b for b in blocks if b.role == "body"]
     settings.validate_for(len(body))
     _check_quantised(model, blocks)
@@ -168,7 +119,7 @@ def check_blocks(model: nn.Module, blocks: Sequence[Block], settings: LayerSampl
 
 def _check_quantised(model: nn.Module, blocks: Sequence[Block]) -> None:
     if hasattr(model, "peft_config"):
-        return  # adapters in full precision train, and what they adapt may be stored as it likes
+        return  # only the adapters train, in full precision; what they adapt may be stored in any type
     odd = [n for b in blocks for n, p in b.params.items() if not (p.is_floating_point() or p.is_complex())]
     quantiser = getattr(model, "hf_quantizer", None)
     if odd or quantiser is not None:
@@ -197,15 +148,9 @@ def _check_tied(model: nn.Module, blocks: Sequence[Block]) -> None:
 def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that lacks parameters which may become active: they would get gradients and never move.
 
-    Args:
-        params: Canonical name -> parameter, of all that may train.
-        optimizer: The optimizer.
-
-    Raises:
-        UserError: If any is missing.
-
     Source: LMFlow issue 726, where the freezing came before the optimizer was built.
     """
+    # by identity: == of parameters compares elements
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in params.items() if id(p) not in held]
     if missing:
@@ -218,18 +163,12 @@ def check_optimizer(params: Mapping[str, nn.Parameter], optimizer: torch.optim.O
 
 
 def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter], bool]) -> None:
-    """Refuse to change blocks while gradients are held; gradients that are zero throughout are let go.
-
-    Args:
-        params: All parameters that may train.
-        used: Whether a step has used a parameter's gradient already: loops may call ``zero_grad`` after ``begin_step``.
-
-    Raises:
-        UserError: If a gradient holds anything.
-    """
-    held = [p for p in params if p.grad is not None and (is_sharded(p) or not used(p))]  # shards change without a trace
+    """Refuse to change blocks while gradients are held; gradients that are zero throughout are dropped."""
+    # writing to a shard leaves no trace in its version counter, so a used one cannot be told from a fresh one
+    held = [p for p in params if p.grad is not None and (is_sharded(p) or not used(p))]
+    # a gradient scaler skips the step on infinite gradients, so the loop has not come to zero_grad yet
     if any(not is_sharded(p) and p.grad is not None and not p.grad.isfinite().all() for p in held):
-        return  # a gradient scaler takes no step on these, so the loop has not come to zero_grad yet
+        return
     for p in held:
         if is_sharded(p) or (p.grad is not None and bool(p.grad.count_nonzero())):
             raise UserError(
@@ -242,34 +181,13 @@ def check_gradients(params: Iterable[nn.Parameter], used: Callable[[nn.Parameter
 
 
 def check_open(*, closed: bool) -> None:
-    """Refuse to go on after ``close``.
-
-    Args:
-        closed: Whether the sampler was closed.
-
-    Raises:
-        UserError: If it was.
-    """
+    """Refuse to go on after ``close``."""
     if closed:
         raise UserError("Sampler", got="a closed one", why="its blocks are unfrozen again", do="make a new one")
 
 
 def check_resume(state: Mapping[str, Any], settings: LayerSampling, seed: int, blocks: int, *, force: bool) -> bool:
-    """Hold a saved state against the run that wants to go on from it.
-
-    Args:
-        state: What ``Sampler.state_dict`` gave.
-        settings: Settings of this run.
-        seed: Seed of this run.
-        blocks: Body blocks of this model (count).
-        force: Accept differences.
-
-    Returns:
-        Whether all three are the same.
-
-    Raises:
-        UserError: If one differs and ``force`` is False.
-    """
+    """Hold a saved state against the run that wants to go on from it."""
     here = {"settings": settings.describe(), "seed": seed, "blocks": blocks}
     for key, value in here.items():
         if state[key] != value and not force:
@@ -283,20 +201,12 @@ def check_resume(state: Mapping[str, Any], settings: LayerSampling, seed: int, b
 
 
 def check_step(step: int) -> None:
-    """Refuse what is no optimizer step.
-
-    Args:
-        step: Index of the step.
-
-    Raises:
-        UserError: If it is negative or no integer.
-    """
+    """Refuse what is no optimizer step."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UserError("begin_step", got=step, why="it counts optimizer steps from 0", do="pass an integer >= 0")
 
 
 def sharded_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules that ``fully_shard`` was applied to; none where nobody imported it."""
-    machinery = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(machinery, "FSDPModule", None)
+    """Modules that ``fully_shard`` was applied to; none where FSDP was not imported."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [m for m in model.modules() if kind is not None and isinstance(m, kind)]

@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 from sparing.errors import UserError
 from sparing.layersample.draws import Bernoulli, CostAware, Draw, Uniform
 
-StatePolicy = Literal["reset", "keep", "offload", "reset_all"]
-"""What happens to optimizer state when blocks change."""
+StatePolicy = Literal["reset", "keep", "offload", "reset_all"]  # what happens to optimizer state when blocks change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,28 +74,22 @@ class LayerSampling:
         """
         if self.active > count:
             raise UserError(
-                "active",
-                got=self.active,
-                why=f"the model has only {count} body blocks",
-                do=f"pass active <= {count}",
+                "active", got=self.active, why=f"the model has only {count} body blocks", do=f"pass active <= {count}"
             )
         if count:
             self.sampler.inclusion(count, self.active)
 
     def describe(self) -> dict[str, Any]:
-        """Give the settings as plain JSON values; two settings train alike exactly if their descriptions are equal."""
+        """Give the settings as plain JSON values; equal descriptions mean equal training."""
         plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "sampler"}
-        return plain | {"sampler": _describe_sampler(self.sampler)}
-
-
-def _describe_sampler(sampler: Draw) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": type(sampler).__name__}
-    if is_dataclass(sampler):
-        described |= {f.name: _plain(getattr(sampler, f.name)) for f in fields(sampler)}
-    return described
+        sampler: dict[str, Any] = {"name": type(self.sampler).__name__}
+        if is_dataclass(self.sampler):
+            sampler |= {f.name: _plain(getattr(self.sampler, f.name)) for f in fields(self.sampler)}
+        return plain | {"sampler": sampler}
 
 
 def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON reads them back."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 

@@ -6,8 +6,7 @@ import math
 
 from sparing.layersample.draws import Bernoulli, Draw, Fixed, Reshuffle, Uniform
 
-_DRAWS = 512
-"""Draws averaged where no closed form is known; the standard error of the lowest index is then below N/45."""
+_DRAWS = 512  # draws averaged where no closed form is known; the standard error of the lowest index is then below N/45
 
 
 def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
@@ -15,15 +14,6 @@ def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
 
     ``1 − mean (1 − π_l)^R`` when rounds are independent; ``min(1, R·γ/N)`` for a reshuffled deal; γ/N for a fixed set.
     For a sampler that follows scores, π is that of equal scores.
-
-    Args:
-        sampler: The draw.
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-        rounds: Intervals (count), R = ⌈steps/period⌉.
-
-    Returns:
-        A share in [0, 1].
 
     Example:
         >>> round(1 - coverage(Uniform(), 32, 2, 10), 3)
@@ -39,43 +29,10 @@ def coverage(sampler: Draw, count: int, active: int, rounds: int) -> float:
     return 1.0 - missed
 
 
-def covered(count: int, active: int, rounds: int) -> list[float]:
-    """Find the distribution of the number of blocks that uniform draws of γ have reached after some rounds.
-
-    A Markov chain: with c reached, a draw brings h new ones with the hypergeometric chance ``C(N−c, h)·C(c, γ−h)/C(N,
-    γ)``.
-
-    Args:
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-        rounds: Intervals (count), R.
-
-    Returns:
-        N + 1 probabilities, of 0 … N blocks reached; the last one is that of full coverage.
-    """
-    chances = [1.0] + [0.0] * count
-    draws = math.comb(count, active)
-    for _ in range(rounds):
-        after = [0.0] * (count + 1)
-        for reached, chance in enumerate(chances):
-            for new in range(max(0, active - reached), min(active, count - reached) + 1 if chance else 0):
-                ways = math.comb(count - reached, new) * math.comb(reached, active - new)
-                after[reached + new] += chance * (ways / draws)
-        chances = after
-    return chances
-
-
 def expected_lowest(count: int, active: int) -> float:
     """Expected lowest index, from 0, of a uniform set of γ out of N: ``(N + 1)/(γ + 1) − 1``.
 
     With a frozen embedding the backward pass ends there. An empty set gives N: nothing below the tail is reached.
-
-    Args:
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-
-    Returns:
-        The expectation, in [0, N].
 
     Example:
         >>> expected_lowest(32, 2)
@@ -84,18 +41,10 @@ def expected_lowest(count: int, active: int) -> float:
     return (count + 1) / (active + 1) - 1
 
 
-def lowest(sampler: Draw, count: int, active: int) -> float:
+def lowest_drawn(sampler: Draw, count: int, active: int) -> float:
     """Expected lowest index, from 0, of one draw of any sampler; N stands for an empty draw.
 
     Exact for uniform, reshuffled, fixed and Bernoulli draws; the mean of 512 draws for others.
-
-    Args:
-        sampler: The draw.
-        count: Body blocks (count), N.
-        active: Blocks per draw (count), γ.
-
-    Returns:
-        The expectation, in [0, N].
     """
     if isinstance(sampler, Fixed) and sampler.blocks is not None:
         return float(min(sampler.blocks, default=count))
@@ -107,18 +56,8 @@ def lowest(sampler: Draw, count: int, active: int) -> float:
     return sum(min(blocks, default=count) for blocks in drawn) / _DRAWS
 
 
-def most(sampler: Draw, count: int, active: int, *, risk: float = 1e-3) -> int:
-    """Bound the size of a draw: γ, or for Bernoulli draws what is exceeded with a chance below ``risk``.
-
-    Args:
-        sampler: The draw.
-        count: Body blocks (count), N.
-        active: Blocks per draw, or their mean (count), γ.
-        risk: Chance to exceed the number in one interval.
-
-    Returns:
-        Blocks (count).
-    """
+def most_drawn(sampler: Draw, count: int, active: int, *, risk: float = 1e-3) -> int:
+    """Bound the size of a draw: γ, or for Bernoulli draws what is exceeded with a chance below ``risk``."""
     if not isinstance(sampler, Bernoulli) or count == 0:
         return active
     share, below = active / count, 0.0

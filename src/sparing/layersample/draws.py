@@ -1,13 +1,11 @@
 """Which blocks train in interval i: a pure function of the seed, the interval and, for some, of scores.
 
-No draw reads the global generator or remembers the last one, so every rank, every resumed run and every order of asking
-sees the same sets.
+No draw reads the global generator or remembers the last one, so every rank and every resumed run sees the same sets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -29,29 +27,15 @@ class Draw(Protocol):
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
     ) -> tuple[int, ...]:
-        """Pick blocks of ``range(count)`` for one interval; sorted, distinct, and the same for the same arguments.
-
-        Args:
-            count: Body blocks of the model (count), N.
-            active: Blocks asked for (count), γ, at most ``count``.
-            seed: Seed of the run.
-            interval: Index of the interval, from 0.
-            scores: Importance of each block, shape (count,), for rules that use it.
-        """
+        """Pick blocks of ``range(count)`` for one interval; sorted, distinct, and the same for the same arguments."""
         ...
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
-        """Probability of each block to be in one draw, float64, shape (count,).
-
-        Args:
-            count: Body blocks of the model (count), N.
-            active: Blocks asked for (count), γ.
-            scores: Importance of each block, shape (count,), for rules that use it.
-        """
+        """Probability of each block to be in one draw, float64, shape (count,)."""
         ...
 
 
-def _equal(count: int, active: int) -> Tensor:
+def _uniform(count: int, active: int) -> Tensor:
     return torch.full((count,), active / count if count else 0.0, dtype=torch.float64)
 
 
@@ -70,7 +54,7 @@ class Uniform:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Every block: γ/N; float64, shape (count,)."""
-        return _equal(count, active)
+        return _uniform(count, active)
 
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
@@ -94,7 +78,7 @@ class Reshuffle:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Every block: γ/N; float64, shape (count,)."""
-        return _equal(count, active)
+        return _uniform(count, active)
 
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
@@ -102,6 +86,7 @@ class Reshuffle:
         """Draw exactly ``active`` of ``count`` blocks; sorted."""
         if active == 0:
             return ()
+        # the wrap takes from the start of the same order, never of the next: a draw must hold distinct blocks
         epoch, deal = divmod(interval, math.ceil(count / active))
         order = shuffled(count, stream(seed, "layersample", "Reshuffle", epoch))
         return tuple(sorted(order[(deal * active + i) % count] for i in range(active)))
@@ -132,12 +117,12 @@ class Fixed:
             raise UserError(
                 "Fixed.blocks", got=self.blocks, why="each block counts once, from 0", do="pass distinct indices >= 0"
             )
-        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "blocks", blocks)  # frozen: this is the dataclass's own way to normalize a field
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """1 for the given blocks and 0 for others; γ/N over seeds when the set is random. Float64, shape (count,)."""
         if self.blocks is None:
-            return _equal(count, active)
+            return _uniform(count, active)
         probabilities = torch.zeros(count, dtype=torch.float64)
         probabilities[list(self._given(count, active))] = 1.0
         return probabilities
@@ -168,7 +153,7 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bernoulli:
-    """Every block by its own coin of probability γ/N: γ blocks on average, sometimes none, so memory is not bounded.
+    """Each block by an independent coin of probability γ/N: γ blocks on average, and no bound on memory.
 
     Source: Pan et al. 2024, Algorithm 1 of the first version (arXiv:2403.17919v1).
     """
@@ -177,7 +162,7 @@ class Bernoulli:
 
     def inclusion(self, count: int, active: int, *, scores: Tensor | None = None) -> Tensor:
         """Every block: γ/N; float64, shape (count,)."""
-        return _equal(count, active)
+        return _uniform(count, active)
 
     def draw(
         self, count: int, active: int, *, seed: int, interval: int, scores: Tensor | None = None
@@ -213,7 +198,7 @@ class Weighted:
             UserError: If a weight is negative or not finite.
         """
         check_design("Weighted", self.method, self.floor)
-        weights = _floats(self.weights)
+        weights = tuple(float(weight) for weight in self.weights)
         if not weights or any(w < 0 or not math.isfinite(w) for w in weights):
             raise UserError(
                 "Weighted.weights", got=self.weights, why="chances are in proportion to them", do="pass numbers >= 0"
@@ -237,7 +222,3 @@ class Weighted:
         """Draw exactly ``active`` of ``count`` blocks; sorted."""
         probabilities = self.inclusion(count, active, scores=scores)
         return design(probabilities, self.method, seed=seed, name="Weighted", interval=interval)
-
-
-def _floats(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

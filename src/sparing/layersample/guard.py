@@ -1,4 +1,4 @@
-"""Looks at what an optimizer is about to step, so that a loop which trains something else than was drawn is told."""
+"""Checks what an optimizer is about to step, so that a loop that trains something other than was drawn is refused."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from torch.utils.hooks import RemovableHandle
 from sparing.errors import UserError
 
 
-class _Ran:
+class _RunFlag:
     """Forward hook that notes whether a block ran; an object of its own, so that a model is copied and saved with it.
 
     Only writes, so that compiled code need not look at what it holds.
     """
 
     def __init__(self) -> None:
-        self.at_all = self.with_graph = self.unseen = False
+        self.ran = self.with_graph = self.unhooked = False
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.at_all = True
+        self.ran = True
         if torch.is_grad_enabled():
             self.with_graph = True
 
     @property
-    def maybe(self) -> bool:
+    def may_have_run(self) -> bool:
         """Whether the block may have run; one that takes no hook is taken to have."""
-        return self.at_all or self.with_graph or self.unseen
+        return self.ran or self.with_graph or self.unhooked
 
-    def forget(self) -> None:
-        self.at_all = self.with_graph = False
+    def reset(self) -> None:
+        self.ran = self.with_graph = False
 
 
 class Guard:
@@ -48,116 +48,94 @@ class Guard:
         optimizer: torch.optim.Optimizer,
         modules: Sequence[nn.Module],
         blocks: Sequence[Mapping[str, nn.Parameter]],
-        averaged: Callable[[Sequence[nn.Parameter]], None],
+        check_averaged: Callable[[Sequence[nn.Parameter]], None],
     ) -> None:
-        """Hook into the optimizer, before anything that changes gradients or weights for the step, and into the blocks.
-
-        Args:
-            optimizer: The optimizer.
-            modules: Body blocks in order of use.
-            blocks: Parameters of each that may train.
-            averaged: Refuses gradients of these parameters that are not the mean over the processes.
-        """
-        self._averaged = averaged
-        self._fresh = True
+        # hook before anything that changes gradients or weights for the step: this must see what the loop left
+        self._check_averaged = check_averaged
+        self._new_draw = True
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
-        self._blocks, self._ran = blocks, [_Ran() for _ in modules]
-        for module, ran in zip(modules, self._ran, strict=True):
-            parts = [module, *module.children()]  # some models call a block's forward past its hooks
+        self._blocks, self._run_flags = blocks, [_RunFlag() for _ in modules]
+        for module, flag in zip(modules, self._run_flags, strict=True):
+            # children as well: some models call a block's forward directly, past its hooks
+            parts = [module, *module.children()]
             hooked = [part for part in parts if not isinstance(part, torch.jit.ScriptModule)]  # those take no hooks
-            self._handles += [part.register_forward_hook(ran) for part in hooked]
-            ran.unseen = not hooked
-        self._begun: int | None = None
-        self._open = False
-        self._stepped = False
-        self._taken: int | None = None
-        self._times = 0
-        self._in_pieces = False
-        self._on: Mapping[str, nn.Parameter] = {}
-        self._off: Mapping[str, nn.Parameter] = {}
+            self._handles += [part.register_forward_hook(flag) for part in hooked]
+            flag.unhooked = not hooked
+        self._step: int | None = None
+        self._in_step = False
+        self._ever_stepped = False
+        self._last_stepped: int | None = None
+        self._repeats = 0
+        self._per_parameter = False
+        self._trained: Mapping[str, nn.Parameter] = {}
+        self._frozen: Mapping[str, nn.Parameter] = {}
         self._drawn: Sequence[int] = ()
-        self._written = 0
+        self._versions = 0
         self._used: dict[nn.Parameter, tuple[weakref.ref[Tensor], int]] = {}
 
-    def expect(self, on: Mapping[str, nn.Parameter], off: Mapping[str, nn.Parameter], drawn: Sequence[int]) -> None:
-        """Say what trains from now on.
+    def set_trained(
+        self, trained: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter], drawn: Sequence[int]
+    ) -> None:
+        """Say what trains from now on, by canonical name, and which blocks were drawn."""
+        self._trained, self._frozen, self._drawn, self._new_draw = trained, frozen, drawn, True
 
-        Args:
-            on: Canonical name -> parameter, of all that trains.
-            off: Of all that does not.
-            drawn: Indices of the drawn blocks.
-        """
-        self._on, self._off, self._drawn, self._fresh = on, off, drawn, True
-
-    def begin(self, step: int) -> None:
-        """Note that an optimizer step begins.
-
-        Args:
-            step: Its index.
-
-        Raises:
-            UserError: If weights changed since the last one though this optimizer has never stepped, or a step is begun
-                again and again.
-        """
-        if not self._stepped:  # what is loaded or averaged between later steps is nobody's concern
-            written = sum(p._version for p in self._on.values())
-            if self._begun not in {None, step} and written != self._written:
+    def begin_step(self, step: int) -> None:
+        """Note that an optimizer step begins; refuse if others trained the weights, or the step number stands still."""
+        # only before the first step: later, weights may rightly be loaded or averaged between steps
+        if not self._ever_stepped:
+            written = sum(p._version for p in self._trained.values())
+            if self._step not in {None, step} and written != self._versions:
                 raise UserError(
                     "optimizer",
                     got="one that never stepped, while the weights changed",
                     why="another optimizer trains them, without the blocks that are frozen now or with their state",
                     do="build the optimizer that steps first, and give it to the Sampler",
                 )
-        if step == self._taken and self._times == 2:  # once more is a run that starts again
+        # the same step twice is a run that starts again; three times is a loop that never counts up
+        if step == self._last_stepped and self._repeats == 2:
             raise UserError(
                 "step",
                 got=f"{step} for the third time running",
                 why="the draw follows from it, so the same blocks would train for ever",
                 do="pass the number of the step to begin_step",
             )
-        if self._open:  # a step that raised has used nothing
+        if self._in_step:  # a step that raised has used nothing
             self._used.clear()
-        for ran in self._ran:
-            ran.at_all = False  # an evaluation between two steps has no graph
-            ran.with_graph &= not self._open  # a pass before begin_step counts, that of a step nobody took does not
-        self._begun, self._open = step, True
+        for flag in self._run_flags:
+            flag.ran = False  # an evaluation between two steps has no graph
+            # a forward pass before begin_step counts; one of a step that was begun and never taken does not
+            flag.with_graph &= not self._in_step
+        self._step, self._in_step = step, True
 
-    def begun(self) -> None:
+    def note_weights(self) -> None:
         """Note the weights with which the step begins, after blocks have changed."""
-        self._written = sum(p._version for p in self._on.values()) if not self._stepped else 0
+        self._versions = sum(p._version for p in self._trained.values()) if not self._ever_stepped else 0
 
     def used(self, p: nn.Parameter) -> bool:
-        """Whether an optimizer's step has used a parameter's gradient, and nothing was added since.
-
-        Args:
-            p: A parameter that has a gradient.
-
-        Returns:
-            Whether it is the same tensor, unchanged.
-        """
+        """Whether an optimizer's step has used a parameter's gradient, and nothing was added since."""
         seen = self._used.get(p)
         return seen is not None and p.grad is not None and seen[0]() is p.grad and seen[1] == p.grad._version
 
     def restart(self) -> None:
         """Forget the step that was begun or taken: the run goes on from a saved state."""
-        self._begun, self._taken, self._open = None, None, False
-        for ran in self._ran:
-            ran.forget()
+        self._step, self._last_stepped, self._in_step = None, None, False
+        for flag in self._run_flags:
+            flag.reset()
 
     @contextmanager
-    def piecewise(self) -> Iterator[None]:
+    def per_parameter_step(self) -> Iterator[None]:
         """One step of the loop that calls the optimizer once per parameter, as soon as it has its gradient."""
         self._check_order()
         self._check_flags()
-        self._in_pieces = True
+        self._per_parameter = True
         try:
             yield
             self._end_step()
         finally:
-            self._in_pieces = False
+            self._per_parameter = False
 
     def close(self) -> None:
         """Leave the optimizer and the blocks."""
@@ -165,39 +143,39 @@ class Guard:
             handle.remove()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._in_pieces:
+        if self._per_parameter:
             return
         self._check_order()
         self._check_flags()
         self._check_reached()
-        grads = ((p, p.grad) for p in self._on.values())
-        # weak, so that zero_grad frees them
+        grads = ((p, p.grad) for p in self._trained.values())
+        # the references are weak, so that zero_grad frees the gradients
         self._used = {p: (weakref.ref(grad), grad._version) for p, grad in grads if grad is not None}
-        if self._fresh:  # once a draw: it costs a message
-            self._averaged(list(self._on.values()))
-            self._fresh = False
+        if self._new_draw:  # once per draw: it costs a collective
+            self._check_averaged(list(self._trained.values()))
+            self._new_draw = False
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._in_pieces:
+        if not self._per_parameter:
             self._end_step()
 
     def _end_step(self) -> None:
-        self._open, self._stepped = False, True
-        self._taken, self._times = self._begun, self._times + 1 if self._begun == self._taken else 1
-        for ran in self._ran:
-            ran.forget()
+        self._in_step, self._ever_stepped = False, True
+        self._last_stepped, self._repeats = self._step, self._repeats + 1 if self._step == self._last_stepped else 1
+        for flag in self._run_flags:
+            flag.reset()
 
     def _check_order(self) -> None:
-        if not self._open:
+        if not self._in_step:
             raise UserError(
                 "optimizer.step",
-                got="no begin_step yet" if self._begun is None else f"a second one after begin_step({self._begun})",
+                got="no begin_step yet" if self._step is None else f"a second one after begin_step({self._step})",
                 why="blocks change by the step that begin_step names, and would never change without",
                 do="call sampler.begin_step(step) before the first forward pass of each optimizer step",
             )
 
     def _check_flags(self) -> None:
-        for params, flag in ((self._on, True), (self._off, False)):
+        for params, flag in ((self._trained, True), (self._frozen, False)):
             name = next((name for name, p in params.items() if p.requires_grad is not flag), None)
             if name is not None:
                 raise UserError(
@@ -208,11 +186,11 @@ class Guard:
                 )
 
     def _check_reached(self) -> None:
-        """Drawn blocks that ran and have no gradient, where all that is always on has one, were not in the graph."""
+        """Refuse drawn blocks that ran and have no gradient though everything that is always on has one."""
         # a block that did not run was skipped, as by LayerDrop or stochastic depth, and rightly has no gradient
         drawn = {p for i in self._drawn for p in self._blocks[i].values()}
-        other = [p for p in self._on.values() if p not in drawn]
-        used = [p for i in self._drawn if self._ran[i].maybe for p in self._blocks[i].values()]
+        other = [p for p in self._trained.values() if p not in drawn]
+        used = [p for i in self._drawn if self._run_flags[i].may_have_run for p in self._blocks[i].values()]
         reached = bool(other) and all(p.grad is not None for p in other)
         if used and reached and all(p.grad is None for p in used):
             raise UserError(

@@ -14,12 +14,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+# below this distance from 0 or 1 a probability counts as 0 or 1; far above the rounding of a sum of a thousand terms
 _CERTAIN = 1e-12
-"""Below this distance from 0 or 1 a probability counts as 0 or 1; far above the rounding of a sum of a thousand
-terms."""
 
-_NOTHING = 1e-200
-"""Weights below this share of the largest count as zero, so that no reciprocal overflows."""
+_NEGLIGIBLE = 1e-200  # weights below this share of the largest count as zero, so that no reciprocal overflows
 
 
 def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list[float]:
@@ -28,14 +26,6 @@ def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list
     The result is ``π_l = clip(c·w_l, floor, 1)`` with the one constant c for which ``Σ π_l = size``. It maximises ``Σ
     w_l log π_l`` under those bounds. Blocks of weight zero get what they would in the limit of a vanishing equal
     weight: the floor, or an equal share of what is left when every other block is already certain.
-
-    Args:
-        weights: Non-negative finite weights, one per block; only ratios matter.
-        size: Blocks to draw (count), γ, between 0 and ``len(weights)``.
-        floor: Smallest probability π_min, at most ``size / len(weights)``.
-
-    Returns:
-        Probabilities, one per block, whose sum is ``size`` to rounding.
     """
     count = len(weights)
     assert 0 <= size <= count, (size, count)
@@ -43,19 +33,14 @@ def allocate(weights: Sequence[float], size: int, *, floor: float = 0.0) -> list
     assert all(w >= 0.0 and math.isfinite(w) for w in weights), weights
     if size in {0, count}:
         return [float(size > 0)] * count
-    scaled = _scaled(weights)
+    top = max(weights)
+    scaled = [w / top if w > _NEGLIGIBLE * top else 0.0 for w in weights]
     positive = sum(w > 0.0 for w in scaled)
     if positive + (count - positive) * floor <= size:
         rest = (size - positive) / max(count - positive, 1)
         return [1.0 if w > 0.0 else rest for w in scaled]
     factor = _factor(scaled, size, floor)
     return [min(max(factor * w, floor), 1.0) for w in scaled]
-
-
-def _scaled(weights: Sequence[float]) -> list[float]:
-    """Divide by the largest weight, and let vanishing ones vanish."""
-    top = max(weights)
-    return [w / top if w > _NOTHING * top else 0.0 for w in weights]
 
 
 def _factor(weights: Sequence[float], size: int, floor: float) -> float:
@@ -66,6 +51,7 @@ def _factor(weights: Sequence[float], size: int, floor: float) -> float:
         middle = (low + high) // 2
         total = math.fsum(min(max(corners[middle] * w, floor), 1.0) for w in weights)
         low, high = (middle, high) if total <= size else (low, middle)
+    # between two corners the sum is linear in c, so the last step is exact and not a bisection to a tolerance
     inside = 0.5 * (corners[low] + corners[high])
     free = math.fsum(w for w in weights if floor < inside * w < 1.0)
     bound = math.fsum(1.0 if inside * w >= 1.0 else floor for w in weights if not floor < inside * w < 1.0)
@@ -73,29 +59,14 @@ def _factor(weights: Sequence[float], size: int, floor: float) -> float:
 
 
 def uniforms(count: int, generator: torch.Generator) -> list[float]:
-    """Take ``count`` numbers of [0, 1) with 53 random bits each; the only way randomness enters a draw.
-
-    Args:
-        count: Numbers wanted.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        Python floats.
-    """
+    """Take ``count`` numbers of [0, 1) with 53 random bits each; the only way randomness enters a draw."""
     values: list[float] = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
     return values
 
 
 def shuffled(count: int, generator: torch.Generator) -> list[int]:
-    """Permute ``range(count)`` by sorting uniform keys, which no release of torch can reinterpret.
-
-    Args:
-        count: Length of the permutation.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        The permutation.
-    """
+    """Permute ``range(count)`` by sorting uniform keys."""
+    # not torch.randperm: its algorithm may change between releases, and a resumed run must draw the same blocks
     keys = uniforms(count, generator)
     return sorted(range(count), key=keys.__getitem__)
 
@@ -106,17 +77,10 @@ def systematic(probabilities: Sequence[float], generator: torch.Generator) -> tu
     Exactly ``Σ π`` blocks are drawn and block l is among them with probability exactly π_l. The random order makes
     (nearly) every pair possible.
 
-    Args:
-        probabilities: π, each in [0, 1], with an integer sum.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        The drawn indices, sorted.
-
     Source: Madow 1949; Hartley and Rao 1962 (the random order).
     """
-    certain, open_ = _settle(probabilities)
-    order = [open_[i] for i in shuffled(len(open_), generator)]
+    certain, undecided = _split_certain(probabilities)
+    order = [undecided[i] for i in shuffled(len(undecided), generator)]
     (start,) = uniforms(1, generator)
     size = round(math.fsum(probabilities)) - len(certain)
     edges = [0.0, *accumulate(probabilities[i] for i in order)]
@@ -131,17 +95,10 @@ def pivotal(probabilities: Sequence[float], generator: torch.Generator) -> tuple
 
     Exactly ``Σ π`` blocks are drawn and block l is among them with probability exactly π_l.
 
-    Args:
-        probabilities: π, each in [0, 1], with an integer sum.
-        generator: A CPU generator; it advances.
-
-    Returns:
-        The drawn indices, sorted.
-
     Source: Deville and Tillé 1998, "Unequal probability sampling without replacement through a splitting method".
     """
-    drawn, open_ = _settle(probabilities)
-    order = [open_[i] for i in shuffled(len(open_), generator)]
+    drawn, undecided = _split_certain(probabilities)
+    order = [undecided[i] for i in shuffled(len(undecided), generator)]
     size = round(math.fsum(probabilities))
     if not order:
         return tuple(sorted(drawn))
@@ -154,10 +111,11 @@ def pivotal(probabilities: Sequence[float], generator: torch.Generator) -> tuple
             winner = luck * (2.0 - total) < 1.0 - other
             drawn.append(champion if winner else block)
             champion, chance = (block if winner else champion), total - 1.0
+    # the last block's probability is 0 or 1 up to rounding: the size decides which
     return tuple(sorted([*drawn, champion] if len(drawn) < size else drawn))
 
 
-def _settle(probabilities: Sequence[float]) -> tuple[list[int], list[int]]:
+def _split_certain(probabilities: Sequence[float]) -> tuple[list[int], list[int]]:
     """Split the blocks into those that are certainly drawn and those still open."""
     certain = [i for i, p in enumerate(probabilities) if p >= 1.0 - _CERTAIN]
     return certain, [i for i, p in enumerate(probabilities) if _CERTAIN < p < 1.0 - _CERTAIN]
@@ -168,15 +126,7 @@ def update_correction(probabilities: Tensor, *, low: float = 0.25, high: float =
 
     Adam cancels any scale of the gradient, so the *step* is what must be scaled. Under uniform sampling every
     multiplier is 1.
-
-    Args:
-        probabilities: Inclusion probabilities π, shape (count,), each in [0, 1].
-        low: Smallest multiplier.
-        high: Largest multiplier; bounds the step of a block that is hardly ever drawn.
-
-    Returns:
-        Multipliers, shape (count,); a block of probability zero gets 1, it never steps.
     """
-    mean = probabilities.mean()
+    mean = probabilities.mean()  # γ/N; a block of probability 0 keeps factor 1, it never steps
     ratio = (mean / probabilities).clamp(low, high)
     return torch.where(probabilities > 0, ratio, torch.ones_like(ratio))

@@ -6,7 +6,7 @@ A bf16 number has 8 significant bits: an Adam step of 5e-6 is below half a unit 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from sparing.errors import UserError
 from sparing.layersample.config import StatePolicy
 from sparing.layersample.state import is_sharded, to_host
 
-HALVES = (torch.bfloat16, torch.float16)
-"""Dtypes that get masters."""
+HALVES = (torch.bfloat16, torch.float16)  # dtypes that get masters
 
 
 @dataclass(slots=True, eq=False)
@@ -34,20 +33,12 @@ class Masters:
     """Lets an optimizer step in fp32: during ``step`` a half-precision parameter with a gradient is its master.
 
     Works with any ``torch`` optimizer, which then also keeps its state in fp32. Costs 4 bytes per trained element, and
-    during the step 4 more for its gradient. If somebody writes to a weight between steps, the elements that differ are
+    during the step 4 more for its gradient. If a weight is written between steps, the elements that differ are
     taken over into the master.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
-        """Hook into the optimizer.
-
-        Args:
-            optimizer: The optimizer to run in fp32.
-            names: Parameter -> canonical name, of all that may train.
-
-        Raises:
-            UserError: If a parameter is sharded.
-        """
+        """Hook into the optimizer."""
         if any(is_sharded(p) for p in names):
             raise UserError(
                 "LayerSampling.masters",
@@ -67,13 +58,8 @@ class Masters:
             optimizer.register_load_state_dict_post_hook(self._after_load),
         ]
 
-    def leave_(self, names: Mapping[str, nn.Parameter], policy: StatePolicy) -> None:
-        """Treat the masters of parameters that stop training as their optimizer state is treated.
-
-        Args:
-            names: Canonical name -> parameter.
-            policy: What happens to state that leaves.
-        """
+    def evict_(self, names: Mapping[str, nn.Parameter], policy: StatePolicy) -> None:
+        """Do with the masters of parameters that stop training what is done with their optimizer state."""
         for name in names:
             if name in self.weights and policy == "offload":
                 self.weights[name] = to_host(self.weights[name])
@@ -82,11 +68,7 @@ class Masters:
                 self._versions.pop(name, None)
 
     def load_(self, weights: Mapping[str, Tensor]) -> None:
-        """Take masters from a checkpoint; each moves to its parameter's device at its next step.
-
-        Args:
-            weights: Canonical name -> fp32 tensor.
-        """
+        """Take masters from a checkpoint; each moves to its parameter's device at its next step."""
         self.weights = {name: weight.float() for name, weight in weights.items()}
         self._versions.clear()
 
@@ -107,14 +89,11 @@ class Masters:
         for handle in self._handles:
             handle.remove()
 
-    def _halves(self, optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
-        params = (p for group in optimizer.param_groups for p in group["params"])
-        return (p for p in params if p.grad is not None and p.dtype in HALVES and p in self._names)
-
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.put_back_()  # a step that raised left its masters in place
-        for p in list(self._halves(optimizer)):
-            assert p.grad is not None
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p.grad is None or p.dtype not in HALVES or p not in self._names:
+                continue
             master = self._master(p)
             self._swaps.append(_Swap(p, p.data, p.grad))
             p.grad = None
@@ -126,16 +105,15 @@ class Masters:
         known = self.weights.get(name)
         if known is None:
             known = half.float()
-            self._widen_state_(p)
+            # moments built before the masters, such as loaded ones, are half-precision: the fp32 step needs fp32
+            state = self._optimizer.state.get(p, {})
+            state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALVES})
         elif self._versions.get(name) != p._version:
+            # the weight was written since: where it still equals the rounded master, the master's low bits stand
             known = known.to(p.device)
             known = torch.where(known.to(half.dtype) == half, known, half.float())
         self.weights[name] = known.to(p.device)
         return self.weights[name]
-
-    def _widen_state_(self, p: nn.Parameter) -> None:
-        state = self._optimizer.state.get(p, {})
-        state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in HALVES})
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.put_back_()

@@ -1,4 +1,4 @@
-"""The price, before paying: bytes, operations, coverage and depth of layer sampling and its rivals, from shapes alone.
+"""Bytes, operations, coverage and depth of layer sampling and its rivals before a run, from shapes alone.
 
 Nothing runs. For the Hugging Face families that :meth:`Shape.from_config` knows, parameters, kept activations and
 operations are exact; temporaries at the peak are those of torch's kernels on the CPU and of the form of
@@ -9,75 +9,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
 from sparing.errors import UserError
-from sparing.layersample.activations import LoRA, Trained, Work
+from sparing.layersample.activations import FLOAT, LoRA, Trained, Work
 from sparing.layersample.config import LayerSampling
 from sparing.layersample.cost import block_backward, flops
-from sparing.layersample.coverage import coverage, lowest, most
+from sparing.layersample.coverage import coverage, lowest_drawn, most_drawn
 from sparing.layersample.draws import Bernoulli, Reshuffle
 from sparing.layersample.shape import Shape
 from sparing.layersample.walk import Held, walk
-from sparing.memory import CATEGORIES, Profile, format_bytes
+from sparing.memory import Profile, format_bytes
 
 _MOMENTS = 2
-_FLOAT = 4
 
 
+# A form of torch's AdamW: one parameter at a time with two copies of it, all at once with a copy of each, or one kernel
+# without any
 Form = Literal["single", "foreach", "fused"]
-"""A form of torch's AdamW: one parameter at a time with two copies of it, all at once with a copy of each, or one
-kernel without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Full:
-    """The other rival: everything trains, at every step."""
+    """Full fine-tuning, a rival: everything trains at every step."""
 
 
-Method = LayerSampling | LoRA | Full
-"""A way to fine-tune, as a value."""
+Method = LayerSampling | LoRA | Full  # A way to fine-tune, as a value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """What a step of fine-tuning will cost, and what the whole run will reach."""
 
+    # composition at the peak of a steady step, for the draw that costs most; its ``phases`` end forward, backward and
+    # step
     bytes: Profile
-    """Composition at the peak of a steady step, for the draw that costs most; its ``phases`` end forward, backward and
-    step."""
+    host: int  # optimizer state kept in host memory (bytes); with ``state="offload"`` only
+    trainable: int  # parameters that train at once (count)
+    parameters: int  # all parameters, adapters included (count)
+    always: float  # share of the trainable parameters that are always on: embedding, final norm and head
 
-    host: int
-    """Optimizer state kept in host memory (bytes); with ``state="offload"`` only."""
-
-    trainable: int
-    """Parameters that train at once (count)."""
-
-    parameters: int
-    """All parameters, adapters included (count)."""
-
-    always: float
-    """Share of the trainable parameters that are always on: embedding, final norm and head."""
-
+    # expected share of body blocks that train at least once within ``steps``; None without ``steps``
     coverage: float | None
-    """Expected share of body blocks that train at least once within ``steps``; None without ``steps``."""
 
+    # expected index of the lowest block that trains, from 0; the number of blocks if none does. With a frozen embedding
+    # the backward pass ends there.
     lowest_active: float
-    """Expected index of the lowest block that trains, from 0; the number of blocks if none does. With a frozen
-    embedding the backward pass ends there."""
-
-    flops: int
-    """Expected operations of a step in matrix products, multiply-adds counted as two."""
-
-    ratio: float
-    """Operations of full fine-tuning, over these: the ideal speed-up."""
-
-    advice: tuple[str, ...]
-    """What one should know before starting, one sentence each; empty if all is well."""
+    flops: int  # expected operations of a step in matrix products, multiply-adds counted as two
+    ratio: float  # operations of full fine-tuning, over these: the ideal speed-up
+    advice: tuple[str, ...]  # what one should know before starting, one sentence each; empty if all is well
 
 
 def predict(
@@ -108,7 +92,7 @@ def predict(
         checkpointing: Whether blocks recompute their activations.
         attention: Fused attention or the whole matrix of scores.
         padded: Whether batches carry a padding mask, or rows hold several documents, which needs one as well.
-        blocks: Active blocks to price; by default the dearest draw, which is the lowest when the embedding is frozen.
+        blocks: Active blocks to price; by default the costliest draw, which is the lowest when the embedding is frozen.
         device: Whose form of AdamW where none is given: on "cuda" torch takes "foreach", elsewhere "single".
         optimizer: Which form of AdamW runs.
         accumulate: Micro-batches of a step (count); from the second on, gradients stay while activations come.
@@ -129,34 +113,24 @@ def predict(
     )
     shape = model if isinstance(model, Shape) else shape_of(model)
     form = optimizer or ("foreach" if device == "cuda" else "single")
-    case = _Case(shape=shape, settings=settings, work=work, blocks=blocks, form=form, again=accumulate > 1)
-    trainable, adapters, spent = case.trainable, case.adapters, case.expected_flops()
+    case = _Case(shape=shape, settings=settings, work=work, blocks=blocks, form=form, accumulates=accumulate > 1)
+    trainable, adapters, expected = case.trainable, case.adapters, case.expected_flops()
     return Prediction(
         bytes=case.profile(),
         host=case.host,
         trainable=trainable,
         parameters=shape.total + adapters,
-        always=case.always / trainable if trainable else 0.0,
+        always=case.trained.outside(shape) / trainable if trainable else 0.0,
         coverage=None if steps is None else case.coverage(steps),
         lowest_active=case.lowest(),
-        flops=round(spent),
-        ratio=flops(shape, work, _trained(shape, Full(), None)).total / spent,
+        flops=round(expected),
+        ratio=flops(shape, work, _trained(shape, Full(), None)).total / expected,
         advice=tuple(_advice(case, steps)),
     )
 
 
 def shape_of(model: nn.Module) -> Shape:
-    """Read the shape from a Hugging Face model, and hold it against the parameters it has.
-
-    Args:
-        model: The model; only its configuration and the sizes of its parameters are read.
-
-    Returns:
-        Its shape.
-
-    Raises:
-        UserError: If the model has no configuration, or other parameters than its configuration says.
-    """
+    """Read the shape from a Hugging Face model, and hold it against the parameters it has."""
     config = getattr(model, "config", None)
     if config is None:
         raise UserError(
@@ -180,15 +154,6 @@ def shape_of(model: nn.Module) -> Shape:
 def prefer_lora(shape: Shape, settings: LayerSampling, work: Work, *, rank: int = 16) -> str | None:
     """Say so if always-on parameters dominate and LoRA would take less memory.
 
-    Args:
-        shape: Sizes of the model.
-        settings: Layer sampling.
-        work: Batch, length, dtype and the rest.
-        rank: Rank of the adapters compared with.
-
-    Returns:
-        A sentence, or None.
-
     Example:
         >>> wide = Shape(layers=32, width=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256)
         >>> prefer_lora(wide, LayerSampling(), Work(batch=1, length=1024, dtype=torch.bfloat16))[:40]
@@ -196,7 +161,7 @@ def prefer_lora(shape: Shape, settings: LayerSampling, work: Work, *, rank: int 
     """
     ours = _Case(shape=shape, settings=settings, work=work)
     theirs = _Case(shape=shape, settings=LoRA(rank=rank), work=work)
-    share = ours.always / max(ours.trainable, 1)
+    share = ours.trained.outside(shape) / max(ours.trainable, 1)
     mine, other = ours.profile().total, theirs.profile().total
     if share <= 0.5 or other >= mine:
         return None
@@ -215,8 +180,7 @@ class _Case:
     work: Work
     blocks: Sequence[int] | None = None
     form: Form = "single"
-    again: bool = False
-    """Whether a micro-batch finds gradients of another."""
+    accumulates: bool = False  # several micro-batches a step
 
     @property
     def trained(self) -> Trained:
@@ -228,23 +192,15 @@ class _Case:
         return self.settings.params(self.shape) if isinstance(self.settings, LoRA) else 0
 
     @property
-    def always(self) -> int:
-        """Trained parameters outside the blocks."""
-        trained, shape = self.trained, self.shape
-        tied = shape.tied and trained.head and not trained.embed
-        assert not tied, "a tied head trains with its embedding"
-        return trained.embed * shape.embed + trained.tail * shape.tail + trained.head * shape.head
-
-    @property
     def trainable(self) -> int:
         """Parameters that train at once."""
-        return self.always + len(self.trained.blocks) * self.shape.block + self.adapters
+        return self.trained.outside(self.shape) + len(self.trained.blocks) * self.shape.block + self.adapters
 
     @property
     def state(self) -> int:
         """Bytes of optimizer state, masters included, per trained parameter."""
         if isinstance(self.settings, LayerSampling) and self.masters:
-            return (_MOMENTS + 1) * _FLOAT
+            return (_MOMENTS + 1) * FLOAT
         return _MOMENTS * self.element
 
     @property
@@ -256,11 +212,10 @@ class _Case:
     @property
     def element(self) -> int:
         """Bytes of an element of what trains."""
-        wide = isinstance(self.settings, LoRA) and self.settings.float_adapters
-        return _FLOAT if wide else self.work.element
+        return self.settings.element(self.work) if isinstance(self.settings, LoRA) else self.work.element
 
     @property
-    def kept(self) -> int:
+    def frozen_state(self) -> int:
         """Bytes of state of blocks that do not train now, if every one has been visited."""
         settings = self.settings
         if not isinstance(settings, LayerSampling) or settings.state not in {"keep", "offload"}:
@@ -272,43 +227,35 @@ class _Case:
     def host(self) -> int:
         """The part of it that lies in host memory."""
         offload = isinstance(self.settings, LayerSampling) and self.settings.state == "offload"
-        return self.kept if offload else 0
+        return self.frozen_state if offload else 0
 
     def profile(self) -> Profile:
         """Walk through a step."""
         held = Held(
             params=self.shape.total * self.work.element + self.adapters * self.element,
-            optimizer=self.trainable * self.state + self.kept - self.host,
+            optimizer=self.trainable * self.state + self.frozen_state - self.host,
             step=self.step(),
         )
-        found = walk(self.shape, self.work, self.trained, held)
-        if not self.again:
-            return found
-        first, last = found.phases["forward"], found.phases["backward"]
-        forward = replace(first, grads=last.grads)
-        logits = 2 * _FLOAT * self.work.tokens * self.shape.vocab  # as in the first instant of the walk backward
-        peak = max(found, replace(forward, transient=logits), key=lambda instant: instant.total)
-        parts = {name: getattr(peak, name) for name in CATEGORIES}
-        return Profile(**parts, phases={**found.phases, "forward": forward})
+        return walk(self.shape, self.work, self.trained, held, accumulates=self.accumulates)
 
     def step(self) -> int:
         """Temporaries once all gradients are there: of AdamW's step, or of the gradient of a tied table."""
-        moment, trained = _FLOAT if self.masters else self.element, self.trained
-        wide = _FLOAT * self.trainable if self.masters else 0  # the gradients in float32
+        moment, trained = FLOAT if self.masters else self.element, self.trained
+        wide = FLOAT * self.trainable if self.masters else 0  # the gradients in float32
         if self.form == "foreach":
             return moment * self.trainable + wide
         if self.form == "single":
             return 2 * moment * _largest(self.shape, trained) + wide
         # The fused kernel needs nothing. Head and embedding of a tied table have a gradient each, beside their sum;
         # what comes with a later micro-batch stands beside what is there.
-        tables = trained.embed * (2 * self.shape.tied + self.again)
+        tables = trained.embed * (2 * self.shape.tied + self.accumulates)
         return max(wide, tables * self.shape.vocab * self.shape.width * self.work.element)
 
     def lowest(self) -> float:
         """Expected lowest block that trains."""
         settings = self.settings
         if isinstance(settings, LayerSampling) and self.blocks is None:
-            return lowest(settings.sampler, self.shape.layers, settings.active)
+            return lowest_drawn(settings.sampler, self.shape.layers, settings.active)
         return float(0 if self.trained.lora else min(self.trained.blocks, default=self.shape.layers))
 
     def expected_flops(self) -> float:
@@ -350,16 +297,16 @@ def _trained(shape: Shape, settings: Method, blocks: Sequence[int] | None) -> Tr
             why="they are one tied weight",
             do="pass the same value for both",
         )
-    drawn = blocks if blocks is not None else _dearest(settings, shape.layers)
+    drawn = blocks if blocks is not None else _costliest(settings, shape.layers)
     if not all(0 <= block < shape.layers for block in drawn):
         raise UserError("blocks", got=list(drawn), why=f"the model has {shape.layers}", do="pass indices from 0")
     return Trained(embed=settings.embed, blocks=frozenset(drawn), tail=settings.tail, head=settings.head)
 
 
-def _dearest(settings: LayerSampling, count: int) -> list[int]:
+def _costliest(settings: LayerSampling, count: int) -> list[int]:
     """Take the lowest blocks that can be drawn: with a frozen embedding they lengthen the backward pass most."""
     possible = settings.sampler.inclusion(count, settings.active).nonzero().flatten().tolist()
-    return [int(block) for block in possible[: most(settings.sampler, count, settings.active)]]
+    return [int(block) for block in possible[: most_drawn(settings.sampler, count, settings.active)]]
 
 
 def _advice(case: _Case, steps: int | None) -> Iterator[str]:
@@ -376,5 +323,6 @@ def _advice(case: _Case, steps: int | None) -> Iterator[str]:
         yield f"{missed:.0f} of {case.shape.layers} blocks are expected never to train within {steps} steps{cure}"
     if isinstance(settings.sampler, Bernoulli):
         yield "Bernoulli draws vary in size; the bytes are those of a draw that one interval in a thousand exceeds"
-    if settings.state == "keep" and case.kept:
-        yield f"state of frozen blocks stays on the device: {format_bytes(case.kept)} once every block was visited"
+    if settings.state == "keep" and case.frozen_state:
+        state = format_bytes(case.frozen_state)
+        yield f"state of frozen blocks stays on the device: {state} once every block was visited"

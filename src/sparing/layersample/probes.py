@@ -1,4 +1,4 @@
-"""Measures, while training runs, how large each body block's gradient is, for samplers that follow it."""
+"""Measures, while training runs, how large each body block's gradient is."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from sparing.layersample.signals import root_mean_square
 from sparing.layersample.state import whole
 
 
-class _Mean:
+class _StepMean:
     """Mean over optimizer steps of the root of sums that are added up during a step."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
-        self._open: dict[int, Tensor] = {}
+        self._current: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
         self._steps = [0] * len(sizes)
 
     def add(self, block: int, square: Tensor) -> None:
-        """Add a squared norm to the step that is open; stays on its device, so nothing waits for it."""
-        _add(self._open, block, square)
+        """Add a squared norm to the current step; stays on its device, so nothing waits for it."""
+        _add(self._current, block, square)
 
     def end_step(self) -> None:
         """Close the step."""
-        for block, square in self._open.items():
+        for block, square in self._current.items():
             _add(self._sums, block, root_mean_square(square.double(), torch.tensor(self._sizes[block])))
             self._steps[block] += 1
-        self._open.clear()
+        self._current.clear()
 
     def state(self) -> dict[str, list[float]]:
         """Give what the interval showed so far, as JSON: sums of the root mean squares, and steps, per block."""
@@ -40,7 +40,7 @@ class _Mean:
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:
         """Go on from ``state()``."""
-        self._open.clear()
+        self._current.clear()
         self._steps = [int(n) for n in state["steps"]]
         sums = enumerate(state["sums"])
         self._sums = {block: torch.tensor(value, dtype=torch.float64) for block, value in sums if self._steps[block]}
@@ -59,7 +59,7 @@ def _add(sums: dict[Any, Tensor], key: Any, value: Tensor) -> None:
 class Probe(Protocol):
     """Something that watches training and scores body blocks."""
 
-    mean: _Mean
+    mean: _StepMean
 
     def end_step(self) -> None:
         """Close an optimizer step."""
@@ -77,14 +77,9 @@ class GradientProbe:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Mapping[str, nn.Parameter]]) -> None:
-        """Hook into the optimizer.
-
-        Args:
-            optimizer: The optimizer.
-            blocks: Parameters of each body block that may train.
-        """
+        """Hook into the optimizer."""
         self._block = {p: index for index, params in enumerate(blocks) for p in params.values()}
-        self.mean = _Mean([sum(p.numel() for p in params.values()) for params in blocks])
+        self.mean = _StepMean([sum(p.numel() for p in params.values()) for params in blocks])
         self._handle = optimizer.register_step_pre_hook(self._before)
 
     def end_step(self) -> None:
@@ -111,15 +106,16 @@ class BoundProbe:
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        """Hook into the linear maps.
-
-        Args:
-            blocks: Body blocks in order of use.
-        """
-        maps = [[m for m in block.modules() if _is_linear(m)] for block in blocks]
-        self.mean = _Mean([sum(p.numel() for m in own for p in [m.get_parameter("weight")]) for own in maps])
+        """Hook into the linear maps."""
+        # GPT-2's Conv1D is a linear map with its weight transposed
+        maps = [
+            [m for m in block.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"] for block in blocks
+        ]
+        self.mean = _StepMean([sum(m.get_parameter("weight").numel() for m in linears) for linears in maps])
         self._products: dict[tuple[int, nn.Module], Tensor] = {}
-        self._handles = [m.register_forward_hook(self._watcher(index)) for index, own in enumerate(maps) for m in own]
+        self._handles = [
+            m.register_forward_hook(self._watcher(index)) for index, linears in enumerate(maps) for m in linears
+        ]
 
     def end_step(self) -> None:
         """Close an optimizer step: products add up over its backward passes, as gradients do."""
@@ -135,14 +131,16 @@ class BoundProbe:
 
     def _watcher(self, block: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def watch(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad and inputs:
-                self._expect(output, (block, module), _norm(inputs[0], dim=-1))
+            if not (isinstance(output, Tensor) and output.requires_grad and inputs):
+                return
+            sizes = _norm(inputs[0], dim=-1)  # the hook must not hold the input itself, which nothing else may keep
+
+            def arrived(delta: Tensor) -> None:
+                _add(self._products, (block, module), (sizes * _norm(delta, dim=-1)).sum())
+
+            output.register_hook(arrived)  # type: ignore[no-untyped-call]
 
         return watch
-
-    def _expect(self, output: Tensor, key: tuple[int, nn.Module], sizes: Tensor) -> None:
-        hook: Callable[[Tensor], None] = lambda delta: _add(self._products, key, (sizes * _norm(delta, dim=-1)).sum())  # noqa: E731
-        output.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def probe_for(
@@ -151,28 +149,14 @@ def probe_for(
     params: Sequence[Mapping[str, nn.Parameter]],
     modules: Sequence[nn.Module],
 ) -> Probe | None:
-    """Choose the probe that a sampler asks for by its ``needs_scores`` and ``signal``.
-
-    Args:
-        draw: The sampler.
-        optimizer: The optimizer.
-        params: Parameters of each body block that may train.
-        modules: Body blocks in order of use.
-
-    Returns:
-        A probe, hooked in, or None.
-    """
+    """Choose the probe that a sampler asks for by its ``needs_scores`` and ``signal``."""
     if not getattr(draw, "needs_scores", False):
         return None
     bound = getattr(draw, "signal", "gradient") == "bound"
     return BoundProbe(modules) if bound else GradientProbe(optimizer, params)
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Linear layers, and GPT-2's transposed ones."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
 def _norm(value: Tensor, dim: int | None = None) -> Tensor:
+    # squares of fp16 elements overflow from 256 on; the sums of bf16 lose their low bits
     wide = torch.float32 if value.dtype in HALVES else None
     return whole(torch.linalg.vector_norm(value.detach(), dim=dim, dtype=wide))

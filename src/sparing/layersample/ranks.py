@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -16,28 +17,12 @@ from sparing.layersample.state import is_sharded
 
 
 def several(group: Any = None) -> bool:
-    """Tell whether more than one process belongs to a group.
-
-    Args:
-        group: Process group; None is all processes.
-
-    Returns:
-        False also where ``torch.distributed`` is not initialised.
-    """
+    """Tell whether more than one process belongs to a group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
 def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
-    """Compare a fact on all processes by its hash, in one reduction of two numbers.
-
-    Args:
-        fact: Anything whose ``repr`` is the same in every process that agrees.
-        shown: What the message shows of it.
-        group: Processes that must agree; None is all.
-
-    Raises:
-        UserError: On every process, if any differs.
-    """
+    """Compare a fact on all processes by its hash, in one reduction of two numbers."""
     if not _agreed(fact, group):
         raise UserError(
             "drawn blocks",
@@ -48,16 +33,9 @@ def assert_agreed(fact: object, shown: object, group: Any = None) -> None:
 
 
 def assert_averaged(params: Iterable[nn.Parameter], group: Any = None) -> None:
-    """Refuse gradients that differ between processes: nobody averaged them, and the replicas would drift apart.
+    """Refuse gradients that differ between processes: they were not averaged, and the replicas would drift apart.
 
     ``DistributedDataParallel`` around a model whose blocks were frozen by then does not reduce those that thaw later.
-
-    Args:
-        params: What trains.
-        group: Processes that train one model; None is all.
-
-    Raises:
-        UserError: On every process, if any differs.
     """
     grads = [p.grad.detach() for p in params if p.grad is not None] if several(group) else []
     sums = torch.stack([g.double().sum().cpu() for g in grads]).tolist() if grads else []
@@ -75,7 +53,8 @@ def _agreed(fact: object, group: Any) -> bool:
     if not several(group):
         return True
     digest = hashlib.sha256(repr(fact).encode()).digest()
-    number = int.from_bytes(digest[:7], "big")
+    number = int.from_bytes(digest[:7], "big")  # 7 bytes, so that the number and its negative fit int64
+    # one reduction gives both the least number and the negative of the largest
     bounds = torch.tensor([number, -number], device=_device(group))
     dist.all_reduce(bounds, op=dist.ReduceOp.MIN, group=group)
     low, minus_high = bounds.tolist()
@@ -83,15 +62,7 @@ def _agreed(fact: object, group: Any) -> bool:
 
 
 def mean_over_ranks(values: Tensor, group: Any = None) -> Tensor:
-    """Average a small tensor over processes, leaving NaN entries of single processes out.
-
-    Args:
-        values: Any shape, float64.
-        group: Processes to average over; None is all.
-
-    Returns:
-        The same numbers on every process; NaN where every process had NaN.
-    """
+    """Average a small float64 tensor over processes, omitting the NaN entries of single processes."""
     if not several(group):
         return values
     seen = ~values.isnan()
@@ -106,13 +77,6 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
 
     Call between the last backward pass and the optimizer's step, on every process. A parameter that got a gradient on
     some processes only counts as zero on the others; one that got none anywhere stays without.
-
-    Args:
-        params: Canonical name -> parameter, in the same order everywhere, such as ``Sampler.trainable``.
-        group: Processes to average over; None is all.
-
-    Raises:
-        UserError: If a parameter is sharded: ``fully_shard`` reduces its gradients itself.
     """
     if not several(group):
         return
@@ -124,18 +88,15 @@ def all_reduce_gradients(params: Mapping[str, nn.Parameter], group: Any = None) 
             do="leave the call out",
         )
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
-    for p in _with_gradient_anywhere(list(params.values()), group):
+    # a block that some ranks skipped (LayerDrop) must be reduced by all of them, or the collectives do not match
+    present = torch.tensor([p.grad is not None for p in params.values()], dtype=torch.int32, device=_device(group))
+    dist.all_reduce(present, group=group)
+    for p in compress(params.values(), present.tolist()):
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         buckets[p.grad.dtype, p.grad.device].append(p.grad)
     for grads in buckets.values():
         _average_(grads, group)
-
-
-def _with_gradient_anywhere(params: list[nn.Parameter], group: Any) -> list[nn.Parameter]:
-    present = torch.tensor([p.grad is not None for p in params], dtype=torch.int32, device=_device(group))
-    dist.all_reduce(present, group=group)
-    return [p for p, count in zip(params, present.tolist(), strict=True) if count]
 
 
 def _average_(grads: list[Tensor], group: Any) -> None:
@@ -153,19 +114,17 @@ def refresh_mixed_precision_(modules: Iterable[nn.Module]) -> None:
     ``fully_shard`` resolves the dtypes of a group once, from the parameters that train at that moment; a group with
     none keeps "no dtype" and its first gradient, in ``param_dtype``, then cannot be assigned to its parameter.
 
-    Args:
-        modules: Modules whose blocks may have been thawed.
-
     Source: pytorch issue 186998.
     """
     for module in modules:
         state = cast("Any", module)._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
         for sharded in getattr(state, "_fsdp_param_groups", None) or ():
-            if getattr(sharded, "_orig_dtype", "not asked yet") is None:
+            if getattr(sharded, "_orig_dtype", "not resolved") is None:
                 sharded._init_mp_dtypes()
 
 
 def _device(group: Any) -> torch.device:
     backend = str(dist.get_backend(group))
+    # "cpu:gloo,cuda:nccl" has both: then a CPU tensor will do
     on_device = "nccl" in backend and "gloo" not in backend
     return torch.device("cuda", torch.cuda.current_device()) if on_device else torch.device("cpu")

@@ -11,13 +11,6 @@ import torch
 def warmup_factor(step_in_interval: int, warmup: int) -> float:
     """Linear warm-up after a draw: ``min(1, (w + 1) / (W + 1))``.
 
-    Args:
-        step_in_interval: Steps since the draw (count), w, from 0.
-        warmup: Steps below the nominal rate (count), W.
-
-    Returns:
-        Multiplier of the learning rate, in (0, 1].
-
     Example:
         >>> [warmup_factor(w, 3) for w in range(5)]
         [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -29,18 +22,10 @@ class ScaledRate:
     """Multiplies every group's learning rate while ``optimizer.step`` runs, and puts it back."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> None:
-        """Hook into the optimizer.
-
-        Args:
-            optimizer: The optimizer.
-            factor: Asked before each step.
-        """
+        """Hook into the optimizer."""
         self._factor = factor
         self._saved: list[tuple[dict[str, Any], Any]] = []
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
+        self._handles = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def close(self) -> None:
         """Leave the optimizer as it was found."""

@@ -12,6 +12,7 @@ Norm = Literal["rms", "rms_float", "layer"]
 """How a norm is computed: root mean square in float32, the same with the weight applied in float32, or torch's layer
 norm."""
 
+# what a model type fixes and its configuration does not say
 _FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "llama": {},
     "mistral": {},
@@ -20,7 +21,6 @@ _FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "gemma": {"norm": "rms_float"},
     "gpt2": {"norm": "layer", "gated": False, "packed": True, "qkv_bias": True, "out_bias": True, "ffn_bias": True},
 }
-"""What a model type fixes and its configuration does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,56 +32,25 @@ class Shape:
         6738415616
     """
 
-    layers: int
-    """Blocks (count), N."""
+    layers: int  # blocks (count), N
+    width: int  # width of the residual stream (elements), d
+    ffn: int  # inner width of the feed-forward part (elements), d_ff
+    heads: int  # query heads (count)
+    kv_heads: int  # key and value heads (count)
+    head_dim: int  # width of a head (elements)
+    vocab: int  # rows of the embedding (count), V
+    tied: bool = False  # the head is the embedding
+    gated: bool = True  # the feed-forward part has a gate: three matrices instead of two
+    packed: bool = False  # queries, keys and values come from one matrix
+    positions: int = 0  # rows of a learned position table (count); 0 for rotary positions
+    qkv_bias: bool = False  # query, key and value projections have biases
+    out_bias: bool = False  # the attention's output projection has a bias
+    ffn_bias: bool = False  # the feed-forward matrices have biases
+    norm: Norm = "rms"  # kind of norm; "layer" has a bias beside its weight
+    qk_norm: bool = False  # queries and keys are normed per head
 
-    width: int
-    """Width of the residual stream (elements), d."""
-
-    ffn: int
-    """Inner width of the feed-forward part (elements), d_ff."""
-
-    heads: int
-    """Query heads (count)."""
-
-    kv_heads: int
-    """Key and value heads (count)."""
-
-    head_dim: int
-    """Width of a head (elements)."""
-
-    vocab: int
-    """Rows of the embedding (count), V."""
-
-    tied: bool = False
-    """The head is the embedding."""
-
-    gated: bool = True
-    """The feed-forward part has a gate: three matrices instead of two."""
-
-    packed: bool = False
-    """Queries, keys and values come from one matrix."""
-
-    positions: int = 0
-    """Rows of a learned position table (count); 0 for rotary positions."""
-
-    qkv_bias: bool = False
-    """Query, key and value projections have biases."""
-
-    out_bias: bool = False
-    """The attention's output projection has a bias."""
-
-    ffn_bias: bool = False
-    """The feed-forward matrices have biases."""
-
-    norm: Norm = "rms"
-    """Kind of norm; "layer" has a bias beside its weight."""
-
-    qk_norm: bool = False
-    """Queries and keys are normed per head."""
-
+    # the activation function is made of separate operations, each of which keeps its operands (GPT-2's "gelu_new")
     split_activation: bool = False
-    """The activation function is made of separate operations, each of which keeps its operands (GPT-2's "gelu_new")."""
 
     @property
     def queries(self) -> int:
@@ -139,17 +108,7 @@ class Shape:
 
     @classmethod
     def from_config(cls, config: object) -> Self:
-        """Read the sizes from a Hugging Face configuration, by attribute names; nothing is built.
-
-        Args:
-            config: A configuration object with ``model_type`` and the usual names, such as ``LlamaConfig``.
-
-        Returns:
-            The shape.
-
-        Raises:
-            UserError: If the model type is not among those whose formulas are known.
-        """
+        """Read the sizes from a Hugging Face configuration, by attribute names; nothing is built."""
         kind = str(getattr(config, "model_type", type(config).__name__))
         if kind not in _FAMILIES:
             raise UserError(

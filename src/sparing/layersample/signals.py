@@ -1,4 +1,4 @@
-"""How large is a block's gradient, also when nobody computes it: arithmetic on tensors, without hooks.
+"""How large a block's gradient is, also where it is not computed: arithmetic on tensors, without hooks.
 
 The weight gradient of a linear map is ``G = Σ_t δ_t x_tᵀ``, x_t the input and δ_t the gradient of the output at token
 t. Both pass through frozen maps too, so ‖G‖ can be bounded, or found, without forming G.
@@ -13,18 +13,7 @@ from sparing.errors import UserError
 
 
 def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
-    """Move running scores towards what an interval showed; a first look counts whole, a block not seen keeps its score.
-
-    Args:
-        scores: Running scores, shape (count,), NaN where nothing was seen yet; None at the start.
-        seen: What the interval showed, shape (count,), NaN for blocks it did not show.
-        decay: Weight β of the old score, in [0, 1).
-
-    Returns:
-        New scores, shape (count,).
-
-    Raises:
-        UserError: If the decay is outside [0, 1).
+    """Move running scores towards what an interval showed; NaN is not seen yet.
 
     Example:
         >>> updated(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([2.0, 5.0, torch.nan]), 0.5)
@@ -36,19 +25,13 @@ def updated(scores: Tensor | None, seen: Tensor, decay: float) -> Tensor:
         raise UserError("decay", got=decay, why="1 would never learn", do="pass a number in [0, 1)")
     if scores is None:
         return seen
+    # a first look counts whole; a block that was not seen keeps its score
     mixed = torch.where(scores.isnan(), seen, decay * scores + (1 - decay) * seen)
     return torch.where(seen.isnan(), scores, mixed)
 
 
 def root_mean_square(squares: Tensor, sizes: Tensor) -> Tensor:
     """Scale squared gradient norms by the number of parameters, so that large and small blocks compare.
-
-    Args:
-        squares: ‖g_l‖², shape (count,).
-        sizes: Elements of each gradient (count), shape (count,).
-
-    Returns:
-        ``√(‖g_l‖²/numel_l)``, shape (count,).
 
     Source: the mean gradient norm of GRASS (arXiv:2604.07808).
     """
@@ -59,13 +42,6 @@ def norm_bound(inputs: Tensor, deltas: Tensor) -> Tensor:
     """Bound ``‖G‖_F ≤ ‖x‖·‖δ‖``, by Cauchy and Schwarz: two norms, whatever the shapes.
 
     Equality holds if every ``x_t = c_t·u`` and ``δ_t = a·c_t·v``: one direction each, with equal profiles over tokens.
-
-    Args:
-        inputs: x, shape (..., in).
-        deltas: δ, shape (..., out), the same leading shape.
-
-    Returns:
-        Scalar, shape ().
     """
     return _norm(inputs) * _norm(deltas)
 
@@ -74,13 +50,6 @@ def token_bound(inputs: Tensor, deltas: Tensor) -> Tensor:
     """Bound ``‖G‖_F ≤ Σ_t ‖x_t‖·‖δ_t‖``, never above :func:`norm_bound` and as cheap.
 
     Equality holds if ``x_t = c_t·u`` and ``δ_t = d_t·v`` with ``c_t·d_t ≥ 0``.
-
-    Args:
-        inputs: x, shape (..., in).
-        deltas: δ, shape (..., out), the same leading shape.
-
-    Returns:
-        Scalar, shape ().
     """
     return (_norm(inputs, dim=-1) * _norm(deltas, dim=-1)).sum()
 
@@ -94,13 +63,6 @@ def gram_norm(inputs: Tensor, deltas: Tensor) -> Tensor:
     """Find ``‖G‖_F`` itself without forming G: ``‖G‖² = Σ_{s,t} (x_s·x_t)(δ_s·δ_t)``.
 
     Costs tokens²·(in + out) instead of tokens·in·out, so it pays for few tokens and wide maps.
-
-    Args:
-        inputs: x, shape (..., in).
-        deltas: δ, shape (..., out), the same leading shape.
-
-    Returns:
-        Scalar, shape ().
 
     Source: the "ghost norm" of Goodfellow 2015 (arXiv:1510.01799) and Li et al. 2022 (arXiv:2110.05679).
     """

@@ -1,4 +1,4 @@
-"""What becomes of a block's optimizer state when it stops training, and how state travels by parameter name.
+"""Optimizer state of blocks that stop training, and state saved and loaded by parameter name.
 
 ``torch`` optimizers keep ``optimizer.state[parameter]`` in a ``defaultdict``: reading the entry of a parameter that has
 none *creates* one, so everything here asks with ``in`` and takes with ``pop``.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from sparing.errors import UserError
 from sparing.layersample.config import StatePolicy
 
-Values = dict[str, Any]
-"""State of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``."""
+Values = dict[str, Any]  # state of one parameter: ``{"exp_avg": Tensor, "step": Tensor, ...}``
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -55,14 +54,15 @@ def to_host(value: Any) -> Any:
         )
     if not isinstance(value, Tensor) or value.device.type == "cpu":
         return value
+    # pinned, so that the copy back can overlap with computation
     host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
     return host.copy_(value)
 
 
 def is_sharded(value: object) -> bool:
-    """Tell whether a value is a ``DTensor``, without importing that machinery where nobody did."""
-    machinery = sys.modules.get("torch.distributed.tensor")
-    return machinery is not None and isinstance(value, machinery.DTensor)
+    """Tell whether a value is a ``DTensor``, without importing ``torch.distributed.tensor``."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(value, loaded.DTensor)
 
 
 def whole(value: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def whole(value: Tensor) -> Tensor:
     return full
 
 
-def _to_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
+def _beside_parameter(key: str, value: Any, parameter: Tensor, *, step_on_device: bool) -> Any:
     """Put one state value where the optimizer expects it: beside the parameter, a host-side ``step`` on the host."""
     if isinstance(value, _Shard):
         return value.back(parameter.device)
@@ -91,21 +91,12 @@ class StateStore:
     LMFlow's callback (keep).
     """
 
-    optimizer: torch.optim.Optimizer
-    """The optimizer whose ``state`` is changed."""
+    optimizer: torch.optim.Optimizer  # the optimizer whose ``state`` is changed
+    policy: StatePolicy  # what happens to state that leaves
+    hosted: dict[str, Values] = field(default_factory=dict)  # state in host memory, by canonical parameter name
 
-    policy: StatePolicy
-    """What happens to state that leaves."""
-
-    hosted: dict[str, Values] = field(default_factory=dict)
-    """State in host memory, by canonical parameter name."""
-
-    def leave_(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Treat the state of parameters that stop training.
-
-        Args:
-            params: Canonical name -> parameter.
-        """
+    def evict_(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Drop, keep or move to the host the state of parameters that stop training."""
         if self.policy == "keep":
             return
         for name, parameter in params.items():
@@ -113,14 +104,11 @@ class StateStore:
             if values and self.policy == "offload":
                 self.hosted[name] = {key: to_host(value) for key, value in values.items()}
 
-    def enter_(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Bring back what ``leave_`` moved away; what it dropped is built anew by the optimizer's next step.
-
-        Args:
-            params: Canonical name -> parameter.
-        """
+    def restore_(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Bring back what ``evict_`` moved to the host; dropped state is rebuilt by the optimizer's next step."""
         for name, parameter in params.items():
             values = self.hosted.pop(name, None)
+            # a state that is there already was loaded since, and is newer
             if values is not None and not self.optimizer.state.get(parameter):
                 put_(self.optimizer, parameter, values)
 
@@ -131,31 +119,17 @@ class StateStore:
 
 
 def put_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]) -> None:
-    """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes.
-
-    Args:
-        optimizer: Owner of the state.
-        parameter: One of its parameters.
-        values: State values; tensors are moved to the parameter's device, not copied if they are there already.
-    """
-    groups = (g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    group = next(groups, {})
+    """Give a parameter its state, without the cast to the parameter's dtype that ``load_state_dict`` makes."""
+    group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {})
+    # torch's optimizers keep the step count on the host, except the capturable and fused ones
     on_device = bool(group.get("capturable") or group.get("fused"))
     optimizer.state[parameter] = {
-        key: _to_parameter(key, value, parameter, step_on_device=on_device) for key, value in values.items()
+        key: _beside_parameter(key, value, parameter, step_on_device=on_device) for key, value in values.items()
     }
 
 
 def pack(states: Mapping[str, Values], prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split state by parameter name into tensors, for safetensors, and plain values, for JSON.
-
-    Args:
-        states: Parameter name -> state values.
-        prefix: First part of every key.
-
-    Returns:
-        Tensors keyed ``prefix/name/value``, and what is not a tensor under the same keys.
-    """
+    """Split state by parameter name into tensors, for safetensors, and plain values, for JSON."""
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
     for name, values in states.items():
@@ -182,15 +156,7 @@ def _plain(path: str, value: Any) -> Any:
 
 
 def unpack(entries: Mapping[str, Any], prefix: str) -> dict[str, Values]:
-    """Undo ``pack``: gather the entries under ``prefix`` by parameter name.
-
-    Args:
-        entries: Tensors and plain values together.
-        prefix: First part of the keys wanted.
-
-    Returns:
-        Parameter name -> state values.
-    """
+    """Undo ``pack``: gather the entries under ``prefix`` by parameter name."""
     states: dict[str, Values] = {}
     for path, value in entries.items():
         head, _, rest = path.partition("/")
@@ -201,43 +167,18 @@ def unpack(entries: Mapping[str, Any], prefix: str) -> dict[str, Values]:
 
 
 def named_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> dict[str, Values]:
-    """Optimizer state by parameter name, of those parameters that have any.
-
-    Args:
-        optimizer: Any ``torch`` optimizer.
-        params: Canonical name -> parameter.
-
-    Returns:
-        The live values, not copies.
-    """
+    """Optimizer state by parameter name, of those parameters that have any."""
     return {name: optimizer.state[p] for name, p in params.items() if optimizer.state.get(p)}
 
 
-def state_bytes(values: Iterable[Any]) -> int:
-    """Bytes of all tensors in some states, counted by element.
-
-    Args:
-        values: States, as found in ``optimizer.state.values()``.
-
-    Returns:
-        Bytes.
-    """
-    tensors = (v for state in values for v in state.values() if isinstance(v, Tensor))
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a ``state_dict`` to one safetensors file whose metadata hold its JSON part; the file appears whole or not.
-
-    Args:
-        path: File to write.
-        state: ``"tensors"`` maps keys to tensors, everything else is plain JSON.
-    """
+    """Write a ``state_dict`` atomically to one safetensors file whose metadata hold the JSON part."""
     from safetensors.torch import save_file
 
     plain = {key: value for key, value in state.items() if key != "tensors"}
     tensors = {key: value.detach().cpu().contiguous() for key, value in state["tensors"].items()}
     target = Path(path)
+    # several ranks or runs may write here at once: the process id keeps their partial files apart
     partial = target.with_name(target.name + f".{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata={"state": json.dumps(plain, sort_keys=True)})
@@ -247,17 +188,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what ``write_state`` wrote.
-
-    Args:
-        path: File to read.
-
-    Returns:
-        The plain part, and the tensors, on the CPU, under ``"tensors"``.
-
-    Raises:
-        UserError: If the file is missing or holds something else.
-    """
+    """Read what ``write_state`` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:

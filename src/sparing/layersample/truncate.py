@@ -1,9 +1,9 @@
 """Makes the backward pass end at the lowest block that trains, when the embedding is frozen.
 
 With nothing trainable below it, autograd needs no graph for the blocks under the lowest active one. Three things bring
-the graph back or cost time there all the same, and are put aside: activation checkpointing of blocks that save nothing,
-the forward hook of transformers that makes the embedding's output require a gradient, and reentrant checkpointing,
-which loses every gradient of a block whose inputs need none.
+the graph back or cost time there all the same, and are switched off: activation checkpointing of blocks that save
+nothing, the forward hook of transformers that makes the embedding's output require a gradient, and reentrant
+checkpointing, which loses every gradient of a block whose inputs need none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
-class _Wrapped:
+class _WrappedForward:
     """A block's forward with something around it, which can be switched off where it cannot be taken off."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward, self.on = forward, True
 
 
-class _Quiet(_Wrapped):
+class _NoGrad(_WrappedForward):
     """Forward of a block below the lowest active one: no graph, unless something that enters needs a gradient."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ class _Quiet(_Wrapped):
             return self.forward(*args, **kwargs)
 
 
-class _Rooted(_Wrapped):
+class _WithGradInput(_WrappedForward):
     """Forward of the lowest active block under reentrant checkpointing, which needs an input that needs a gradient."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,17 +58,12 @@ class Prefix:
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Prepare; nothing changes before ``set_``.
-
-        Args:
-            model: The whole model.
-            blocks: Body blocks in order of use; none of them if the whole backward pass is wanted.
-        """
+        """Prepare; nothing changes before ``set_``."""
         self._blocks = list(blocks)
         embedders = (m for m in model.modules() if hasattr(m, "disable_input_require_grads"))
         self._hooked = list(embedders) if self._blocks else []
         self._unhooked: list[nn.Module] = []
-        self._forwards: dict[nn.Module, tuple[_Wrapped, Any]] = {}
+        self._forwards: dict[nn.Module, tuple[_WrappedForward, Any]] = {}
         self._checkpointed: list[nn.Module] = []
 
     def set_(self, lowest: int) -> None:
@@ -76,12 +71,12 @@ class Prefix:
         self._restore()
         self.disable_input_gradients_()
         for block in self._blocks[:lowest]:
-            self._wrap_(block, _Quiet)
+            self._wrap_(block, _NoGrad)
             for part in _checkpointed(block):
                 part.gradient_checkpointing = False  # type: ignore[assignment]
                 self._checkpointed.append(part)
         if lowest < len(self._blocks) and _is_reentrant(self._blocks[lowest]):
-            self._wrap_(self._blocks[lowest], _Rooted)
+            self._wrap_(self._blocks[lowest], _WithGradInput)
 
     def disable_input_gradients_(self) -> None:
         """Take off the hook that ``enable_input_require_grads`` puts on the embedding, wherever it has appeared."""
@@ -97,7 +92,8 @@ class Prefix:
             module.enable_input_require_grads()  # type: ignore[operator]
         self._unhooked.clear()
 
-    def _wrap_(self, block: nn.Module, kind: type[_Wrapped]) -> None:
+    def _wrap_(self, block: nn.Module, kind: type[_WrappedForward]) -> None:
+        # in the instance, not the class: other instances of the class keep their forward
         before, wrapped = block.__dict__.get("forward"), kind(block.forward)
         self._forwards[block] = wrapped, before
         block.__dict__["forward"] = wrapped
@@ -106,7 +102,7 @@ class Prefix:
         for block, (wrapped, before) in self._forwards.items():
             wrapped.on = False
             if block.__dict__.get("forward") is not wrapped:
-                continue  # somebody wrapped it after us; ours stays inside, switched off
+                continue  # it was wrapped again since: ours stays inside, switched off
             if before is None:
                 del block.__dict__["forward"]
             else:

@@ -1,7 +1,7 @@
 """How many bytes a training step takes, by category: predicted without a GPU, and measured.
 
 ``predict`` runs the real step on fake tensors under a ledger of live storages; ``measure`` runs it on real ones, with
-the word of the allocator where there is one. Both return a ``Profile``: the composition at the peak, and at the end of
+the allocator's count where there is one. Both return a ``Profile``: the composition at the peak, and at the end of
 each phase.
 
     profile = predict(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16),

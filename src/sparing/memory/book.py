@@ -1,4 +1,4 @@
-"""The arithmetic of a ledger: what lives, in which category, and what lived at the peak. No tensors here."""
+"""The arithmetic of a ledger: bytes alive by category, now and at the peak. No tensors here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ class _Entry:
 
     nbytes: int
     category: Category
-    born: int
-    """Number of the event that brought it (count)."""
+    born: int  # number of the allocation (count)
 
 
 class Book:
@@ -25,7 +24,6 @@ class Book:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._live: dict[int, _Entry] = {}
         self._now = dict.fromkeys(CATEGORIES, 0)
         self._total = 0
@@ -53,15 +51,8 @@ class Book:
         self._record_peak()
 
     def allocate(self, key: int, nbytes: int, category: Category, *, settle: bool = True) -> None:
-        """Enter an allocation.
-
-        Args:
-            key: Identity, unique among the living.
-            nbytes: Size (bytes).
-            category: What it holds, as far as is known.
-            settle: Whether it counts towards the peak at once; if not, only at the next ``settle``, after whatever it
-                replaces was freed.
-        """
+        """Enter an allocation; without ``settle`` it counts towards the peak only at the next ``settle()``."""
+        # waiting lets an allocation that replaces another be counted after the other is freed
         self._events += 1
         self._live[key] = _Entry(nbytes, category, self._events)
         self._add(category, nbytes)
@@ -77,7 +68,7 @@ class Book:
             self.allocate(key, nbytes, entry.category)
 
     def free(self, key: int) -> None:
-        """Strike out an allocation; an unknown one is ignored."""
+        """Remove an allocation; an unknown one is ignored."""
         entry = self._live.pop(key, None)
         if entry is not None:
             self._add(entry.category, -entry.nbytes)
@@ -87,6 +78,7 @@ class Book:
         entry = self._live[key]
         if entry.category in {"params", category}:
             return
+        # it lived at the peak if it was allocated before; what lives now was not freed since
         if entry.born <= self._peak_event:
             self._peak[entry.category] -= entry.nbytes
             self._peak[category] += entry.nbytes

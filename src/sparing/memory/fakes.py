@@ -24,14 +24,14 @@ from sparing.errors import UserError
 from sparing.memory.steps import Batch
 
 _ATEN: Final = torch.ops.aten
-_GROUPED: Final = _ATEN._grouped_mm.default
+_GROUPED_MM: Final = _ATEN._grouped_mm.default
+# operations that make a tensor out of numbers
 _FACTORIES: Final = frozenset((
     _ATEN.arange.default, _ATEN.arange.start, _ATEN.arange.start_step, _ATEN.full.default, _ATEN.zeros.default,
     _ATEN.ones.default, _ATEN.scalar_tensor.default,
 ))  # fmt: skip
-"""Operations that make a tensor out of numbers."""
-_ROWS: Final = 2
-"""Dimensions of a table of rows: what has more, such as a mask of every pair of tokens, is too large to keep."""
+# dimensions of a table of rows: what has more, such as a mask of every pair of tokens, is too large to keep
+_TABLE_DIMS: Final = 2
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
@@ -39,39 +39,22 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None 
 
     Ties, flags and hooks are kept. Nothing is allocated and the module is not changed, so one on the meta device or one
     whose layers were replaced by peft will do.
-
-    Args:
-        model: On any device.
-        mode: The mode that the fake tensors belong to.
-        dtype: Type of the floating-point tensors of the copy; by default their own.
-
-    Returns:
-        The copy.
     """
     found = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
+    fakes: dict[int, Tensor] = {}
     with mode:
-        fakes = {id(tensor): _fake(tensor, dtype) for tensor in found}
+        for tensor in found:
+            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            fakes[id(tensor)] = fake
+    # deepcopy takes the fakes as copies it has made already, so no tensor is copied
     return copy.deepcopy(model, fakes)
 
 
-def _fake(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-
-
 def empty_batch(batch: Batch) -> dict[str, Tensor]:
-    """Make a batch of zeros on the CPU; under a fake mode nothing is allocated.
-
-    Args:
-        batch: Name -> a tensor, of which only shape and type are taken, or (shape, dtype).
-
-    Returns:
-        Name -> zeros.
-
-    Raises:
-        UserError: If an entry is neither.
-    """
+    """Make a batch of zeros on the CPU; under a fake mode nothing is allocated."""
     return {name: _zeros(name, entry) for name, entry in batch.items()}
 
 
@@ -88,16 +71,12 @@ def _zeros(name: str, entry: object) -> Tensor:
     )
 
 
-class Values(TorchDispatchMode):
+class KeptValues(TorchDispatchMode):
     """Let small tensors of whole numbers keep their values beside their shapes, inside a fake mode.
 
     Models read them to choose what they run: whether a row holds several texts, whether anything is padded, where a
     document ends. With values the fakes take the branch that the real tensors take; what depends on numbers that a
     prediction does not have stays unknown.
-
-    Args:
-        mode: The fake mode that runs outside.
-        batch: Of the step; whole numbers of a tensor are kept, those of a shape are taken to be zeros.
     """
 
     def __init__(self, mode: FakeTensorMode, batch: Batch) -> None:
@@ -108,21 +87,21 @@ class Values(TorchDispatchMode):
             self._given = empty_batch(batch) | {
                 name: entry.detach().cpu().contiguous() for name, entry in batch.items() if _has_values(entry)
             }
-        whole = [t.numel() for t in self._given.values() if _is_whole(t) and t.dim() <= _ROWS]
-        self._limit = 2 * max(whole, default=0)
+        sizes = [t.numel() for t in self._given.values() if _is_integer(t) and t.dim() <= _TABLE_DIMS]
+        self._limit = 2 * max(sizes, default=0)
         self._stack = contextlib.ExitStack()
 
     def batch(self) -> dict[str, Tensor]:
         """The batch as fakes; whole numbers have their values."""
-        return {name: self._known(tensor) for name, tensor in self._given.items()}
+        return {name: self._with_value(tensor) for name, tensor in self._given.items()}
 
     def __enter__(self) -> Self:
         self._stack.enter_context(_patched(fake_tensor, "CONSTANT_NUMEL_LIMIT", max(self._limit, 1)))
-        # It would print the whole trace of an operation that fails; the error says what it is.
+        # its log would print the whole trace of an operation that fails; the error says what it is
         self._stack.enter_context(_patched(logging.getLogger(fake_tensor.__name__), "disabled", True))
         library: Any = sys.modules.get("transformers.utils.import_utils")
         if library is not None and hasattr(library, "is_fake_tensor"):
-            # It takes a fake for a compiler's trace, in which no value may be read, and then builds every mask.
+            # transformers takes a fake for a compiler's trace, where no value may be read, and then builds every mask
             is_fake = library.is_fake_tensor
             unknown = lambda x: is_fake(x) and getattr(x, "constant", None) is None  # noqa: E731
             self._stack.enter_context(_patched(library, "is_fake_tensor", unknown))
@@ -135,34 +114,34 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; one that brings whole numbers out of nothing runs for real as well."""
-        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
-            return _grouped(*args, **(kwargs or {}))
+        if func is _GROUPED_MM and args[0].dtype is not torch.bfloat16:
+            return _fake_grouped_mm(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if func not in _FACTORIES or not self._keeps(out) or out.device.type != "cpu":
             return out
         with _no_modes():
             real = func(*args, **(kwargs or {}))
-        return self._known(real)
+        return self._with_value(real)
 
-    def _known(self, real: Tensor) -> Tensor:
+    def _with_value(self, real: Tensor) -> Tensor:
         keeps = self._keeps(real)
         return self._mode.fake_tensor_converter.from_real_tensor(self._mode, real, make_constant=keeps)
 
     def _keeps(self, tensor: Tensor) -> bool:
         """Whether values are kept: of short tables of whole numbers, and of single numbers such as a count of steps."""
-        return tensor.dim() == 0 or (_is_whole(tensor) and tensor.numel() <= self._limit)
+        return tensor.dim() == 0 or (_is_integer(tensor) and tensor.numel() <= self._limit)
 
 
 def _has_values(entry: object) -> TypeGuard[Tensor]:
-    return isinstance(entry, Tensor) and not entry.is_meta and not isinstance(entry, FakeTensor) and _is_whole(entry)
+    return isinstance(entry, Tensor) and not entry.is_meta and not isinstance(entry, FakeTensor) and _is_integer(entry)
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _grouped(left: Tensor, right: Tensor, offs: Tensor | None = None, *_: object, **__: object) -> Tensor:
-    """The result of a grouped product of any type; torch's own rule for fakes takes bfloat16 alone."""
+def _fake_grouped_mm(left: Tensor, right: Tensor, offs: Tensor | None = None, *_: object, **__: object) -> Tensor:
+    """The result of a grouped product of any type; torch's own rule for fakes (2.13) takes bfloat16 alone."""
     if left.dim() == right.dim():
         count = left.shape[:1] if left.dim() == 3 else offs.shape[:1] if offs is not None else ()
         return left.new_empty((*count, left.shape[-2], right.shape[-1]))
@@ -186,9 +165,6 @@ def cuda_kernels() -> Iterator[None]:
     Dropout keeps a mask of one byte per element there instead of one element, and attention can drop weights without
     leaving the fused kernel, which on the CPU falls back to one that keeps the whole attention matrix. The functions
     are exchanged, because a mode for torch functions is off while torch goes backward, where checkpoints recompute.
-
-    Yields:
-        Once; the functions are back on exit.
     """
     functional: Any = F
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention

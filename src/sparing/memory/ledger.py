@@ -1,4 +1,4 @@
-"""A ledger of live tensors: every storage that torch operations bring into being, until the last reference goes."""
+"""A ledger of live tensors: every storage that torch operations allocate, until the last reference goes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from sparing.memory.book import Book
 from sparing.memory.sizes import PHASES, Bytes, Category, Phase, Profile
 
-_DEVICE_OF_A_FAKE = torch.ops.prim.device.default
+_FAKE_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 
 
@@ -59,11 +59,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._optimizers, self._inputs, self._device = model, optimizers, inputs, device
         self._book = Book()
-        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._finalizers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._handles: list[RemovableHandle] = []
         self._phases: dict[Phase, Bytes] = {}
         self._backward = False
-        self._steps_open = 0
+        self._open_steps = 0
 
     @property
     def now(self) -> Bytes:
@@ -95,12 +95,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._book.reset_peak()
 
     def __enter__(self) -> Self:
-        self._count_what_exists()
+        self._count_existing()
         self._watch_gradients()
         for optimizer in self._optimizers:
             self._handles += [
-                optimizer.register_step_pre_hook(self._open_step),
-                optimizer.register_step_post_hook(self._close_step),
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
             ]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -110,40 +110,35 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._book.settle()
-        self._deaths.clear()
+        self._finalizers.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and enter the storages it brought."""
-        if func is _DEVICE_OF_A_FAKE:
+        """Run the operation and enter the storages it allocated."""
+        if func is _FAKE_DEVICE:
             return func(*args)
         self._book.settle()
-        self._notice_backward()
-        out = func(*args, **(kwargs or {}))
-        # Autograd sums two gradients in place of the first, but out of place under any dispatch mode. The result
-        # therefore counts only once the operands are gone: what runs without a ledger never holds all three. A first
-        # one that is a view, as a linear map's weight gradient is, shares its storage and is not written to.
-        in_place = func is _ADD and self._backward and not torch.is_grad_enabled() and not args[0]._is_view()
-        category = self._category_of_newborn()
-        strangers = {key for tensor in tree_leaves(args) if (key := _key(tensor)) is not None and key not in self._book}
-        if strangers and getattr(func, "is_view", False):  # a view of what was there before the block is no birth
-            return out
-        for tensor in _tensors(out):
-            if _key(tensor) not in strangers:
-                self._enter(tensor, category, settle=not in_place)
-        return out
-
-    def _notice_backward(self) -> None:
         inside = _inside_backward()
         if inside and not self._backward:
             self._phases = {"forward": self._book.now}
         self._backward = inside
-
-    def _category_of_newborn(self) -> Category:
-        inside = self._steps_open or (self._backward and not torch.is_grad_enabled())
-        return "transient" if inside else "activations"
+        out = func(*args, **(kwargs or {}))
+        # Autograd sums two gradients in place of the first, but out of place under any dispatch mode. The result
+        # therefore counts only once the operands are gone: what runs without a ledger never holds all three. A first
+        # one that is a view, as a linear map's weight gradient is, shares its storage and is not written to.
+        differentiates = self._backward and not torch.is_grad_enabled()  # recomputation under checkpointing has grad on
+        in_place = func is _ADD and differentiates and not args[0]._is_view()
+        category: Category = "transient" if self._open_steps or differentiates else "activations"
+        foreign = {key for tensor in tree_leaves(args) if (key := _key(tensor)) is not None and key not in self._book}
+        # a view of what was there before the block is nothing new
+        if foreign and getattr(func, "is_view", False):
+            return out
+        for tensor in _tensors(out):
+            if _key(tensor) not in foreign:
+                self._enter(tensor, category, settle=not in_place)
+        return out
 
     def _enter(self, tensor: Tensor, category: Category, *, settle: bool = True) -> None:
         if self._device is not None and tensor.device.type != self._device:
@@ -156,56 +151,59 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._book.resize(key, storage.nbytes())
             return
         self._book.allocate(key, storage.nbytes(), category, settle=settle)
-        self._deaths[key] = weakref.ref(storage, lambda _: self._bury(key))
+        # the storage itself, not a tensor: views keep it alive after the tensor that made it is gone
+        self._finalizers[key] = weakref.ref(storage, lambda _: self._on_freed(key))
 
-    def _bury(self, key: int) -> None:
-        if self._deaths.pop(key, None) is not None:
+    def _on_freed(self, key: int) -> None:
+        # after the block the finalizers are forgotten, so that the book keeps what lived at its end
+        if self._finalizers.pop(key, None) is not None:
             self._book.free(key)
 
-    def _claim(self, tensor: Tensor | None, category: Category) -> None:
+    def _categorize(self, tensor: Tensor | None, category: Category) -> None:
         for part in _tensors(tensor):
             self._enter(part, category)
             key = part.untyped_storage()._cdata
             if key in self._book:
                 self._book.move(key, category)
 
-    def _count_what_exists(self) -> None:
+    def _count_existing(self) -> None:
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            self._claim(tensor.data, "params")
+            self._categorize(tensor.data, "params")
         for tensor in tree_leaves(self._inputs):
-            self._claim(tensor, "activations")
-        self._claim_gradients()
-        self._claim_state()
+            self._categorize(tensor, "activations")
+        self._categorize_gradients()
+        self._categorize_state()
         self._book.reset_peak()
 
-    def _claim_gradients(self) -> None:
+    def _categorize_gradients(self) -> None:
         for parameter in self._model.parameters():
-            self._claim(parameter.grad, "grads")
+            self._categorize(parameter.grad, "grads")
 
-    def _claim_state(self) -> None:
+    def _categorize_state(self) -> None:
         for optimizer in self._optimizers:
             for leaf in tree_leaves(list(optimizer.state.values())):
-                self._claim(leaf, "optimizer")
+                self._categorize(leaf, "optimizer")
 
     def _watch_gradients(self) -> None:
         for parameter in self._model.parameters():
             if not (parameter.is_floating_point() or parameter.is_complex()):
                 continue  # quantized: it cannot have a gradient
             flag = parameter.requires_grad
-            parameter.requires_grad_(True)  # torch refuses the hook on a frozen one, which may be thawed meanwhile
+            # torch refuses the hook on a frozen parameter, which may be thawed while the block runs
+            parameter.requires_grad_(True)
             register: Any = parameter.register_post_accumulate_grad_hook
-            self._handles.append(register(lambda grown: self._claim(grown.grad, "grads")))
+            self._handles.append(register(lambda grown: self._categorize(grown.grad, "grads")))
             parameter.requires_grad_(flag)
 
-    def _open_step(self, *_: object) -> None:
-        self._steps_open += 1
-        self._claim_gradients()
+    def _before_step(self, *_: object) -> None:
+        self._open_steps += 1
+        self._categorize_gradients()
         if not _inside_backward():
             self._phases.setdefault("backward", self._book.now)
 
-    def _close_step(self, *_: object) -> None:
-        self._steps_open -= 1
-        self._claim_state()
+    def _after_step(self, *_: object) -> None:
+        self._open_steps -= 1
+        self._categorize_state()
         if not _inside_backward():
             self._phases["step"] = self._book.now
 

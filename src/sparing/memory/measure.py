@@ -67,18 +67,15 @@ def measure(
         raise UserError("model", got="a model on the meta device", why="it has no data to run on", do="use predict")
     place = torch.device(device) if device else next((p.device for p in copied.parameters()), torch.device("cpu"))
     made = prepare_(copied.to(place, dtype), training)
-    real = {name: tensor.to(place) for name, tensor in _given(batch).items()}
+    given = empty_batch(batch) | {name: entry for name, entry in batch.items() if isinstance(entry, torch.Tensor)}
+    real = {name: tensor.to(place) for name, tensor in given.items()}
     profile = watch(copied, made, real, step_of(training), device=place.type)
     if place.type != "cuda":
         return profile
+    # a step without the ledger: under a dispatch mode autograd does not sum gradients in place
     gc.collect()
     torch.cuda.reset_peak_memory_stats(place)
     step_of(training)(copied, made, real)
     torch.cuda.synchronize(place)
     unseen = torch.cuda.max_memory_allocated(place) - before - profile.total
     return replace(profile, transient=profile.transient + unseen)
-
-
-def _given(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the batch with zeros where only a shape was given."""
-    return empty_batch(batch) | {name: entry for name, entry in batch.items() if isinstance(entry, torch.Tensor)}

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim import Optimizer
 
 from sparing.errors import UserError
-from sparing.memory.fakes import Values, cuda_kernels, fake_copy
+from sparing.memory.fakes import KeptValues, cuda_kernels, fake_copy
 from sparing.memory.sizes import Profile
 from sparing.memory.steps import Batch, Loss, MakeOptimizer, Step, Trainable, Training, prepare_, step_of
 from sparing.memory.steps import watch_second_step as watch
@@ -83,10 +83,13 @@ def predict(
         accumulate=accumulate,
     )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake = fake_copy(_materialise(model), mode, dtype)
+    if not isinstance(model, nn.Module):
+        with torch.device("meta"):
+            model = model()
+    fake = fake_copy(model, mode, dtype)
     kernels = cuda_kernels() if device == "cuda" else contextlib.nullcontext()
     try:
-        with mode, kernels, Values(mode, batch) as values:
+        with mode, kernels, KeptValues(mode, batch) as values:
             made = prepare_(fake, training)
             if device == "cuda":
                 _default_to_foreach_(made)
@@ -100,16 +103,8 @@ def predict(
         ) from error
 
 
-def _materialise(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    """Return the module, made on the meta device if it is still to be made."""
-    if isinstance(model, nn.Module):
-        return model
-    with torch.device("meta"):
-        return model()
-
-
 def _default_to_foreach_(optimizer: Optimizer) -> None:
-    """Choose as torch does for parameters on CUDA: all at once unless told otherwise."""
+    """Choose as torch does for parameters on CUDA; the fakes lie on the CPU, where it would choose otherwise."""
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True

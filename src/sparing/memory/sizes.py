@@ -1,4 +1,4 @@
-"""Bytes by category, and the way people write them."""
+"""Bytes by category, and amounts of memory as text."""
 
 from __future__ import annotations
 
@@ -91,13 +91,14 @@ def parse_bytes(written: str | int) -> int:
         raise UserError(
             "memory", got=repr(written), why="it is not an amount with a known unit", do='write "24GB" or "24GiB"'
         )
+    # in integers: floats would round amounts above 2**53
     whole, _, decimals = match[1].partition(".")
     scale = int("1" + "0" * len(decimals))
     return (2 * int(whole + decimals) * factor + scale) // (2 * scale)
 
 
 def format_bytes(count: int) -> str:
-    """Write bytes for people, in binary units with one decimal.
+    """Write bytes in binary units with one decimal.
 
     Args:
         count: Bytes.

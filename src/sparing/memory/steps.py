@@ -27,30 +27,19 @@ Trainable = Callable[[str], bool] | Collection[str]
 class Training:
     """How a step trains a model."""
 
-    optimizer: MakeOptimizer
-    """Called with the parameters that require gradients."""
+    optimizer: MakeOptimizer  # called with the parameters that require gradients
 
+    # names that train, or a predicate on the canonical name; ``None`` leaves the flags as they are
     trainable: Trainable | None = None
-    """Names that train, or a predicate on the canonical name; ``None`` leaves the flags as they are."""
 
+    # model and batch to a scalar; ``None`` is the convention of transformers, ``model(**batch).loss``
     loss: Loss | None = None
-    """Model and batch to a scalar; ``None`` is the convention of transformers, ``model(**batch).loss``."""
-
-    step: Step | None = None
-    """A whole step, in place of ``loss`` and ``accumulate``."""
-
-    checkpointing: bool = False
-    """Recompute the activations of each block in the backward pass."""
-
-    accumulate: int = 1
-    """Micro-batches per optimizer step (count)."""
+    step: Step | None = None  # A whole step, in place of ``loss`` and ``accumulate``
+    checkpointing: bool = False  # recompute the activations of each block in the backward pass
+    accumulate: int = 1  # micro-batches per optimizer step (count)
 
     def __post_init__(self) -> None:
-        """Reject what no step can do.
-
-        Raises:
-            UserError: If ``accumulate`` is below one, or a ``step`` is given together with what it replaces.
-        """
+        """Reject what no step can do."""
         if self.accumulate < 1:
             raise UserError("accumulate", got=self.accumulate, why="a step needs a batch", do="pass accumulate >= 1")
         if self.step is not None and (self.loss is not None or self.accumulate != 1):
@@ -63,18 +52,7 @@ class Training:
 
 
 def prepare_(model: nn.Module, training: Training) -> Optimizer:
-    """Make a model ready for its first step: flags, checkpointing, training mode, optimizer.
-
-    Args:
-        model: Changed in place.
-        training: What the step does.
-
-    Returns:
-        The optimizer over the parameters that require gradients.
-
-    Raises:
-        UserError: If nothing would train.
-    """
+    """Make a model ready for its first step: flags, checkpointing, training mode, optimizer."""
     if training.trainable is not None:
         freeze_(model, training.trainable)
     if training.checkpointing:
@@ -87,15 +65,7 @@ def prepare_(model: nn.Module, training: Training) -> Optimizer:
 
 
 def freeze_(model: nn.Module, trainable: Trainable) -> None:
-    """Let exactly the chosen parameters require gradients.
-
-    Args:
-        model: Changed in place.
-        trainable: Predicate on the canonical name, or the names.
-
-    Raises:
-        UserError: If a name is not in the model.
-    """
+    """Let exactly the chosen parameters require gradients."""
     parameters = named_parameters(model)
     chosen = {name for name in parameters if trainable(name)} if callable(trainable) else set(trainable)
     if unknown := sorted(chosen - parameters.keys()):
@@ -114,12 +84,6 @@ def checkpoint_(model: nn.Module) -> None:
 
     transformers also makes the output of the embedding require gradients, which only reentrant checkpointing needs and
     which would drag the backward pass through frozen blocks; that hook is removed.
-
-    Args:
-        model: A transformers model, bare or wrapped by peft; changed in place.
-
-    Raises:
-        UserError: If the model has no such switch.
     """
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # transformers >= 5, and before
     enable = next((switch for name in names if callable(switch := getattr(model, name, None))), None)
@@ -137,18 +101,7 @@ def checkpoint_(model: nn.Module) -> None:
 
 
 def output_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return ``model(**batch).loss``, the convention of transformers.
-
-    Args:
-        model: A model that computes its own loss.
-        batch: Its arguments, labels included.
-
-    Returns:
-        The loss, shape ().
-
-    Raises:
-        UserError: If the output has no loss.
-    """
+    """Return ``model(**batch).loss``, the convention of transformers."""
     loss: Tensor | None = getattr(model(**batch), "loss", None)
     if loss is None:
         raise UserError(
@@ -161,15 +114,7 @@ def output_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def step_of(training: Training) -> Step:
-    """Return the step that the settings describe.
-
-    Args:
-        training: What the step does.
-
-    Returns:
-        Its ``step``, or the usual one: gradients of the mean loss over ``accumulate`` times the batch, the optimizer's
-        step, gradients to ``None``.
-    """
+    """Return the step that the settings describe."""
     if training.step is not None:
         return training.step
     loss_of = training.loss or output_loss
@@ -186,18 +131,7 @@ def step_of(training: Training) -> Step:
 def watch_second_step(
     model: nn.Module, optimizer: Optimizer, batch: dict[str, Tensor], step: Step, *, device: str | None = None
 ) -> Profile:
-    """Run two steps, so that the second finds the optimizer's state, and return the profile of the second.
-
-    Args:
-        model: Trained for two steps.
-        optimizer: Its optimizer.
-        batch: The batch of both steps, counted with the activations.
-        step: One training step.
-        device: Count only tensors on this type of device.
-
-    Returns:
-        Peak and phases of the second step.
-    """
+    """Run two steps, so that the second finds the optimizer's state, and return the profile of the second."""
     with Ledger(model, optimizer, inputs=batch, device=device) as ledger:
         step(model, optimizer, batch)
         gc.collect()  # cycles of the first step must not live on into the second by chance

@@ -1,4 +1,4 @@
-"""A file appears whole or not at all."""
+"""Atomic writes: a file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
     Whatever goes wrong (a full disk, a killed process), the file of that name is the old one or the new one; on an
     error the temporary file is removed.
-
-    Args:
-        path: Target; missing folders are made.
-        content: Text (written as UTF-8) or bytes.
-
-    Returns:
-        The target.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -29,9 +22,10 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # mkstemp makes files that only their owner reads; the umask can be read only by setting it
         mask = os.umask(0)
         os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)  # mkstemp makes files that only their owner reads; a report is to be shared
+        Path(name).chmod(0o666 & ~mask)
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)

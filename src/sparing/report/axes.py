@@ -1,4 +1,4 @@
-"""Axes that read at a glance: few ticks, plain numbers or powers, quantity and unit, no frame."""
+"""Axes: few ticks, plain numbers or powers, quantity and unit, no frame."""
 
 from __future__ import annotations
 
@@ -15,22 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis as OneAxis
     from matplotlib.ticker import Formatter
 
-Mark = tuple[float, str]
-"""A value to draw a line at, and the words beside it."""
+Mark = tuple[float, str]  # A value to draw a line at, and the words beside it
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def tick_texts(values: Sequence[float], *, base: int = 10, log: bool = False) -> list[str]:
-    """Write the ticks of one axis alike: plain numbers with the same decimals, or all as powers.
-
-    Args:
-        values: The ticks, rising.
-        base: Base of a logarithmic axis.
-        log: Whether the axis is logarithmic.
-
-    Returns:
-        One text per tick.
+    """Write the ticks of one axis consistently: plain numbers with the same decimals, or all as powers.
 
     Example:
         >>> tick_texts([-0.5, 0.0, 0.5, 1.0]), tick_texts([0.0, 20000.0]), tick_texts([0.0, 5e6])
@@ -39,20 +30,19 @@ def tick_texts(values: Sequence[float], *, base: int = 10, log: bool = False) ->
         (['10⁻⁵', '10⁻³'], ['0.1', '1'], ['2⁻⁶', '2¹'])
     """
     if log and base != 10:
-        return [f"{base}{_raised(round(math.log(value, base)))}" for value in values]
-    sizes = [abs(value) for value in values if abs(value) > 1e-300]
+        return [f"{base}{_superscript(round(math.log(value, base)))}" for value in values]
+    sizes = [abs(value) for value in values if abs(value) > 1e-300]  # matplotlib's zero tick may be off by rounding
     least, most = min(sizes, default=1.0), max(sizes, default=1.0)
     if most >= 1e9 or most < 1e-3 or (log and (most > 1e5 or least < 9e-4)):
         return [_power(value) for value in values]
     factor, unit = (1e6, " M") if most >= 1e6 else (1.0, "")
     shown = [value / factor for value in values]
     decimals = max(len(f"{abs(value):.10g}".partition(".")[2]) for value in shown) if shown else 0
-    return [_plain(value, len(f"{value:.10g}".partition(".")[2]) if log else decimals, unit) for value in shown]
-
-
-def _plain(value: float, decimals: int, unit: str) -> str:
-    sign = "−" if value < 0 else ""
-    return f"{sign}{grouped(abs(value), decimals)}{unit if value else ''}"
+    texts = []
+    for value in shown:
+        places = len(f"{value:.10g}".partition(".")[2]) if log else decimals
+        texts.append(f"{'−' if value < 0 else ''}{grouped(abs(value), places)}{unit if value else ''}")
+    return texts
 
 
 def _power(value: float) -> str:
@@ -60,10 +50,10 @@ def _power(value: float) -> str:
         return "0"
     power = math.floor(math.log10(abs(value)) + 1e-9)
     factor = float(f"{abs(value) / 10.0**power:.6g}")
-    return ("−" if value < 0 else "") + ("" if factor == 1 else f"{factor:g} × ") + f"10{_raised(power)}"
+    return ("−" if value < 0 else "") + ("" if factor == 1 else f"{factor:g} × ") + f"10{_superscript(power)}"
 
 
-def _raised(power: int) -> str:
+def _superscript(power: int) -> str:
     return str(power).translate(_SUPERSCRIPT)
 
 
@@ -85,7 +75,7 @@ def heading(canvas: Canvas, text: str) -> None:
 
 
 def _folded(canvas: Canvas, text: str, letter: float) -> str:
-    """Fold to the canvas; ``letter`` is the room per letter in px, with what lies beside the text."""
+    """Fold to the canvas; ``letter`` is the width per letter (px), margins included."""
     return "\n".join(textwrap.wrap(text, int(canvas.width / letter), max_lines=3, placeholder="…"))
 
 
@@ -95,10 +85,7 @@ def _base(axis: Axis) -> int:
 
 def _limits(now: tuple[float, float], axis: Axis, scale: Scale) -> tuple[float, float]:
     low, high = now
-    return (
-        low if axis.low is None else axis.low / scale.one,
-        high if axis.high is None else axis.high / scale.one,
-    )
+    return (low if axis.low is None else axis.low / scale.one, high if axis.high is None else axis.high / scale.one)
 
 
 def _ticks(axis: OneAxis, one: Axis, *, narrow: bool) -> None:

@@ -96,11 +96,11 @@ def bars(
         _finish(canvas, axis, scale, longest, at, [len(text) for text in texts])
         reference_line(canvas, mark, scale)
 
-    spoken = "; ".join(f"{bar.label} {text}" for bar, text in zip(bars, texts, strict=True))
+    described = "; ".join(f"{bar.label} {text}" for bar, text in zip(bars, texts, strict=True))
     height = len(bars) * (_NAME + _BAR + _APART) + 52 + (16 if mark else 0)
     spreads = [Series(bar.label, [0], [0], low=[0], n=bar.n) for bar in bars if bar.low is not None]
     note = with_spread(caption, spreads, "the interval in brackets")
-    return Figure(title, alt or f"Bars of {axis.label}: {spoken}.", note, draw, (height, height))
+    return Figure(title, alt or f"Bars of {axis.label}: {described}.", note, draw, (height, height))
 
 
 def stacked_bars(
@@ -150,13 +150,14 @@ def stacked_bars(
         reference_line(canvas, mark, scale)
         _key(canvas, colours, hatched=any(stack.kind == "predicted" for stack in stacks), lift=26 if mark else 8)
 
-    spoken = "; ".join(
-        f"{stack.label} {text} ({_parts(stack, axis)})" for stack, text in zip(stacks, texts, strict=True)
-    )
+    described = []
+    for stack, text in zip(stacks, texts, strict=True):
+        parts = ", ".join(f"{words(part)} {format_number(size, axis.unit)}" for part, size in stack.parts.items())
+        described.append(f"{stack.label} {text} ({parts})")
     names = [*map(words, categories), "predicted"]
     height = len(groups) * (_NAME + _APART) + len(stacks) * (_BAR + _GAP) + (74 if mark else 56)
     wide, narrow = (height + 20 * _key_shape(names, width)[1] for width in (WIDE, NARROW))
-    return Figure(title, alt or f"Stacked bars of {axis.label}: {spoken}.", caption, draw, (wide, narrow))
+    return Figure(title, alt or f"Stacked bars of {axis.label}: {'; '.join(described)}.", caption, draw, (wide, narrow))
 
 
 def category_colours(count: int, inks: Inks) -> list[str]:
@@ -196,7 +197,7 @@ def _named(canvas: Canvas, name: str, at: float) -> None:
         bbox=_screen(canvas),
         zorder=4,
     )
-    text.set_in_layout(False)  # it lies inside the axes by design; a long name must not squeeze them
+    text.set_in_layout(False)  # a long name must not squeeze the axes in which it lies
 
 
 def _screen(canvas: Canvas) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _screen(canvas: Canvas) -> dict[str, Any]:
     return {"facecolor": canvas.ground.paper, "edgecolor": "none", "pad": 1}
 
 
-def _valued(canvas: Canvas, text: str, end: float, at: float) -> None:
+def _write_value(canvas: Canvas, text: str, end: float, at: float) -> None:
     canvas.axes.annotate(
         text,
         (end, at + _BAR / 2),
@@ -219,6 +220,7 @@ def _valued(canvas: Canvas, text: str, end: float, at: float) -> None:
 
 
 def _one_bar(canvas: Canvas, bar: Bar, at: float, scale: Scale, text: str) -> None:
+    # a value that was not measured has a bar of no length and a dash for its number
     axes, colour, centre = canvas.axes, canvas.colour(bar.role), at + _BAR / 2
     value = bar.value if bar.value is not None and math.isfinite(bar.value) else 0.0
     filled: dict[str, Any] = (
@@ -228,12 +230,10 @@ def _one_bar(canvas: Canvas, bar: Bar, at: float, scale: Scale, text: str) -> No
     end = max(value, 0.0)
     if bar.low is not None and bar.high is not None:
         end = max(end, bar.high)
-        for width, shade in (
-            (3.6, canvas.ground.paper),
-            (1.4, canvas.ground.ink),
-        ):  # a halo keeps the bar readable on black
+        # a halo keeps the error bar readable on black
+        for width, shade in ((3.6, canvas.ground.paper), (1.4, canvas.ground.ink)):
             axes.hlines(centre, bar.low / scale.one, bar.high / scale.one, color=shade, linewidth=width, zorder=3)
-    _valued(canvas, text, end / scale.one, at)
+    _write_value(canvas, text, end / scale.one, at)
 
 
 def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: Mapping[str, str], text: str) -> None:
@@ -248,7 +248,7 @@ def _one_stack(canvas: Canvas, stack: Stack, at: float, scale: Scale, colours: M
         canvas.axes.barh(at + _BAR / 2, width, _BAR, left=left, zorder=2, **look)
         left += width
         canvas.axes.vlines(left, at, at + _BAR, color=canvas.ground.paper, linewidth=1.0, zorder=2.5)
-    _valued(canvas, text, left, at)
+    _write_value(canvas, text, left, at)
 
 
 def _finish(canvas: Canvas, axis: Axis, scale: Scale, longest: float, height: float, letters: Sequence[int]) -> None:
@@ -284,7 +284,3 @@ def _key_shape(names: Sequence[str], width: float) -> tuple[int, int]:
         return len(names), 1
     columns = max(1, int(width / (6.8 * max(map(len, names)) + 32)))
     return columns, math.ceil(len(names) / columns)
-
-
-def _parts(stack: Stack, axis: Axis) -> str:
-    return ", ".join(f"{words(part)} {format_number(size, axis.unit)}" for part, size in stack.parts.items())

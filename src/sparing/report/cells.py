@@ -1,4 +1,4 @@
-"""How a value reads: the one place where numbers, units, intervals and gaps become words, for terminal, page and plots.
+"""How a value reads: numbers, units, intervals and gaps as text, alike for terminal, page and plots.
 
 Column names are words; ``units`` gives a column its unit. ``x_low`` and ``x_high`` beside ``x`` are its interval and
 are folded into it. Bytes ("B") and seconds ("s") are shown in one prefix per column, chosen by the largest value.
@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-Cell = int | float | str | bool | None
-"""What a row may hold."""
+Cell = int | float | str | bool | None  # what a row may hold
 
-MISSING = "–"
-"""Shown for what was not measured; never a zero."""
+MISSING = "–"  # shown for what was not measured; never a zero
 
 _LADDERS: dict[str, tuple[tuple[float, float, str], ...]] = {  # unit -> (used from, one of it, its name)
     "B": ((0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB"), (2**40, 2**40, "TiB")),
@@ -30,28 +28,18 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 class Scale:
     """A unit to show values in: ``shown = value / one``."""
 
-    one: float
-    """One shown unit, in the unit of the data."""
-
-    unit: str
-    """Name of the shown unit ("" for a plain number)."""
+    one: float  # one shown unit, in the unit of the data
+    unit: str  # name of the shown unit ("" for a plain number)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table, ready to be printed."""
 
-    name: str
-    """Key of the column in the rows."""
-
-    unit: str
-    """Unit for the head row; "" where there is none or each cell carries its own."""
-
-    cells: tuple[str, ...]
-    """One text per row."""
-
-    numeric: bool
-    """Whether the cells are numbers, to be aligned right."""
+    name: str  # key of the column in the rows
+    unit: str  # unit for the head row; "" where there is none or each cell carries its own
+    cells: tuple[str, ...]  # one text per row
+    numeric: bool  # whether the cells are numbers, to be aligned right
 
     @property
     def label(self) -> str:
@@ -67,12 +55,6 @@ def words(name: str) -> str:
 def tidy(text: str) -> str:
     r"""Make a text safe for one line of a terminal: no control characters, no line breaks.
 
-    Args:
-        text: Any text, such as what a model wrote.
-
-    Returns:
-        One line; each control character is "�".
-
     Example:
         >>> tidy("two\nlines\x1b[31m")
         'two lines�[31m'
@@ -82,26 +64,15 @@ def tidy(text: str) -> str:
 
 
 def scale_of(values: Iterable[object], unit: str) -> Scale:
-    """Choose the prefix that the largest finite value asks for.
-
-    Args:
-        values: Cells of a column, in ``unit``; what is not a number is passed over.
-        unit: Unit of the data: "B" and "s" have prefixes, any other is kept.
-
-    Returns:
-        The unit to show.
-    """
+    """Choose the prefix that the largest finite value asks for."""
     ladder = _LADDERS.get(unit)
     if ladder is None:
         return Scale(1, unit)
     sizes = [abs(value) for value in values if is_number(value) and math.isfinite(value)]
     largest = max(sizes, default=0.0)
-    _, one, name = [rung for rung in ladder if largest >= rung[0]][-1] if largest else _unit_rung(ladder)
-    return Scale(one, name)
-
-
-def _unit_rung(ladder: tuple[tuple[float, float, str], ...]) -> tuple[float, float, str]:
-    return next(rung for rung in ladder if rung[1] == 1)
+    # nothing but zeros says nothing of a prefix: they are shown in the unit itself
+    rungs = [rung for rung in ladder if largest >= rung[0]] if largest else [rung for rung in ladder if rung[1] == 1]
+    return Scale(*rungs[-1][1:])
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -111,12 +82,6 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def digits(value: float) -> str:
     """Write a number with three significant digits; an integer below a million is written exactly.
-
-    Args:
-        value: The number.
-
-    Returns:
-        Its text, without unit.
 
     Example:
         >>> [digits(x) for x in (3.2149, 12345.6, 1200, 24_407_040, 3e-4, 1.5e-7, float("nan"))]
@@ -131,6 +96,7 @@ def digits(value: float) -> str:
     if size and (exponent < -4 or exponent >= 15):
         return _minus(f"{_trimmed(f'{size:.2e}'.split('e')[0])} × 10{str(exponent).translate(_SUPERSCRIPT)}", value)
     for one, name in _LARGE:
+        # what three digits round up to 1,000,000 is written "1 M"
         if size >= one * 0.9995:
             return _minus(f"{digits(size / one)} {name}", value)
     text = grouped(round(size, 2 - exponent), max(0, 2 - exponent))
@@ -164,6 +130,7 @@ def _interval(value: float, low: float, high: float) -> str:
     if not all(map(math.isfinite, (value, half))) or half <= 0 or max(map(abs, (low, high))) >= 1e6 or half < 1e-4:
         return f"{digits(value)} [{digits(low)}, {digits(high)}]"
     exponent = math.floor(math.log10(half))
+    # one digit of half the width, two where it begins with 1: the second is then worth more than 5 %
     decimals = -exponent + (half / 10.0**exponent < 2)
     centre, lower, upper = (_minus(grouped(abs(round(x, decimals)), max(0, decimals)), x) for x in (value, low, high))
     return f"{centre} [{lower}, {upper}]"
@@ -216,16 +183,7 @@ def _cell(row: Mapping[str, Cell], name: str, scale: Scale, unit: str) -> str:
 def columns(
     rows: Sequence[Mapping[str, Cell]], *, units: Mapping[str, str] | None = None, names: Sequence[str] | None = None
 ) -> list[Column]:
-    """Turn rows into columns of text.
-
-    Args:
-        rows: Rows of one table.
-        units: Unit by column name.
-        names: Columns to show, in order; by default all, in order of first use, intervals folded.
-
-    Returns:
-        One column per name; a cell that a row lacks is a dash.
-    """
+    """Turn rows into columns of text."""
     units = units or {}
     shown = []
     for name in names if names is not None else _names(rows):

@@ -53,7 +53,7 @@ def lines(
         UserError: If no series has a point that can be drawn.
     """
     across, up = as_axis(x), as_axis(y)
-    shown = [_rising(one) for one in _drawable(series)]
+    shown = [_rising(one) for one in _with_points(series)]
     scales = _scales(shown, across, up)
 
     def draw(canvas: Canvas) -> None:
@@ -96,7 +96,7 @@ def scatter(
         UserError: If no series has a point that can be drawn.
     """
     across, up = as_axis(x), as_axis(y)
-    shown = _drawable(series)
+    shown = _with_points(series)
     scales = _scales(shown, across, up)
 
     def draw(canvas: Canvas) -> None:
@@ -107,12 +107,12 @@ def scatter(
         dress(canvas, across, up, scales)
         _name_points(canvas, shown, scales, around=shown)
 
-    spoken = ("; ".join(f"{one.name} at {_at(one, across, up)}" for one in shown)) + "."
-    alt = alt or f"Scatter plot of {up.label} against {across.label}: {spoken}"
+    described = ("; ".join(f"{one.name} at {_at(one, across, up)}" for one in shown)) + "."
+    alt = alt or f"Scatter plot of {up.label} against {across.label}: {described}"
     return Figure(title, alt, with_spread(caption, shown, between), draw, (350.0, 320.0))
 
 
-def _drawable(series: Sequence[Series]) -> list[Series]:
+def _with_points(series: Sequence[Series]) -> list[Series]:
     shown = [one for one in series if _last(one) is not None]
     if not shown:
         raise UserError(
@@ -142,7 +142,7 @@ def _scales(shown: Sequence[Series], across: Axis, up: Axis) -> tuple[Scale, Sca
     return across.scaled([value for one in shown for value in one.x]), up.scaled(tops)
 
 
-def _divided(values: Sequence[float], scale: Scale) -> list[float]:
+def _in_unit(values: Sequence[float], scale: Scale) -> list[float]:
     return [float(value) / scale.one for value in values]
 
 
@@ -155,10 +155,11 @@ def _marker(canvas: Canvas, one: Series, *, size: float) -> dict[str, Any]:
 
 
 def _line(canvas: Canvas, one: Series, scales: tuple[Scale, Scale], *, front: int) -> None:
-    xs, ys = _divided(one.x, scales[0]), _divided(one.y, scales[1])
+    xs, ys = _in_unit(one.x, scales[0]), _in_unit(one.y, scales[1])
     colour, dash = canvas.colour(one.role), style(one.role).dash
     stroke = "none" if one.source else (0, dash) if dash else "-"
     last = max(at for at, value in enumerate(ys) if math.isfinite(value))
+    # many points: a marker only at the end, beside the name, to tell the lines apart without colour
     marks = None if len(xs) <= _FEW or one.source else [last]
     width = 2.0 if one.n is not None and one.n > 1 else 1.4
     marker = _marker(canvas, one, size=6)
@@ -166,15 +167,15 @@ def _line(canvas: Canvas, one: Series, scales: tuple[Scale, Scale], *, front: in
         xs, ys, color=colour, linestyle=stroke, linewidth=width, markevery=marks, zorder=3 + front / 10, **marker
     )
     if one.low is not None and one.high is not None:
-        low, high = _divided(one.low, scales[1]), _divided(one.high, scales[1])
+        low, high = _in_unit(one.low, scales[1]), _in_unit(one.high, scales[1])
         canvas.axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
 
 
 def _points(canvas: Canvas, one: Series, scales: tuple[Scale, Scale]) -> None:
-    xs, ys = _divided(one.x, scales[0]), _divided(one.y, scales[1])
+    xs, ys = _in_unit(one.x, scales[0]), _in_unit(one.y, scales[1])
     if one.low is not None and one.high is not None:
         colour = canvas.colour(one.role)
-        canvas.axes.vlines(xs, _divided(one.low, scales[1]), _divided(one.high, scales[1]), color=colour, linewidth=1.5)
+        canvas.axes.vlines(xs, _in_unit(one.low, scales[1]), _in_unit(one.high, scales[1]), color=colour, linewidth=1.5)
     canvas.axes.plot(xs, ys, linestyle="none", zorder=4, **_marker(canvas, one, size=9))
 
 
@@ -199,6 +200,7 @@ def _name_ends(canvas: Canvas, shown: Sequence[Series], scales: tuple[Scale, Sca
         )
         for one in shown
     ]
+    # px are known only once the layout is fixed; what is added later must not change it
     canvas.fix_layout_()
     box = axes.get_window_extent()
     heights = [text.get_window_extent().height + 3 for text in texts]
@@ -263,6 +265,7 @@ def _covered(canvas: Canvas, one: Series, scales: tuple[Scale, Scale]) -> list[B
         for a, b in zip(one.x, one.y, strict=True)
         if math.isfinite(a) and math.isfinite(b)
     ]
+    # the lines between points, in steps of 8 px: a name must not lie on a line either
     path = [points[0]]
     for start, end in itertools.pairwise(points):
         steps = max(1, math.ceil(math.dist(start, end) / 8)) if not one.source else 1

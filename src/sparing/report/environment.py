@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory": _memory(),
         "threads": _threads(),
         "cuda": _cuda(),
@@ -47,12 +47,6 @@ def environment() -> dict[str, Any]:
 def without_folders(text: str) -> str:
     """Reduce a text that is one absolute path to its last name; other texts are kept.
 
-    Args:
-        text: A path or any other text.
-
-    Returns:
-        The last name of an absolute path, or the text.
-
     Example:
         >>> without_folders("/data/models/stories"), without_folders("models/stories"), without_folders("and / or")
         ('stories', 'models/stories', 'and / or')
@@ -65,12 +59,6 @@ def without_folders(text: str) -> str:
 
 def command(arguments: Sequence[str]) -> str:
     """Write a command line as one would type it, absolute paths reduced to their last names.
-
-    Args:
-        arguments: ``sys.argv``.
-
-    Returns:
-        One line, quoted for a shell.
 
     Example:
         >>> command(["/opt/env/bin/sparing", "finetune", "/data/stories", "--out=/srv/run 1", "--lr", "1e-4"])
@@ -96,38 +84,32 @@ def commit() -> str | None:
     """Name the commit of the checkout that holds the running sources, from the files of ``.git``.
 
     Git is not started: a repository may name programs that git would run. Whether files differ from the commit is
-    therefore not told.
-
-    Returns:
-        Twelve digits, or None where the sources were installed from a package.
+    therefore not reported.
     """
     root = Path(__file__).resolve().parent.parent.parent.parent
     if not (root / "src" / "sparing").is_dir():
         return None
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        git = _git_folder(root / ".git")
-        head = _said(git / "HEAD")
-        name = _pointed(git, head.removeprefix("ref:").strip()) if head.startswith("ref:") else head
+        git = root / ".git"
+        if git.is_file():  # a worktree: the file names the folder of its HEAD
+            git = git.parent / _read(git).removeprefix("gitdir:").strip()
+        head = _read(git / "HEAD")
+        name = _commit_of(git, head.removeprefix("ref:").strip()) if head.startswith("ref:") else head
         return name[:12] if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else None
     return None
 
 
-def _git_folder(git: Path) -> Path:
-    """The folder of a checkout's HEAD; in a worktree ``.git`` is a file that says where it is."""
-    return git if git.is_dir() else git.parent / _said(git).removeprefix("gitdir:").strip()
-
-
-def _pointed(git: Path, name: str) -> str:
+def _commit_of(git: Path, name: str) -> str:
     """The commit that a branch points to; a worktree shares the branches of the checkout it belongs to."""
-    shared = git / _said(git / "commondir") if (git / "commondir").is_file() else git
+    shared = git / _read(git / "commondir") if (git / "commondir").is_file() else git
     for path in (git / name, shared / name):
         if path.is_file():
-            return _said(path)
-    packed = (line.partition(" ") for line in _said(shared / "packed-refs").splitlines())
+            return _read(path)
+    packed = (line.partition(" ") for line in _read(shared / "packed-refs").splitlines())
     return next((commit for commit, _, branch in packed if branch == name), "")
 
 
-def _said(path: Path) -> str:
+def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
@@ -148,10 +130,6 @@ def _cpu() -> str:
         listing = ""
     model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", listing, re.MULTILINE)
     return model.group(1).strip() if model else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> int | None:

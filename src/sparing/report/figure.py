@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
+# the font stack of pages and pictures: what the reader's system has
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-"""The font stack of pages and pictures: what the reader's system has."""
 
 _STYLE = Path(__file__).with_name("style.mplstyle")
 WIDE, NARROW = 640.0, 343.0  # px: the column of a page; a phone of 375 px less its margins
@@ -94,6 +94,7 @@ class Figure:
         Returns:
             ``<svg …>…</svg>`` without prolog, dates or fixed size.
         """
+        # ids are made of the content, so the same picture is the same text and two pictures on a page never clash
         key = hashlib.sha256(repr((self.title, self.alt, self.caption, theme, narrow)).encode()).hexdigest()[:8]
         inks = Inks(theme)
         return adapted(scoped(_svg_element(self._saved("svg", inks, narrow=narrow)), f"p{key}"), inks.pairs)
@@ -184,13 +185,6 @@ def _svg_element(saved: bytes) -> str:
 
 def scoped(svg: str, prefix: str) -> str:
     """Put a prefix before every id of an SVG and every reference to one, so that many fit one page.
-
-    Args:
-        svg: An SVG element.
-        prefix: Letters and digits.
-
-    Returns:
-        The element with its own names.
 
     Example:
         >>> scoped('<g id="a"/><use href="#a" clip-path="url(#b)"/>', "p1")

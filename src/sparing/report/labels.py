@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Box = tuple[float, float, float, float]
-"""Left, bottom, right, top."""
+Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 def spread(centres: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
@@ -13,15 +12,6 @@ def spread(centres: Sequence[float], heights: Sequence[float], *, low: float, hi
 
     Labels that would overlap share a block; blocks that meet are merged, which is the pool-adjacent-violators rule for
     the equivalent monotone regression.
-
-    Args:
-        centres: Where the labels would like to be.
-        heights: Their heights, gaps included.
-        low: Lower end of the room.
-        high: Upper end of the room; where the labels do not fit, they pass the ends equally.
-
-    Returns:
-        New centres, in the order given.
 
     Example:
         >>> spread([5.0, 5.0, 20.0], [2, 2, 2], low=0, high=30)
@@ -62,18 +52,7 @@ def place(
     gap: float,
     obstacles: Sequence[Box] = (),
 ) -> list[Box]:
-    """Choose a place beside each point so that labels cover neither points nor each other, as far as there is room.
-
-    Args:
-        anchors: Points (x, y), each also an obstacle.
-        sizes: Width and height of each point's label.
-        room: Where labels may lie.
-        gap: Distance between a point and its label, also the half-width of a point.
-        obstacles: What else labels should not cover.
-
-    Returns:
-        One box per label: the first of right, left, above, below and the corners that costs least.
-    """
+    """Choose a place beside each point so that labels cover neither points nor each other, as far as there is room."""
     points = [*obstacles, *((x - gap, y - gap, x + gap, y + gap) for x, y in anchors)]
     taken: list[Box] = []
     for (x, y), size in zip(anchors, sizes, strict=True):

@@ -120,6 +120,7 @@ def _shades(canvas: Canvas, rows: Values, edges: Sequence[float], kind: Kind, wh
     scale = what.scaled([cell for row in rows for cell in row])
     data = np.array(rows, dtype=float) / scale.one
     canvas.axes.grid(visible=False)
+    # cells that are not measured are masked, and the hatch behind shows through
     canvas.axes.patch.set(hatch="////", edgecolor=canvas.ground.rule)
     colours, norm = _ramp(data, kind)
     mesh = canvas.axes.pcolormesh(
@@ -142,6 +143,7 @@ def _ramp(data: Any, kind: Kind) -> tuple[Colormap, Normalize]:
     found = data[np.isfinite(data)] if np.isfinite(data).any() else np.zeros(1)
     if kind == "sequential":
         return matplotlib.colormaps["viridis"], Normalize(float(found.min()), float(found.max()))
+    # symmetric limits, so that zero is white
     most = float(np.abs(found).max()) or 1.0
     ends = [style("ours").colour, "#ffffff", style("rival").colour]
     return LinearSegmentedColormap.from_list("signed", ends), Normalize(-most, most)

@@ -14,20 +14,13 @@ if TYPE_CHECKING:
 
     Pixels = np.ndarray[Any, np.dtype[np.float64]]
 
+# A name and its images: arrays or tensors of values 0 (black) to 1, shape (height, width) or (height, width, 3)
 Row = tuple[str, Sequence[Any]]
-"""A name and its images: arrays or tensors of values 0 (black) to 1, shape (height, width) or (height, width, 3)."""
 
 _MARGIN, _HEAD, _NAME, _LINE = 8.0, 20.0, 118.0, 15.0  # px: edges; column names; room for row names; one line of text
 
 
-def images(
-    rows: Sequence[Row],
-    *,
-    title: str,
-    columns: Sequence[str] = (),
-    caption: str = "",
-    alt: str = "",
-) -> Figure:
+def images(rows: Sequence[Row], *, title: str, columns: Sequence[str] = (), caption: str = "", alt: str = "") -> Figure:
     """Draw a table of small images.
 
     Values below 0 and above 1 are shown as 0 and 1. On a desk the name of a row stands at its left, on a phone above.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,14 +78,9 @@ class Sample:
 class Number:
     """One measured number, large."""
 
-    value: str
-    """With its unit."""
-
-    label: str
-    """What it is."""
-
-    note: str = ""
-    """Runs and seed behind it."""
+    value: str  # with its unit
+    label: str  # what it is
+    note: str = ""  # runs and seed behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +184,7 @@ class Page:
     def render(self) -> str:
         """The page as HTML: no scripts, no links out; everything that was given is escaped."""
         facts = (_facts(self.record) if self.record else {}) | {
-            words(name): _spoken(plain(value)) for name, value in self.reproduce.items()
+            words(name): _as_text(plain(value)) for name, value in self.reproduce.items()
         }
         text = (
             _templates()
@@ -202,7 +198,7 @@ class Page:
                 dark=DARK,
                 accent=style("ours").colour,
                 fonts=FONTS,
-                version=_version(),
+                version=metadata.version("sparing"),
             )
         )
         return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
@@ -223,14 +219,15 @@ def _prose(text: str) -> Markup:
     """Escape, then understand ``**bold**`` and backticks."""
     from markupsafe import Markup, escape
 
-    between = re.split(r"(`[^`\n]+`)", text)  # what stands in backticks is copied, so its spaces stay
+    # readers copy what is in backticks, so its spaces stay ordinary ones
+    between = re.split(r"(`[^`\n]+`)", text)
     text = "".join(part if part.startswith("`") else _kept(part) for part in between)
     marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text)))
     return Markup(re.sub(r"\*\*([^*\n]+)\*\*", r"<strong>\1</strong>", marked))  # noqa: S704  escaped above
 
 
 def _kept(text: str) -> str:
-    """A number on one line with its unit."""
+    """Keep a number on one line with its unit."""
     return re.sub(r"(?<=\d) (?=%|nat|points|[KMG]iB|s\b)", "\N{NO-BREAK SPACE}", text)
 
 
@@ -302,21 +299,15 @@ def _flat(entries: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{start}{key}.")
         else:
-            yield f"{start}{key}", _spoken(value)
+            yield f"{start}{key}", _as_text(value)
 
 
-def _spoken(value: Any) -> str:
-    """A setting exactly as it was given, not rounded: it is to be typed again."""
+def _as_text(value: Any) -> str:
+    """A setting as it was given, not rounded: readers type it again."""
     if isinstance(value, bool) or value is None:
         return format_number(value)
     if isinstance(value, list):
-        return ", ".join(map(_spoken, value))
+        return ", ".join(map(_as_text, value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_spoken(entry)}" for key, entry in value.items())
+        return ", ".join(f"{key} {_as_text(entry)}" for key, entry in value.items())
     return str(value)
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    return metadata.version("sparing")

@@ -23,17 +23,13 @@ from torch import Tensor
 from sparing.errors import require
 from sparing.seeds import stream
 
-LEVEL = 0.95
-"""Share of intervals that should hold the truth."""
+LEVEL = 0.95  # share of intervals that should hold the truth
 
-RESAMPLES = 4000
-"""Bootstrap resamples (count): the end of an interval at the 2.5 % level then stands on 100 of them."""
+RESAMPLES = 4000  # bootstrap resamples (count): the end of an interval at the 2.5 % level then stands on 100 of them
 
-FEWEST = 10
-"""Pairs below which an interval is refused, and pairs that differ below which the bootstrap's is (count)."""
+FEWEST = 10  # pairs below which an interval is refused, and pairs that differ below which the bootstrap's is (count)
 
-MANY = 10_000
-"""Pairs above which the mean is normal enough for Student's interval, which needs no resampling (count)."""
+MANY = 10_000  # pairs above which the mean is normal enough for Student's interval, which needs no resampling (count)
 
 _CELLS = 1 << 22  # row numbers drawn at a time: 32 MiB
 
@@ -42,14 +38,9 @@ _CELLS = 1 << 22  # row numbers drawn at a time: 32 MiB
 class McNemar:
     """Rows on which two models differ."""
 
-    first_only: int
-    """Rows that only the first has right (count)."""
-
-    second_only: int
-    """Rows that only the second has right (count)."""
-
-    rows: int
-    """All rows (count)."""
+    first_only: int  # rows that only the first has right (count)
+    second_only: int  # rows that only the second has right (count)
+    rows: int  # all rows (count)
 
     @property
     def difference(self) -> float:
@@ -71,16 +62,6 @@ class McNemar:
 def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     """Compare which rows two models have right.
 
-    Args:
-        first: Whether the first model has each row right, shape (rows,), bool or 0 and 1.
-        second: The same of the second, on the same rows in the same order.
-
-    Returns:
-        Counts, difference, z and exact p-value.
-
-    Raises:
-        UserError: If the shapes differ, there are no rows, or something is neither right nor wrong.
-
     Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions or percentages";
     exact by the binomial law of the differing rows.
 
@@ -101,14 +82,9 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
 class PairedMean:
     """Mean of differences on the same rows."""
 
-    mean: float
-    """Mean of first − second, in their unit."""
-
-    interval: tuple[float, float]
-    """Interval of the mean, at the level asked for."""
-
-    rows: int
-    """Pairs (count)."""
+    mean: float  # mean of first − second, in their unit
+    interval: tuple[float, float]  # interval of the mean, at the level asked for
+    rows: int  # pairs (count)
 
 
 def paired_bootstrap(
@@ -120,20 +96,6 @@ def paired_bootstrap(
     numbers, rows are drawn again, each with both its numbers; the percentiles are moved outwards by √(n/(n−1)) and from
     the normal to Student's law, so that the interval of few rows is no narrower than it should be. Above 10,000 rows
     the interval is Student's own, which agrees there. Rows must be independent; of a text, take one number a document.
-
-    Args:
-        first: A number of the first model for each row, such as its loss, shape (rows,).
-        second: The same of the second, on the same rows in the same order.
-        seed: Of the resampling.
-        level: Share of intervals that should hold the truth, in (0, 1).
-        resamples: How many (count).
-
-    Returns:
-        Mean difference and its interval.
-
-    Raises:
-        UserError: If the shapes differ, a number is not finite, there are fewer than 10 rows, or, of numbers other than
-            0 and 1, fewer than 10 rows differ.
 
     Source: Efron & Tibshirani 1993, chapter 13; Hesterberg 2015, section 5.3, for the moved percentiles; Tango 1998,
     "Equivalence test and confidence interval for the difference in proportions for the paired-sample design".
@@ -162,15 +124,7 @@ def paired_bootstrap(
 
 
 def can_bound(first: ArrayLike, second: ArrayLike) -> bool:
-    """Whether ``paired_bootstrap`` has an interval for these rows: enough of them, finite, and enough that differ.
-
-    Args:
-        first: A number of the first model for each row, shape (rows,).
-        second: The same of the second.
-
-    Returns:
-        True if it has one, False if it would refuse.
-    """
+    """Whether ``paired_bootstrap`` has an interval for these rows: enough of them, finite, and enough that differ."""
     one, other = _rows(first), _rows(second)
     gaps = one - other
     if len(gaps) < FEWEST or not bool(gaps.isfinite().all()):
@@ -189,7 +143,7 @@ def _resampled(gaps: Tensor, tail: float, resamples: int, source: torch.Generato
     at_once = max(1, _CELLS // n)
     sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
     means = torch.cat([gaps[torch.randint(n, (size, n), generator=source)].mean(1) for size in sizes])
-    moved = _outward(tail, n)
+    moved = _widened(tail, n)
     low, high = torch.quantile(means, torch.tensor([moved, 1 - moved], dtype=torch.float64)).tolist()
     return low, high
 
@@ -199,9 +153,6 @@ def _score(b: int, c: int, n: int, level: float) -> tuple[float, float]:
 
     Under δ the likeliest share q of rows that only the second has is the larger root of
     2n q² + ((2n − b + c) δ − b − c) q − c δ (1 − δ) = 0, and the score is (b − c − n δ)/√(n (2q + δ (1 − δ))).
-
-    Returns:
-        Its ends.
     """
     bar, seen = NormalDist().inv_cdf((1 + level) / 2), (b - c) / n
 
@@ -242,13 +193,13 @@ def _lower_tail(least: int, tosses: int) -> float:
     return total
 
 
-def _outward(tail: float, n: int) -> float:
-    """Φ(√(n/(n−1)) t) of Student's quantile t, as in Abramowitz & Stegun 26.7.5 (to 0.001 from n = 10)."""
+def _widened(tail: float, n: int) -> float:
+    """Φ(√(n/(n−1)) t) of Student's quantile t: a percentile interval of few rows would be too narrow."""
     return NormalDist().cdf(math.sqrt(n / (n - 1)) * _student(tail, n))
 
 
 def _student(tail: float, n: int) -> float:
-    """Student's quantile of n numbers."""
+    """Student's quantile of n numbers, as in Abramowitz & Stegun 26.7.5 (to 0.001 from n = 10)."""
     z, freedom = NormalDist().inv_cdf(tail), n - 1
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / freedom + second / freedom**2

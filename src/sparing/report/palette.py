@@ -15,8 +15,7 @@ Role = Literal["ours", "extension", "reference", "rival", "second_rival", "basel
 
 Theme = Literal["light", "dark"]
 
-Themes = Literal["light", "dark", "both"]
-"""Grounds that one drawing may stand on."""
+Themes = Literal["light", "dark", "both"]  # grounds that one drawing may stand on
 
 Dash = tuple[float, ...]
 
@@ -91,14 +90,6 @@ DARK = Ground(paper="#15181c", ink="#e8eaed", quiet="#a3abb5", rule="#3a4149", p
 def mixed(colour: str, paper: str, share: float) -> str:
     """Blend a colour into the paper; opaque, because matplotlib's SVG fades a hatch together with its ground.
 
-    Args:
-        colour: #rrggbb.
-        paper: #rrggbb.
-        share: Part of the colour, 0 to 1.
-
-    Returns:
-        #rrggbb.
-
     Example:
         >>> mixed("#000000", "#ffffff", 0.2)
         '#cccccc'
@@ -113,22 +104,13 @@ def mixed(colour: str, paper: str, share: float) -> str:
 class Inks:
     """The colours of one drawing; for both grounds, stand-ins that `adapted` turns into the reader's choice."""
 
-    theme: Themes
-    """Ground or grounds."""
+    theme: Themes  # ground or grounds
 
+    # stand-in -> colour on a light ground and on a dark one
     pairs: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Stand-in -> colour on a light ground and on a dark one."""
 
     def either(self, light: str, dark: str) -> str:
-        """One of two colours, by the ground.
-
-        Args:
-            light: On a light ground, #rrggbb.
-            dark: On a dark ground, #rrggbb.
-
-        Returns:
-            #rrggbb; for both grounds a stand-in where they differ.
-        """
+        """One of two colours, by the ground."""
         if self.theme != "both" or light == dark:
             return dark if self.theme == "dark" else light
         known = {pair: name for name, pair in self.pairs.items()}
@@ -146,16 +128,7 @@ class Inks:
         return self.either(style(role).colour, style(role).dark)
 
     def pale(self, colour: str, share: float, dark_share: float | None = None) -> str:
-        """A colour blended into the paper.
-
-        Args:
-            colour: #rrggbb or a stand-in.
-            share: Part of the colour, 0 to 1.
-            dark_share: The same on a dark ground; by default equal.
-
-        Returns:
-            #rrggbb or a stand-in.
-        """
+        """A colour blended into the paper."""
         light, dark = self.pairs.get(colour, (colour, colour))
         shares = (share, share if dark_share is None else dark_share)
         return self.either(mixed(light, LIGHT.paper, shares[0]), mixed(dark, DARK.paper, shares[1]))
@@ -163,13 +136,6 @@ class Inks:
 
 def adapted(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
     """Let a drawing for both grounds follow its reader: stand-ins become variables, defined for light, dark and print.
-
-    Args:
-        svg: An SVG element.
-        pairs: Of ``Inks``.
-
-    Returns:
-        The element, without stand-ins.
 
     Example:
         >>> drawing = '<svg><g fill="#01f000"/></svg>'
@@ -179,6 +145,7 @@ def adapted(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
     if not pairs:
         return svg
     names = {name: f"--c{light[1:]}-{dark[1:]}".lower() for name, (light, dark) in pairs.items()}
+    # print keeps the light colours: only screens ask for dark
     light, dark = (
         ":root{" + "".join(f"{names[name]}:{pair[at]};" for name, pair in pairs.items()) + "}" for at in (0, 1)
     )
@@ -189,13 +156,6 @@ def adapted(svg: str, pairs: Mapping[str, tuple[str, str]]) -> str:
 
 def contrast(one: str, other: str) -> float:
     """Ratio of luminances of two colours, 1 to 21.
-
-    Args:
-        one: #rrggbb.
-        other: #rrggbb.
-
-    Returns:
-        The ratio; 4.5 is asked for text, 3 for lines and shapes.
 
     Source: Web Content Accessibility Guidelines 2.1, "contrast ratio" and "relative luminance".
 

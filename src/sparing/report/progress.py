@@ -1,4 +1,4 @@
-"""One bar per long thing, on standard error: rate, time left and the quantities that matter."""
+"""Progress bars on standard error: rate, time left and the quantities that matter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn, TaskID
 
-_REDRAW = 0.1  # s: a bar is not told more often, so that fast loops stay fast
+_REDRAW = 0.1  # s: a bar is not redrawn more often, so that fast loops stay fast
 _WINDOW = 60  # points of (time, done), half a second apart or more: the rate is that of the last half minute
 
 
@@ -68,14 +68,10 @@ class Progress:
         self._started = self._shown = 0.0
 
     def __enter__(self) -> Self:
-        """Show the bar, or its first line.
-
-        Returns:
-            The bar.
-        """
+        """Show the bar, or its first line."""
         self._started = self._shown = self._clock()
         self._points.append((self._started, self.done))
-        if _animated(self._stream):
+        if self._stream.isatty() and os.environ.get("TERM") != "dumb":
             self._task = _TERMINAL.join(self)
         elif self._resumed:
             self._say(f"resumes at {self._progress()}")
@@ -158,13 +154,7 @@ def _plural(unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a span of time as people say it.
-
-    Args:
-        seconds: Its length.
-
-    Returns:
-        Text with units.
+    """Write a time span (seconds) in at most two units.
 
     Example:
         >>> [duration(seconds) for seconds in (0.25, 74.2, 750, 7500)]
@@ -178,10 +168,6 @@ def duration(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _animated(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class _Terminal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from os import PathLike
 from pathlib import Path, PurePath
@@ -181,12 +181,13 @@ def _lines(path: Path, refuse: _Refusal) -> tuple[dict[str, Any], list[Any]]:
 
 def _json(line: str, number: int, refuse: _Refusal) -> Any:
     try:
-        return json.loads(line, parse_constant=_no_constant)
+        # Python's reader takes NaN and Infinity, which are not JSON
+        return json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise refuse(f"line {number} is not strict JSON") from None
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
@@ -214,8 +215,10 @@ def _cell(name: str, value: Any) -> Cell:
         value = value.value
     if isinstance(value, PurePath):
         value = without_folders(str(value))
-    if hasattr(value, "item") and getattr(value, "size", None) is not None and _count(value) == 1:
-        value = value.item()
+    if hasattr(value, "item") and getattr(value, "size", None) is not None:
+        # a tensor's size is a method, an array's a number
+        count = value.numel() if hasattr(value, "numel") else value.size
+        value = value.item() if int(count) == 1 else value
     if name == "table" or (isinstance(value, str) and value in _SPECIAL):
         raise UserError(f"cell {name!r}", got=value, why="the record uses this word itself", do="choose another")
     if isinstance(value, str):
@@ -230,12 +233,8 @@ def _cell(name: str, value: Any) -> Cell:
     )
 
 
-def _count(value: Any) -> int:
-    return int(value.numel()) if hasattr(value, "numel") else int(value.size)
-
-
 def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+    return text.encode("utf-8", "replace").decode()  # lone surrogates, as in odd file names, cannot be written
 
 
 def plain(value: Any, *, top: bool = False) -> Any:
@@ -244,13 +243,6 @@ def plain(value: Any, *, top: bool = False) -> Any:
     Dataclasses become mappings (inside another they carry their class name as ``kind``; one without fields becomes its
     class name), enumerations their values, absolute paths their last name, functions their qualified name; passwords of
     URLs are left out.
-
-    Args:
-        value: Settings or any part of them.
-        top: Whether this is the outermost value, which needs no ``kind``.
-
-    Returns:
-        Mappings, lists, texts, finite numbers, truth values and None.
 
     Example:
         >>> plain({"data": Path("/some/where/texts.jsonl"), "clip": float("inf"), "betas": (0.9, 0.999)})
@@ -276,14 +268,6 @@ def _plain_dataclass(value: Any, *, top: bool) -> Any:
     return {"kind": name, **cells} if cells else name
 
 
-def _plain_float(value: float) -> float | str:
-    return float(value) if math.isfinite(value) else _name_of(value)
-
-
-def _plain_set(value: Iterable[Any]) -> list[Any]:
-    return sorted((plain(entry) for entry in value), key=str)
-
-
 def _described(value: object) -> str:
     """Name an object without its address: its text where its class wrote one, its class otherwise."""
     return (
@@ -291,13 +275,14 @@ def _described(value: object) -> str:
     )
 
 
+# first match wins, so subclasses stand before their bases: str enumerations before str, str before Sequence
 _RULES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (enum.Enum, lambda value: plain(value.value)),
     (int, int),
-    (float, _plain_float),
+    (float, lambda value: float(value) if math.isfinite(value) else _name_of(value)),
     (str, lambda value: _utf8(without_password(without_folders(value)))),
     (PurePath, lambda value: _utf8(without_folders(str(value)))),
     (Mapping, lambda value: {str(key): plain(entry) for key, entry in value.items()}),
-    ((set, frozenset), _plain_set),
+    ((set, frozenset), lambda value: sorted((plain(entry) for entry in value), key=str)),
     (Sequence, lambda value: [plain(entry) for entry in value]),
 )

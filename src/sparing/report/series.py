@@ -123,14 +123,6 @@ def _grouped(name: str, points: Mapping[float, Sequence[Mapping[str, Cell]]], y:
 def binned(rows: Sequence[Mapping[str, Any]], column: str, points: int = 200) -> tuple[list[float], list[float]]:
     """A long column as means of neighbouring rows.
 
-    Args:
-        rows: With ``step`` and the column.
-        column: Which.
-        points: At most so many, so that the page of a long run stays small.
-
-    Returns:
-        (last step of each bin, its mean).
-
     Example:
         >>> binned([{"step": s, "loss": float(s)} for s in (1, 2, 3, 4)], "loss", points=2)
         ([2, 4], [1.5, 3.5])

@@ -48,13 +48,10 @@ def print_table(
     """
     stream = sys.stdout if file is None else file
     shown = to_columns(rows, units=units, names=columns)
-    text = _rendered(_table(shown, roles or {}), tidy(title), colour=_coloured(stream))
+    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    text = _rendered(_table(shown, roles or {}), tidy(title), colour=colour)
     stream.write(_encodable(text, stream))
     stream.flush()
-
-
-def _coloured(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _table(shown: Sequence[Column], roles: Mapping[str, Role]) -> RichTable:
@@ -95,6 +92,7 @@ def _rendered(table: RichTable, title: str, *, colour: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=colour, no_color=not colour, legacy_windows=False, highlight=False)
     needed = console.measure(table, options=console.options.update(max_width=100_000))
+    # in a pipe as wide as the table, whatever COLUMNS says; on a terminal names may wrap but numbers may not
     console.width = max(needed.minimum, console.width) if colour else max(needed.maximum, len(title))
     if title:
         console.print(Text(title, style="bold"))

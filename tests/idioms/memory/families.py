@@ -10,21 +10,21 @@ from torch import nn
 VOCAB, LENGTH, WIDTH = 192, 96, 48
 _SIZES = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB}
 _USUAL = _SIZES | {"intermediate_size": 96, "max_position_embeddings": 128, "pad_token_id": 0}
-_GROUPED = _USUAL | {"num_key_value_heads": 2, "head_dim": 12}
-_EXPERTS = _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GROUPED_MM = _USUAL | {"num_key_value_heads": 2, "head_dim": 12}
+_EXPERTS = _GROUPED_MM | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("llama", _GROUPED),
-    "Mistral": ("mistral", _GROUPED | {"sliding_window": 32}),
-    "Qwen3": ("qwen3", _GROUPED),
+    "Llama": ("llama", _GROUPED_MM),
+    "Mistral": ("mistral", _GROUPED_MM | {"sliding_window": 32}),
+    "Qwen3": ("qwen3", _GROUPED_MM),
     "Gemma 3": (
         "gemma3_text",
-        _GROUPED | {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]},
+        _GROUPED_MM | {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "Phi-3": ("phi3", _USUAL | {"num_key_value_heads": 2}),
-    "Mixtral": ("mixtral", _GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Mixtral": ("mixtral", _GROUPED_MM | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen3-MoE": ("qwen3_moe", _EXPERTS),
-    "gpt-oss": ("gpt_oss", _GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
+    "gpt-oss": ("gpt_oss", _GROUPED_MM | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
     "GPT-2": ("gpt2", {"n_embd": WIDTH, "num_hidden_layers": 2, "n_head": 4, "vocab_size": VOCAB, "n_positions": 128}),
     "GPT-NeoX": ("gpt_neox", _USUAL),
     "OPT": ("opt", _SIZES | {"ffn_dim": 96, "max_position_embeddings": 128, "word_embed_proj_dim": WIDTH}),

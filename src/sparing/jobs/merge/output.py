@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,20 +53,15 @@ def write_merge(
 
 
 def _replace(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite tensors in the files that hold them; shapes and number formats stay.
-
-    A safetensors file is the length of its header in 8 bytes, little-endian, the header in JSON, the tensors' bytes.
-    """
+    """Overwrite tensors in the files that hold them; shapes and number formats stay."""
     places = checkpoint(folder)
     for name, tensor in tensors.items():
-        with places[name].file.open("r+b") as file:
-            length = int.from_bytes(file.read(8), "little")
-            entry = json.loads(file.read(length))[name]
-            first, last = entry["data_offsets"]
-            data = tensor.to(_KINDS[entry["dtype"]]).contiguous().flatten().view(torch.uint8).numpy()
-            assert data.nbytes == last - first
-            file.seek(8 + length + first)
-            file.write(data.data)
+        place = places[name]
+        data = tensor.to(_KINDS[place.kind]).contiguous()
+        assert data.shape == place.shape
+        with place.file.open("r+b") as file:
+            file.seek(place.start)
+            file.write(data.flatten().view(torch.uint8).numpy().data)
 
 
 # Number formats of statistics and of their counters.
