@@ -90,17 +90,7 @@ def restore_(model: nn.Module, plan: Plan) -> Masks:
 
 
 def masks_of(model: nn.Module) -> Masks:
-    """Return the masks of a scaled model, such as a copy of one.
-
-    Args:
-        model: The model, wrapped or not.
-
-    Returns:
-        Its masks.
-
-    Raises:
-        UserError: If the model was not scaled.
-    """
+    """Return the masks of a scaled model, such as a copy of one."""
     found = submodule(model, "").__dict__.get(MASKS)
     if not isinstance(found, Masks):
         raise UserError("model", got="no masks", why="it was not scaled", do="call apply_ or restore_ first")
@@ -108,11 +98,7 @@ def masks_of(model: nn.Module) -> Masks:
 
 
 def remove_(model: nn.Module) -> None:
-    """Take all hooks, buffers and marks off a scaled model; weights stay as they are, multipliers are lost.
-
-    Args:
-        model: The model, scaled or not.
-    """
+    """Take all hooks, buffers and marks off a scaled model; weights stay as they are, multipliers are lost."""
     root = submodule(model, "")
     for module in root.modules():
         for slot in SLOTS:

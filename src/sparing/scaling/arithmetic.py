@@ -47,27 +47,12 @@ class Unread(Exception):  # noqa: N818  (it is no error of the user's: the calle
 class _Found:
     """What has been seen so far, on every way through the code."""
 
-    product: bool = False
-    """Whether queries are multiplied by keys."""
-    strange: str = ""
-    """The first call of something unknown."""
+    product: bool = False  # whether queries are multiplied by keys
+    strange: str = ""  # the first call of something unknown
 
 
 def logits_ratio(module: nn.Module, base: nn.Module, *, head: float, width: float) -> float:
-    """Return what an attention's code multiplies logits by, over what the base's does.
-
-    Args:
-        module: An attention of the model.
-        base: The same in the base.
-        head: Size of a head over the base's, m.
-        width: Size of the attention's input over the base's.
-
-    Returns:
-        m^-1/2 for torch's own function without ``scale``, 1 for code that divides by nothing.
-
-    Raises:
-        Unread: If something in the source is not understood.
-    """
+    """Return what an attention's code multiplies logits by, over what the base's does."""
     if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
         return float(head**-0.5)
     if "forward" in module.__dict__:
@@ -89,9 +74,6 @@ def _power(way: Way, head: float) -> float:
     """Return the power of a head's size by which logits are multiplied: that of one factor, or of two fourth roots.
 
     Other factors together may as well be those of two products, such as of keys and of positions.
-
-    Raises:
-        Unread: If there are such.
     """
     powers = sorted(math.log(factor) / math.log(head) for factor in way)
     for known in ([], [-0.5], [-1.0], [-0.25, -0.25]):

@@ -28,31 +28,15 @@ class Attention:
     """One attention of a model."""
 
     path: str
-    """Canonical path of the module."""
-
     module: nn.Module
-    """The module that holds the projections."""
-
+    # layer that gives the queries, packed or not; the module itself where it holds them as bare parameters
     projection: nn.Module
-    """Layer that gives the queries, packed or not; the module itself where it holds them as bare parameters."""
-
-    packed: bool
-    """Whether that layer gives keys and values too."""
-
-    norm: nn.Module | None
-    """Norm of the queries, if there is one."""
+    packed: bool  # whether that layer gives keys and values too
+    norm: nn.Module | None  # norm of the queries, if there is one
 
 
 def attentions(model: nn.Module, entries: Iterable[Entry]) -> Iterator[Attention]:
-    """Find the attentions of a model by the entries that are query projections.
-
-    Args:
-        model: The model.
-        entries: Entries of its plan.
-
-    Yields:
-        One per projection of queries.
-    """
+    """Find the attentions of a model by the entries that are query projections."""
     for entry in entries:
         if entry.part not in {"query", "qkv"} or len(entry.shape) < 2:
             continue
@@ -65,16 +49,7 @@ def attentions(model: nn.Module, entries: Iterable[Entry]) -> Iterator[Attention
 
 
 def scale_attention_(model: nn.Module, entries: Iterable[Entry], factor: float) -> None:
-    """Multiply the logits of every attention by a factor; 1 touches nothing.
-
-    Args:
-        model: The model.
-        entries: Entries of its plan.
-        factor: On the logits.
-
-    Raises:
-        UserError: If the model has no attention that is known, or one whose packed layout is not.
-    """
+    """Multiply the logits of every attention by a factor; 1 touches nothing."""
     if factor == 1:
         return
     found = list(attentions(model, entries))
@@ -90,11 +65,7 @@ def scale_attention_(model: nn.Module, entries: Iterable[Entry], factor: float) 
 
 
 def unscale_attention_(model: nn.Module) -> None:
-    """Give every attention its own scale back.
-
-    Args:
-        model: The model.
-    """
+    """Give every attention its own scale back."""
     for module in model.modules():
         detach_(module, "query_scale")
         if _OWN in module.__dict__:
@@ -102,14 +73,7 @@ def unscale_attention_(model: nn.Module) -> None:
 
 
 def own_scaling(module: nn.Module) -> float | None:
-    """Return what ``scaling`` was before it was multiplied; None if it was not.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        The number its code computed.
-    """
+    """Return what ``scaling`` was before it was multiplied; None if it was not."""
     own: float | None = module.__dict__.get(_OWN)
     return own
 
@@ -118,13 +82,6 @@ def query_rows(attention: Attention) -> tuple[int, int]:
     """Return how many outputs of a packed projection are queries; they come first.
 
     A ``UserError`` says if heads come in turn, each with its query, key and value, or if the size is not known.
-
-    Args:
-        attention: One with a packed projection.
-
-    Returns:
-        Outputs that are queries, and all outputs (counts).
-
     """
     names = [name for name, child in attention.module.named_children() if child is attention.projection]
     total = _outputs(attention.projection)

@@ -36,16 +36,9 @@ class Choice:
     """How one layer runs, and why."""
 
     backend: Literal["dense", "csr"]
-    """What was chosen."""
-
-    seconds_dense: float
-    """Forward and backward pass masked dense (s); NaN where nothing was timed."""
-
-    seconds_sparse: float
-    """The same by CSR (s)."""
-
+    seconds_dense: float  # forward and backward pass masked dense (s); NaN where nothing was timed
+    seconds_sparse: float  # the same by CSR (s)
     why: str
-    """Reason, in words."""
 
 
 def convert_(
@@ -166,39 +159,18 @@ def _obstacle(model: nn.Module, name: str, layer: nn.Module) -> str:
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
-    """Return the layers that run by CSR.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Canonical name of the weight -> layer.
-    """
+    """Return the layers that run by CSR."""
     places = ((name, submodule(model, name.rpartition(".")[0])) for name in named_parameters(model))
     return {name: at for name, at in places if name.endswith("weight") and isinstance(at, SparseLinear)}
 
 
 def dense_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the optimizer's state dict as if all layers ran masked dense, for a checkpoint that any backend loads.
-
-    Args:
-        model: The model.
-        optimizer: An optimizer over its parameters.
-
-    Returns:
-        ``optimizer.state_dict()`` with state of live values laid out at their places.
-    """
+    """Return the optimizer's state dict as if all layers ran masked dense, for a checkpoint that any backend loads."""
     return _restated(model, optimizer, optimizer.state_dict(), lambda layer, value: layer.scatter(value), dense=False)
 
 
 def load_dense_state_(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load what ``dense_state`` returned, or the state dict of a masked dense run, whatever the layers run as now.
-
-    Args:
-        model: The model, its masks those of the checkpoint.
-        optimizer: An optimizer over its parameters, in the same order.
-        state: The state dict.
-    """
+    """Load what ``dense_state`` returned, or the state dict of a masked dense run, whatever the layers run as now."""
     loaded = _restated(model, optimizer, state, lambda layer, value: layer.gather(value), dense=True)
     optimizer.load_state_dict(loaded)
 

@@ -56,12 +56,10 @@ class Check:
     """What a coordinate check found."""
 
     rule: str
-    """Name of the rule."""
+    # columns module, role, width, density, live (fewest live inputs of a neuron in the model), step, seed, loss,
+    # forward, gradient, update
     rows: tuple[Mapping[str, Any], ...]
-    """Columns module, role, width, density, live (fewest live inputs of a neuron in the model), step, seed, loss,
-    forward, gradient, update."""
-    slopes: tuple[Slope, ...]
-    """At the last step."""
+    slopes: tuple[Slope, ...]  # at the last step
 
     @property
     def failures(self) -> tuple[Slope, ...]:

@@ -21,15 +21,7 @@ only where there are fewer different ones than live inputs; those of a ReLU have
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss a model gives itself, or cross-entropy.
-
-    Args:
-        model: Any.
-        batch: A mapping, or a pair of inputs and classes.
-
-    Returns:
-        Scalar.
-    """
+    """Return the loss a model gives itself, or cross-entropy."""
     if isinstance(batch, Mapping):
         found = model(**batch).loss
         return found if isinstance(found, Tensor) else torch.as_tensor(found)
@@ -39,18 +31,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def default_batch(model: nn.Module) -> Batch:
-    """Make a batch of random inputs and targets that a model can be trained on.
-
-    Args:
-        model: A Hugging Face causal language model or image classifier, or a module that begins with a Linear and ends
-            in one.
-
-    Returns:
-        Always the same one for models of the same inputs and outputs.
-
-    Raises:
-        UserError: If the model says nothing of what it takes.
-    """
+    """Make a batch of random inputs and targets that a model can be trained on."""
     config: Any = getattr(model, "config", None)
     generator = stream(0, "coordinate", "batch")
     dtype = next((p.dtype for p in model.parameters()), torch.float32)

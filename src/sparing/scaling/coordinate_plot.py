@@ -22,27 +22,12 @@ MOST: Final = 7
 
 
 def figures(check: Check) -> list[Figure]:
-    """Draw each statistic at the last step and the largest width.
-
-    Args:
-        check: What was found.
-
-    Returns:
-        One picture a statistic that some module has at two densities.
-    """
+    """Draw each statistic at the last step and the largest width."""
     return [found for stat in STATS if (found := figure(check, stat)) is not None]
 
 
 def figure(check: Check, stat: Stat) -> Figure | None:
-    """Draw one statistic over density, a line a module; of many modules the steepest.
-
-    Args:
-        check: What was found.
-        stat: Which one.
-
-    Returns:
-        The picture, or None where there is nothing to draw.
-    """
+    """Draw one statistic over density, a line a module; of many modules the steepest."""
     width, last = max(row["width"] for row in check.rows), max(row["step"] for row in check.rows)
     kept = [row for row in check.rows if row["width"] == width and row["step"] == last and row[stat] is not None]
     mine = {one.module: one for one in check.slopes if one.stat == stat and one.along == "density" and one.at == width}

@@ -25,19 +25,12 @@ class Seen:
     """What a module met in one pass."""
 
     module: nn.Module
-    """Which one."""
-    owner: str
-    """Canonical name of its weight."""
-    readout: bool
-    """Whether it reads out through a weight that another module owns (a tied head)."""
-    before: Tensor
-    """Its weight before the step."""
-    inputs: list[Tensor] = field(default_factory=list)
-    """X of each call, before any multiplier."""
-    outputs: list[Tensor] = field(default_factory=list)
-    """Y of each call, after any multiplier."""
-    gradients: list[Tensor] = field(default_factory=list)
-    """Gradient of the loss at X, through this module alone."""
+    owner: str  # canonical name of its weight
+    readout: bool  # whether it reads out through a weight that another module owns (a tied head)
+    before: Tensor  # its weight before the step
+    inputs: list[Tensor] = field(default_factory=list)  # X of each call, before any multiplier
+    outputs: list[Tensor] = field(default_factory=list)  # Y of each call, after any multiplier
+    gradients: list[Tensor] = field(default_factory=list)  # gradient of the loss at X, through this module alone
 
 
 def rms(tensors: Iterable[Tensor]) -> float | None:
@@ -59,12 +52,7 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> None:
-        """Find the layers; nothing is hooked before the ``with`` block.
-
-        Args:
-            model: Whose modules are watched.
-            origin: Weights from which changes are counted, by canonical name; those at ``with`` by default.
-        """
+        """Find the layers; nothing is hooked before the ``with`` block."""
         self.model, self._origin = model, origin or {}
         self.seen: dict[str, Seen] = {}
         self._handles: list[Any] = []
@@ -117,11 +105,7 @@ class Probe:
         return hook
 
     def statistics(self) -> dict[str, dict[str, float | None]]:
-        """Root mean squares by module, once the optimizer has stepped; modules that did not run are left out.
-
-        Returns:
-            Name -> ``forward``, ``gradient`` (None where the input needs none) and ``update``.
-        """
+        """Root mean squares by module, once the optimizer has stepped; modules that did not run are left out."""
         self._deaf = True
         try:
             return {

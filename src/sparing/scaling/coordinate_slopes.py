@@ -23,23 +23,14 @@ class Slope:
     """The slope of one statistic of one module along one axis."""
 
     module: str
-    """Path of the module."""
-    role: str
-    """What its weight's dimensions do as the model widens; "readout" for the last layer."""
+    role: str  # what its weight's dimensions do as the model widens; "readout" for the last layer
     stat: Stat
-    """Which root mean square."""
     along: Along
-    """Which axis."""
-    at: float
-    """What the other one is fixed at."""
-    points: int
-    """Points on the line (count)."""
-    slope: float
-    """log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite."""
-    limit: float | None
-    """Largest |slope| that passes; None where the slope is only shown."""
-    error: float = 0.0
-    """Standard error of the slope over seeds; 0 with one seed."""
+    at: float  # what the other one is fixed at
+    points: int  # points on the line (count)
+    slope: float  # log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite
+    limit: float | None  # largest |slope| that passes; None where the slope is only shown
+    error: float = 0.0  # standard error of the slope over seeds; 0 with one seed
 
     @property
     def passed(self) -> bool:
@@ -63,12 +54,6 @@ class Slope:
 def slope(points: Iterable[tuple[float, float]]) -> float:
     """Fit a line to the logarithms by least squares.
 
-    Args:
-        points: Pairs (x, y), all positive; at least two different x.
-
-    Returns:
-        d log y / d log x; NaN where a value is zero, negative or not finite, or the fit has fewer than two places.
-
     Example:
         >>> slope([(1.0, 3.0), (0.25, 1.5), (4.0, 6.0)])
         0.5
@@ -88,14 +73,6 @@ def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, .
     Seeds are averaged in the logarithm; how much they differ gives the standard error. The forward size of a readout is
     shown and not judged: with width it falls as 1/√width at the start, which the rule wants, until learning sets in. A
     gradient is None where the input needs none.
-
-    Args:
-        rows: As ``coordinate_check`` makes them.
-        limit: Largest |slope| of the forward size.
-        loose: Largest |slope| of gradient and update.
-
-    Returns:
-        One slope per module, statistic, axis and fixed value with at least two points.
     """
     last = max((row["step"] for row in rows), default=0)
     kept = [row for row in rows if row["step"] == last and row["live"] >= LEAST_LIVE]

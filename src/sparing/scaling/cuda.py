@@ -28,27 +28,14 @@ _SIDE = 64  # both sides a multiple: the transpose is compressed too, and rows o
 class BlockPattern(NamedTuple):
     """Which square blocks of a matrix [out, in] are live."""
 
-    size: int
-    """Side of a block (count)."""
-
-    crow: Tensor
-    """Live blocks before each row of blocks, shape (out / size + 1,)."""
-
-    row: Tensor
-    """Row of each live block, ascending, shape (blocks,)."""
-
-    col: Tensor
-    """Column of each live block, shape (blocks,)."""
+    size: int  # side of a block (count)
+    crow: Tensor  # live blocks before each row of blocks, shape (out / size + 1,)
+    row: Tensor  # row of each live block, ascending, shape (blocks,)
+    col: Tensor  # column of each live block, shape (blocks,)
 
 
 def is_two_of_four(mask: Tensor) -> bool:
     """Say whether at most two of each four neighbours in a row are live.
-
-    Args:
-        mask: bool, [out, in].
-
-    Returns:
-        Whether the sparse tensor cores can hold it; false if the fan-in is no multiple of four.
 
     Example:
         >>> is_two_of_four(torch.tensor([[True, False, True, False]])), is_two_of_four(torch.ones(1, 4).bool())
@@ -58,15 +45,7 @@ def is_two_of_four(mask: Tensor) -> bool:
 
 
 def blocks_of(mask: Tensor, size: int) -> BlockPattern | None:
-    """Return the live blocks of a mask; None where it does not consist of whole blocks.
-
-    Args:
-        mask: bool, [out, in].
-        size: Side of a block (count).
-
-    Returns:
-        The pattern.
-    """
+    """Return the live blocks of a mask; None where it does not consist of whole blocks."""
     if mask.shape[0] % size or mask.shape[1] % size:
         return None
     tiles = mask.view(mask.shape[0] // size, size, mask.shape[1] // size, size).transpose(1, 2).flatten(2)
@@ -78,15 +57,7 @@ def blocks_of(mask: Tensor, size: int) -> BlockPattern | None:
 
 
 def turned(pattern: BlockPattern, columns: int) -> BlockPattern:
-    """Return the pattern of the transpose.
-
-    Args:
-        pattern: Of a matrix [out, in].
-        columns: Columns of blocks (count), in / size.
-
-    Returns:
-        That of [in, out].
-    """
+    """Return the pattern of the transpose."""
     order = torch.argsort(pattern.col, stable=True)
     counts = torch.bincount(pattern.col, minlength=columns)
     crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -94,15 +65,7 @@ def turned(pattern: BlockPattern, columns: int) -> BlockPattern:
 
 
 def block_matrix(weight: Tensor, pattern: BlockPattern) -> Tensor:
-    """Return the live blocks of a weight as torch's BSR tensor.
-
-    Args:
-        weight: [out, in].
-        pattern: Its live blocks.
-
-    Returns:
-        BSR, of the same shape; blocks off the pattern are left out.
-    """
+    """Return the live blocks of a weight as torch's BSR tensor."""
     size = pattern.size
     tiles = weight.view(weight.shape[0] // size, size, weight.shape[1] // size, size).transpose(1, 2)
     values = tiles[pattern.row, pattern.col].contiguous()
@@ -158,8 +121,7 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
 class TwoOfFourLinear(nn.Linear):
     """A linear layer whose products run on the sparse tensor cores; made by ``convert_cuda_``."""
 
-    _both: bool
-    """Whether the transpose is two of four as well."""
+    _both: bool  # whether the transpose is two of four as well
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out)."""
@@ -170,8 +132,7 @@ class TwoOfFourLinear(nn.Linear):
 class BlockLinear(nn.Linear):
     """A linear layer whose products run over live blocks; made by ``convert_cuda_``."""
 
-    _blocks: BlockPattern
-    """The live blocks."""
+    _blocks: BlockPattern  # the live blocks
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out)."""
@@ -188,18 +149,6 @@ def convert_cuda_(model: nn.Module, masks: Mapping[str, Tensor], *, backend: Cud
     """Let masked linear layers run by sparse kernels of the GPU, in place; call again when masks have changed.
 
     Parameters, optimizer state and state dict stay what they are, so there is nothing to move and nothing to save.
-
-    Args:
-        model: The model on its device, its masks applied.
-        masks: Canonical name of a weight -> bool mask.
-        backend: "2:4" or "block".
-        size: Side of a block (count), for "block".
-
-    Returns:
-        Names of the layers that run so.
-
-    Raises:
-        UserError: If a layer cannot, with the reason; then nothing was changed.
     """
     if backend not in {"2:4", "block"}:
         raise UserError("backend", got=repr(backend), why="on CUDA there are 2:4 and block", do="see convert_ for CSR")
@@ -219,11 +168,7 @@ def convert_cuda_(model: nn.Module, masks: Mapping[str, Tensor], *, backend: Cud
 
 
 def revert_cuda_(model: nn.Module) -> None:
-    """Let all layers run masked dense again; nothing else changes.
-
-    Args:
-        model: The model.
-    """
+    """Let all layers run masked dense again; nothing else changes."""
     for layer in model.modules():
         if isinstance(layer, TwoOfFourLinear | BlockLinear):
             layer.__class__ = nn.Linear  # type: ignore[assignment]

@@ -87,15 +87,6 @@ Density = float | str | Mapping[str, float] | ERK | ER
 def worded(word: str) -> ERK | ER:
     """Read a law of densities from its words, as the command line spells it.
 
-    Args:
-        word: ``erk:0.1`` or ``erk:1/10``, the total; ``er:20``, ε.
-
-    Returns:
-        The law.
-
-    Raises:
-        UserError: If it is no such word, or its number is missing or out of range.
-
     Example:
         >>> worded("erk:1/10"), worded("er:20")
         (ERK(total=0.1), ER(epsilon=20.0))
@@ -122,20 +113,6 @@ def densities(
     """Return the density of every weight that gets a mask.
 
     Embeddings, readouts, stems, depthwise filters and vectors stay dense: only hidden weights are masked.
-
-    Args:
-        known: Facts by canonical name.
-        roles: Roles by canonical name.
-        density: One number, numbers by pattern, or a law.
-        sparse: Patterns of the weights to mask instead; they must have at least two dimensions.
-        least_fan_in: Live inputs that a unit must keep (count). Below about 8 the corrections lose their accuracy, and
-            units may die.
-
-    Returns:
-        Canonical name -> density, of masked weights only; those of density 1 are left out.
-
-    Raises:
-        UserError: If a density is not in (0, 1], too few live inputs would be left, or a pattern fits nothing.
     """
     names = _masked(known, roles, sparse)
     found = _numbers(density, {name: known[name].shape for name in names})

@@ -57,10 +57,8 @@ class _Exchange:
 
     every: int = 100
     """Optimizer steps between updates, ΔT (count)."""
-
     until: float = 0.75
     """Share of the run after which the mask stays, T_end/steps."""
-
     share: float = 0.3
     """Share of the live weights that the first update of RigL (α), or every one of SET (ζ), would exchange."""
 
@@ -178,16 +176,12 @@ class GMP:
 
     final: float
     """Density at the end, in every layer, ρ_f."""
-
     start: float = 0.25
     """Share of the run before the first weight goes."""
-
     until: float = 0.75
     """Share of the run after which the mask stays."""
-
     every: int = 100
     """Optimizer steps between updates, Δt (count)."""
-
     initial: float = 1.0
     """Density before, ρ_i."""
 
@@ -256,17 +250,7 @@ METHODS: tuple[type[Method], ...] = (RigL, SET, GMP)
 
 
 def exchange(weight: Tensor, mask: Tensor, score: Tensor, *, fraction: float) -> Tensor:
-    """Drop the smallest live weights and grow as many entries of the highest scores among all that are then masked.
-
-    Args:
-        weight: Any shape.
-        mask: Boolean, the same shape.
-        score: The same shape; ties go to the lower index.
-        fraction: Share of the live weights, rounded down to a count.
-
-    Returns:
-        Boolean, the same shape and count.
-    """
+    """Drop the smallest live weights and grow as many entries of the highest scores among all that are then masked."""
     flat = mask.flatten()
     count = int(fraction * int(flat.sum()))
     kept = flat.clone()
@@ -277,16 +261,7 @@ def exchange(weight: Tensor, mask: Tensor, score: Tensor, *, fraction: float) ->
 
 
 def prune(weight: Tensor, mask: Tensor, density: float) -> Tensor:
-    """Keep the largest live weights.
-
-    Args:
-        weight: Any shape.
-        mask: Boolean, the same shape.
-        density: Share of all entries that stay, rounded to a count of at least one.
-
-    Returns:
-        Boolean, the same shape; never an entry that was masked.
-    """
+    """Keep the largest live weights."""
     flat = mask.flatten().clone()
     leaving = int(flat.sum()) - max(1, round(density * flat.numel()))
     flat[_lowest(weight.abs().flatten(), flat, max(0, leaving))] = False
@@ -294,39 +269,17 @@ def prune(weight: Tensor, mask: Tensor, density: float) -> Tensor:
 
 
 def energy(weight: Tensor, mask: Tensor) -> float:
-    """Return the sum of squares of the live weights, in double precision.
-
-    Args:
-        weight: Any shape.
-        mask: Boolean, the same shape.
-
-    Returns:
-        Σ W² over live entries.
-    """
+    """Return the sum of squares of the live weights, in double precision."""
     return float(weight.detach().double().square()[mask].sum())
 
 
 def retained(weight: Tensor, mask: Tensor) -> float:
-    """Return what share of a matrix's second moment a mask lets live, κ: the variance that the layer passes on.
-
-    Args:
-        weight: Dense weights, any shape.
-        mask: Boolean, the same shape.
-
-    Returns:
-        κ in [0, 1]; about the density for a random mask, more for one by magnitude.
-    """
+    """Return what share of a matrix's second moment a mask lets live, κ: the variance that the layer passes on."""
     return energy(weight, mask) / energy(weight, torch.ones_like(mask))
 
 
 def retained_gaussian(density: float) -> float:
     """Return κ of the largest weights of a Gaussian: ρ + 2 t φ(t), with t the threshold that a share ρ exceeds.
-
-    Args:
-        density: Share of the weights that stay, ρ in (0, 1].
-
-    Returns:
-        κ in (0, 1].
 
     Example:
         >>> f"{retained_gaussian(1 / 8):.3f}"
@@ -345,16 +298,6 @@ def prefill(second: Tensor, kept: Tensor, grown: Tensor, floor: Tensor | None = 
 
     With both moments at zero the first step of a grown weight is (1 − β₁)/√(1 − β₂) rates long: 3.2 for (0.9, 0.999).
     With v₀ it is (1 − β₁)|g|/√(β₂v₀ + (1 − β₂)g²), less than (1 − β₁)/√β₂ rates where v₀ ≥ g².
-
-    Args:
-        second: Second moment, rows are neurons, any further dimensions.
-        kept: Boolean, entries that live before and after.
-        grown: Boolean, entries that begin to live.
-        floor: Squares of the gradients by which weights were grown, in the units of ``second``.
-
-    Returns:
-        A new tensor: mean over the kept entries of the row in grown places (of the layer where the row has none), at
-        least ``floor``; all else as it was.
     """
     rows, alive = second.flatten(1), kept.flatten(1)
     counts, sums = alive.sum(1), (rows * alive).sum(1)

@@ -23,61 +23,42 @@ class Entry:
 
     name: str
     """Canonical name."""
-
     role: Role
     """What its dimensions do as the model widens."""
-
     why: str
     """Reason for the role."""
-
     kind: str
     """Class of its layer."""
-
     shape: tuple[int, ...]
     """Shape in the model."""
-
     fan_in: int
     """Inputs of the layer (count)."""
-
     fan_out: int
     """Outputs (count)."""
-
     m_in: float
     """Times the base's fan-in."""
-
     m_out: float
     """Times the base's fan-out."""
-
     density: float = 1.0
     """Share of live weights, ρ."""
-
     part: str = ""
     """Of attention: query, key, value, qkv (packed) or none."""
-
     residual: bool = False
     """Whether it ends a residual branch."""
-
     transposed: bool = False
     """Whether inputs are the first dimension."""
-
     init: Init = "constant"
     """How its initial scale depends on width as the model draws it."""
-
     factors: Factors
     """Multipliers on the base's values."""
-
     depth: float = 1.0
     """Times the base's depth if it lies in a block, else 1."""
-
     m_init: float = 1.0
     """Times the base's fan-in, as the model's initialisation sees it."""
-
     undo: float = 1.0
     """Factor that takes a depth-dependent initial scale back to that of the base's depth (CompleteP)."""
-
     drawn: float | None = None
     """Standard deviation of the weights as the model drew them; None if they are on the meta device."""
-
     own: float = 1.0
     """Times the base's number by which the model's own code multiplies what the table gives; the rule undoes it."""
 
@@ -127,14 +108,6 @@ def factors_of(line: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
 
     Only layers that are called as modules can scale their input or output. Attention with packed weights, recurrent
     layers and bare parameters carry the factor in the weights instead, which is the same.
-
-    Args:
-        line: The entry; its own factors do not matter.
-        rule: The rule.
-        optimizer: Whose step.
-
-    Returns:
-        The factors.
     """
     found = rule.factors(
         line.role,
@@ -154,18 +127,7 @@ def factors_of(line: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
 
 
 def entry(facts: Facts, role: tuple[Role, str], rule: Rule, optimizer: Optimizer, **known: float | str | None) -> Entry:
-    """Make a parameter's line.
-
-    Args:
-        facts: What is known of it.
-        role: Its role and the reason.
-        rule: The rule.
-        optimizer: Whose step.
-        known: Fields of ``Entry`` that other parts of the plan decide.
-
-    Returns:
-        The line with its factors.
-    """
+    """Make a parameter's line."""
     line = Entry(
         name=facts.name,
         role=role[0],
@@ -194,12 +156,6 @@ def _carries(line: Entry) -> bool:
 def kind_of(name: str) -> str:
     """The name of a parameter without the number of its layer.
 
-    Args:
-        name: Canonical name.
-
-    Returns:
-        The pattern that its kin in other layers share.
-
     Example:
         >>> kind_of("model.layers.3.mlp.up_proj.weight")
         'model.layers.*.mlp.up_proj.weight'
@@ -208,14 +164,7 @@ def kind_of(name: str) -> str:
 
 
 def alike(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put rows together that differ in the number of their layer only.
-
-    Args:
-        rows: With ``parameter`` and ``std``.
-
-    Returns:
-        One row per kind with ``layers`` (count) and the mean of ``std``; a row without kin keeps its name.
-    """
+    """Put rows together that differ in the number of their layer only."""
     kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         same = tuple(value for name, value in row.items() if name not in {"parameter", "std"})

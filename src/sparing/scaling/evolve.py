@@ -288,17 +288,7 @@ class Evolution:
 
 
 def flat_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
-    """Return a weight's factors at some density, with the whole factor in the weights (rescaled form).
-
-    Args:
-        entry: Line of the plan.
-        rule: The rule.
-        optimizer: Whose step.
-        density: Live share.
-
-    Returns:
-        The factors.
-    """
+    """Return a weight's factors at some density, with the whole factor in the weights (rescaled form)."""
     flat: Any = replace(rule, form="rescaled") if hasattr(rule, "form") else rule  # type: ignore[type-var]
     found: Factors = flat.factors(
         entry.role,

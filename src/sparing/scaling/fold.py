@@ -57,15 +57,7 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
 
 
 def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """Find the masks of a folded or reloaded model by its exact zeros.
-
-    Args:
-        model: The model.
-        plan: The plan it was scaled by.
-
-    Returns:
-        Canonical name -> boolean mask, of the weights that the plan masks.
-    """
+    """Find the masks of a folded or reloaded model by its exact zeros."""
     params = named_parameters(model)
     return {name: params[name].detach() != 0 for name, entry in plan.entries.items() if entry.masked}
 
@@ -158,9 +150,6 @@ def _scale_norm_(norm: nn.Module, factor: float) -> bool:
     """Multiply what a norm gives by a factor, and prove it on numbers; False if its gain does not work as known.
 
     Two kinds of gain are known: w, and 1 + w (Gemma).
-
-    Returns:
-        Whether it was done.
     """
     gain, bias = norm.get_parameter("weight"), norm._parameters.get("bias")
     kept = [(p, p.clone()) for p in (gain, bias) if p is not None]

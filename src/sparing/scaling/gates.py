@@ -40,13 +40,7 @@ class Gate:
     """
 
     def __init__(self, module: nn.Module, local: str, mask: Tensor) -> None:
-        """Register the mask and hook the gradient.
-
-        Args:
-            module: Owner of the parameter.
-            local: Its name there.
-            mask: Boolean, of its shape.
-        """
+        """Register the mask and hook the gradient."""
         self.module, self.local = module, local
         self.keep = False
         """Whether to collect the gradient as it was before masking."""
@@ -78,11 +72,7 @@ class Gate:
 
     @torch.no_grad()
     def set_(self, mask: Tensor) -> None:
-        """Replace the mask in place, and put weight and gradient off the new one to zero.
-
-        Args:
-            mask: Boolean, of the same shape.
-        """
+        """Replace the mask in place, and put weight and gradient off the new one to zero."""
         self.mask.copy_(mask)
         self.zero_()
 
@@ -96,11 +86,7 @@ class Gate:
         self._note()
 
     def settle_(self, *, written: bool = False) -> None:
-        """Put the weight to zero off the mask if something has written to it since it was last seen to be.
-
-        Args:
-            written: Something has, also where it left no trace, as writing to ``parameter.data`` does.
-        """
+        """Put the weight to zero off the mask if something has written to it since it was last seen to be."""
         if not self.holds or (parameter := self.parameter).is_inference():
             return
         if getattr(parameter, "numbers_are_away", False):
@@ -248,41 +234,18 @@ def _zero_like(tensor: Tensor) -> Tensor:
 
 
 def gates_in(module: nn.Module) -> dict[str, Gate]:
-    """Return the gates of a module's own parameters.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Name of the parameter in the module -> gate.
-    """
+    """Return the gates of a module's own parameters."""
     return dict(module.__dict__.get(_GATES, {}))
 
 
 def place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Find the module that owns a parameter.
-
-    Args:
-        model: The model, wrapped or not.
-        name: Canonical name of the parameter.
-
-    Returns:
-        The module and the parameter's name there.
-    """
+    """Find the module that owns a parameter."""
     path, _, local = name.rpartition(".")
     return submodule(model, path), local
 
 
 def sharers(model: nn.Module, path: str) -> list[nn.Module]:
-    """Find the layers that multiply by, or look up in, one weight: tied layers are several.
-
-    Args:
-        model: The model, wrapped or not.
-        path: Canonical path of one layer.
-
-    Returns:
-        That layer first, then the others of its kind, lookup or product.
-    """
+    """Find the layers that multiply by, or look up in, one weight: tied layers are several."""
     layer = submodule(model, path)
     weight = layer._parameters.get("weight")
     alike = (m for m in model.modules() if weight is not None and m._parameters.get("weight") is weight)

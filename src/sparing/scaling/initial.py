@@ -22,18 +22,7 @@ _SIGMAS = 4.0
 def initial(
     known: Mapping[str, Facts], model: nn.Module, base: nn.Module | None, *, scales: Sequence[float] = ()
 ) -> dict[str, Init]:
-    """Tell for every parameter how its initial scale depends on width, by measuring it at two.
-
-    Args:
-        known: Facts by canonical name.
-        model: The model, freshly initialised.
-        base: The base, freshly initialised too; None or on the meta device if its weights cannot be had.
-        scales: Standard deviations that the model's configuration prescribes at any width.
-
-    Returns:
-        Canonical name -> kind. A table whose scale does not tell is taken as constant: no library default falls with
-        width there; a bias too short to tell goes with the matrix of its layer.
-    """
+    """Tell for every parameter how its initial scale depends on width, by measuring it at two."""
     ours, theirs = named_parameters(model), named_parameters(base) if base is not None else {}
     found = {
         name: kind(
@@ -64,19 +53,7 @@ def kind(
     *,
     out_ratio: float = 1.0,
 ) -> Init:
-    """Tell one parameter's kind.
-
-    Args:
-        weight: As the model has it.
-        base: As the base has it, if it has weights.
-        ratio: Fan-in over the base's.
-        fan_in: Fan-in by which torch's default goes (count).
-        scales: Standard deviations that the configuration prescribes.
-        out_ratio: Fan-out over the base's; where both ratios are 1 there is nothing to tell apart.
-
-    Returns:
-        The kind; ``unknown`` if neither the two widths nor a known law tells. A fan-out law is seen at two widths only.
-    """
+    """Tell one parameter's kind."""
     if weight.is_meta:
         return "constant" if ratio == 1 else "unknown"
     if not bool(weight.count_nonzero()):
@@ -98,16 +75,7 @@ def spread(weight: Tensor) -> float:
 
 
 def depth_factor(weight: float, others: float, layers: int) -> float:
-    """Return by how much a depth-dependent initialisation shrank the last matrix of a residual branch.
-
-    Args:
-        weight: Standard deviation of that matrix.
-        others: Standard deviation of other hidden matrices of the model.
-        layers: Blocks (count), L.
-
-    Returns:
-        1/√(2L) if the ratio is that within 10 %, as in GPT-2; else 1.
-    """
+    """Return by how much a depth-dependent initialisation shrank the last matrix of a residual branch."""
     expected = (2 * layers) ** -0.5
     return expected if others > 0 and abs(weight / others / expected - 1) < 0.1 else 1.0
 

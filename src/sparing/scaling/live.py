@@ -55,9 +55,6 @@ class Masks(Mapping[str, Tensor]):
         """Copy without the watch: what becomes of a copy (an average, a target network) is its owner's business.
 
         A model that was drawn anew before it was copied is found out in the copy too.
-
-        Returns:
-            The masks of the copied model.
         """
         twin: Masks = object.__new__(Masks)
         memo[id(self)] = twin

@@ -31,24 +31,12 @@ class Key(NamedTuple):
     """One gate and where a state dict has what belongs to it."""
 
     weight: str
-    """Key of the weight."""
-
     mask: str
-    """Key of the mask."""
-
     gate: Gate
-    """The gate."""
 
 
 def fingerprint(plan: Plan) -> Tensor:
-    """Hash what of a plan a checkpoint depends on: the rule and each parameter's role and ratios, not its density.
-
-    Args:
-        plan: Any plan.
-
-    Returns:
-        32 bytes, uint8.
-    """
+    """Hash what of a plan a checkpoint depends on: the rule and each parameter's role and ratios, not its density."""
     lines = [(name, e.role, tuple(e.shape), e.m_in, e.m_out) for name, e in sorted(plan.entries.items())]
     text = repr((plan.rule, plan.optimizer, lines))
     return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
@@ -56,11 +44,6 @@ def fingerprint(plan: Plan) -> Tensor:
 
 def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
     """Refuse a state dict that does not fit a scaled model.
-
-    Args:
-        root: The model; nothing is changed.
-        state: What is to be loaded.
-        prefix: What stands before the model's own keys, such as that of a wrapper.
 
     A ``UserError`` says if it is of another plan, a mask or multiplier is missing or has another shape, or weights
     live off their mask.
@@ -76,32 +59,14 @@ def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> 
 
 
 def keys(root: nn.Module, prefix: str = "") -> Iterator[Key]:
-    """Yield the gates of a model with their keys as its state dict has them: wrapped children included.
-
-    Args:
-        root: The model.
-        prefix: What stands before its own keys.
-
-    Yields:
-        One row per gate.
-    """
+    """Yield the gates of a model with their keys as its state dict has them: wrapped children included."""
     for path, module in root.named_modules():
         for local, gate in gates_in(module).items():
             yield Key(_join(prefix, path, local), _join(prefix, path, local + SUFFIX), gate)
 
 
 def foreign(root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the places where a state dict has a buffer that the model does not have yet.
-
-    Args:
-        root: The model.
-        state: What is to be loaded.
-        prefix: What stands before its own keys.
-        suffix: How the wanted keys end.
-
-    Yields:
-        Module, and what the key has after the module's path.
-    """
+    """Yield the places where a state dict has a buffer that the model does not have yet."""
     modules = dict(root.named_modules())
     for key in state:
         if key.startswith(prefix) and key.endswith(suffix):
@@ -111,11 +76,7 @@ def foreign(root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str)
 
 
 def attach_guards_(root: nn.Module) -> None:
-    """Watch a scaled model: loads are checked, and its first forward pass verifies the weights.
-
-    Args:
-        root: The model, without wrappers.
-    """
+    """Watch a scaled model: loads are checked, and its first forward pass verifies the weights."""
     untyped = cast("Any", root)
     held = [
         untyped.register_load_state_dict_pre_hook(_before_load),
@@ -127,11 +88,7 @@ def attach_guards_(root: nn.Module) -> None:
 
 
 def detach_guards_(root: nn.Module) -> None:
-    """Take the guards off; nothing happens where there are none.
-
-    Args:
-        root: The model, without wrappers.
-    """
+    """Take the guards off; nothing happens where there are none."""
     guards: list[int] = root.__dict__.pop(_GUARDS, [])
     for name in _HOOKS:
         for identity in guards:

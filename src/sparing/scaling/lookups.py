@@ -21,33 +21,19 @@ Way = tuple[float, ...]
 class Scope:
     """One function that is being read."""
 
-    me: str
-    """Name of its first argument, if it is a method."""
-    owner: Any
-    """What that is, in the model."""
-    base: Any
-    """The same in the base."""
+    me: str  # name of its first argument, if it is a method
+    owner: Any  # what that is, in the model
+    base: Any  # the same in the base
     globals: dict[str, Any]
-    depth: int
-    """Calls that lead here."""
-    names: dict[str, float | None] = field(default_factory=dict)
-    """Local name -> ratio; None for a tensor."""
-    ways: set[Way] = field(default_factory=lambda: {()})
-    """Factors so far, one row per way through the branches."""
-    ended: set[Way] = field(default_factory=set)
-    """The same of ways that have returned."""
+    depth: int  # calls that lead here
+    names: dict[str, float | None] = field(default_factory=dict)  # local name -> ratio; None for a tensor
+    ways: set[Way] = field(default_factory=lambda: {()})  # factors so far, one row per way through the branches
+    ended: set[Way] = field(default_factory=set)  # the same of ways that have returned
     result: float | None = None
 
 
 def names_in(node: ast.expr) -> list[str]:
-    """Return the parts of ``a.b.c``.
-
-    Args:
-        node: An expression.
-
-    Returns:
-        Its names in order; nothing for other expressions.
-    """
+    """Return the parts of ``a.b.c``."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -56,44 +42,20 @@ def names_in(node: ast.expr) -> list[str]:
 
 
 def get(held: Any, path: Sequence[str]) -> Any:
-    """Follow attributes.
-
-    Args:
-        held: Where to begin.
-        path: Names.
-
-    Returns:
-        What is there, or None.
-    """
+    """Follow attributes."""
     for name in path:
         held = getattr(held, name, None)
     return held
 
 
 def global_(name: str, names: dict[str, Any]) -> Any:
-    """Look a name up as a function does that has no local one.
-
-    Args:
-        name: The name.
-        names: Globals of the function.
-
-    Returns:
-        What it stands for, or None.
-    """
+    """Look a name up as a function does that has no local one."""
     builtins: Any = names.get("__builtins__", {})
     return names.get(name, builtins.get(name) if isinstance(builtins, dict) else getattr(builtins, name, None))
 
 
 def ratio_of(value: Any, base: Any) -> float | None:
-    """Compare two numbers, or tensors of one entry.
-
-    Args:
-        value: Of the model.
-        base: Of its base.
-
-    Returns:
-        Their ratio; None where there are no numbers, not a number where the base's is zero or unknown.
-    """
+    """Compare two numbers, or tensors of one entry."""
     if isinstance(value, Tensor) and isinstance(base, Tensor) and value.numel() == base.numel() == 1:
         value, base = (float(one) if not one.is_meta else math.nan for one in (value, base))
     if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(base, int | float):
@@ -102,15 +64,7 @@ def ratio_of(value: Any, base: Any) -> float | None:
 
 
 def truth(test: ast.expr, scope: Scope) -> bool | None:
-    """Return what a test of an attribute of the module comes to; None for any other test.
-
-    Args:
-        test: The condition of a branch.
-        scope: The function it stands in.
-
-    Returns:
-        Which side is taken.
-    """
+    """Return what a test of an attribute of the module comes to; None for any other test."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = truth(test.operand, scope)
         return None if inner is None else not inner
@@ -122,14 +76,7 @@ def truth(test: ast.expr, scope: Scope) -> bool | None:
 
 
 def shape_of(node: ast.expr) -> ast.expr | None:
-    """Find the tensor whose shape an expression is.
-
-    Args:
-        node: Such as ``x.shape`` or ``x.size()``.
-
-    Returns:
-        The expression of the tensor, or None.
-    """
+    """Find the tensor whose shape an expression is."""
     if isinstance(node, ast.Attribute) and node.attr == "shape":
         return node.value
     call = isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Attribute)

@@ -153,7 +153,6 @@ class NofM:
 
     n: int = 2
     """Live inputs in a group (count)."""
-
     m: int = 4
     """Inputs in a group (count)."""
 
@@ -189,39 +188,17 @@ LAWS: tuple[type[Law], ...] = (Bernoulli, ExactCount, ConstantFanIn, Blocks, Nof
 
 
 def realised(mask: Tensor) -> float:
-    """Return the live fraction of a mask's entries.
-
-    Args:
-        mask: Boolean, any shape.
-
-    Returns:
-        In [0, 1].
-    """
+    """Return the live fraction of a mask's entries."""
     return int(mask.sum()) / mask.numel()
 
 
 def oriented(mask: Tensor, *, transposed: bool) -> Tensor:
-    """Turn between the stored order of dimensions and ``(fan_out, fan_in, ...)``.
-
-    Args:
-        mask: Any tensor of two dimensions or more.
-        transposed: Whether the weight is stored with the fan-in first.
-
-    Returns:
-        The same entries, contiguous; its own inverse.
-    """
+    """Turn between the stored order of dimensions and ``(fan_out, fan_in, ...)``."""
     return mask.transpose(0, 1).contiguous() if transposed else mask
 
 
 def dead(mask: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
     """Find what a mask cuts off.
-
-    Args:
-        mask: Boolean, as stored, two dimensions or more.
-        transposed: Whether the weight is stored with the fan-in first.
-
-    Returns:
-        Indices of neurons without any input, and of inputs (channels) that no neuron reads.
 
     Example:
         >>> dead(torch.tensor([[True, False], [False, False]]))
@@ -233,14 +210,7 @@ def dead(mask: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def digest(masks: Mapping[str, Tensor]) -> str:
-    """Hash masks, to tell whether two runs or processes have the same.
-
-    Args:
-        masks: Name -> boolean tensor.
-
-    Returns:
-        SHA-256 over names, shapes and bits, in hexadecimal.
-    """
+    """Hash masks, to tell whether two runs or processes have the same."""
     total = hashlib.sha256()
     for name in sorted(masks):
         mask = masks[name]
@@ -271,11 +241,7 @@ def _first(scores: Tensor, count: int) -> Tensor:
 
 
 def _balanced_ranks(fan_out: int, fan_in: int, generator: torch.Generator) -> Tensor:
-    """Rank the inputs of each neuron so that the first k of all rows together use every input equally, for every k.
-
-    Returns:
-        Shape (fan_out, fan_in), int32: each row a permutation of 0 … fan_in − 1.
-    """
+    """Rank the inputs of each neuron so that the first k of all rows together use every input equally, for every k."""
     sizes = [fan_in] * (fan_out // fan_in) + ([fan_out % fan_in] if fan_out % fan_in else [])
     return torch.cat([_strip_ranks(rows, fan_in, generator) for rows in sizes])
 
@@ -286,9 +252,6 @@ def _strip_ranks(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     At rank k row i takes the place ``i + (k mod b)·rows + T[k div b]`` on a circle of ``columns`` places, with g the
     greatest common divisor, b = columns/g and T a random order of 0 … g − 1: b successive ranks cover the circle
     rows/g times without a gap, and no row takes a place twice. Rows and columns are then shuffled.
-
-    Returns:
-        Shape (rows, columns), int32.
     """
     shared = math.gcd(rows, columns)
     turns = columns // shared

@@ -35,17 +35,7 @@ HIDDEN = ("NonDynamicallyQuantizableLinear",)
 
 
 def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> None:
-    """Multiply something by a number in every forward pass of a module, from now on.
-
-    Args:
-        module: Module to hook.
-        slot: Which buffer holds the number.
-        value: The number; 1 is multiplied like any other.
-        where: What it multiplies.
-
-    Raises:
-        UserError: If the slot is taken, or the module is one whose forward pass is never called.
-    """
+    """Multiply something by a number in every forward pass of a module, from now on."""
     kind = type(module).__name__
     if slot in module._buffers:
         why = "a second factor would multiply the first"
@@ -63,12 +53,7 @@ def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> Non
 
 
 def detach_(module: nn.Module, slot: Slot) -> None:
-    """Take a number out of a module, with its hook and buffer; nothing happens where there is none.
-
-    Args:
-        module: Module that may be hooked.
-        slot: Which buffer.
-    """
+    """Take a number out of a module, with its hook and buffer; nothing happens where there is none."""
     if (held := _handles(module).pop(slot, None)) is not None:
         identity = held[0]
         for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks):
@@ -79,41 +64,20 @@ def detach_(module: nn.Module, slot: Slot) -> None:
 
 
 def value(module: nn.Module, slot: Slot) -> float:
-    """Return the number a module holds.
-
-    Args:
-        module: Any module.
-        slot: Which buffer.
-
-    Returns:
-        The number; 1 where there is none.
-    """
+    """Return the number a module holds."""
     held = module._buffers.get(slot)
     return 1.0 if held is None else float(held)
 
 
 def set_(module: nn.Module, slot: Slot, value: float) -> None:
-    """Change the number a hooked module holds, in place.
-
-    Args:
-        module: Module with this slot.
-        slot: Which buffer.
-        value: The new number.
-    """
+    """Change the number a hooked module holds, in place."""
     held = module._buffers[slot]
     assert held is not None
     held.fill_(value)
 
 
 def held(module: nn.Module) -> dict[Slot, Where]:
-    """Return the slots of a module that are in use.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Slot -> what it multiplies.
-    """
+    """Return the slots of a module that are in use."""
     return {slot: where for slot, (_, where) in module.__dict__.get(_HANDLES, {}).items()}
 
 

@@ -41,27 +41,15 @@ _HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_h
 class Narrower:
     """What is known of the base."""
 
-    shapes: Shapes
-    """Canonical parameter name -> shape."""
-
+    shapes: Shapes  # canonical parameter name -> shape
+    # the base itself, on the meta device if it would be large; None if the model is its own base
     model: nn.Module | None
-    """The base itself, on the meta device if it would be large; None if the model is its own base."""
 
 
 def narrower(model: nn.Module, base: Base = None) -> Narrower:
     """Build the base and hold its names and depth against the model's.
 
     What must be built is built apart from the global random numbers, which stay as they were.
-
-    Args:
-        model: The model to be trained; never changed.
-        base: The narrower one, in any of the forms of ``Base``.
-
-    Returns:
-        Its shapes and the base.
-
-    Raises:
-        UserError: If its parameters have other names, which also means another depth, or other numbers of dimensions.
     """
     if base is None:
         return Narrower(_shapes(model), None)
@@ -72,14 +60,6 @@ def narrower(model: nn.Module, base: Base = None) -> Narrower:
 
 def base_shapes(model: nn.Module, base: Base = None) -> dict[str, tuple[int, ...]]:
     """Return the base's shapes by the canonical names of the model's parameters.
-
-    Args:
-        model: The model to be trained.
-        base: A narrower model, a Hugging Face configuration, the width of one (the model's own configuration is
-            narrowed), a function without arguments that builds one, or None, which gives the model's own shapes.
-
-    Returns:
-        Canonical name -> shape.
 
     Example:
         >>> base_shapes(nn.Linear(64, 64), lambda: nn.Linear(8, 8))
@@ -93,16 +73,6 @@ def narrow(config: Any, width: int) -> Any:
 
     Knows any configuration with ``hidden_size`` and ``num_attention_heads`` under these names or mapped to them: the
     GPT-2, Llama and ViT families. Key and value heads go in proportion too, or stay as many if that leaves a fraction.
-
-    Args:
-        config: The configuration of the model.
-        width: The new ``hidden_size`` (count).
-
-    Returns:
-        A new configuration.
-
-    Raises:
-        UserError: If the configuration has no such fields, or they do not divide.
     """
     old = getattr(config, "hidden_size", None)
     heads = getattr(config, "num_attention_heads", None)

@@ -38,18 +38,6 @@ def logits_factor(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
 
     With heads of m times the base's dimensions the logits of μP are the base's times 1/m. A model that divides by
     √d_head does 1/√m of it by itself; one that multiplies by a constant, or by nothing, does none.
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-        known: Facts of the model's parameters.
-        rule: The rule; one that leaves attention alone gives 1 and nothing is asked.
-
-    Returns:
-        The factor; 1 where heads keep their size or there is no attention.
-
-    Raises:
-        UserError: If some attention is not understood, or layers differ.
     """
     if base is None or rule.logits(4.0) == 1.0:
         return 1.0
@@ -69,19 +57,7 @@ def logits_factor(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
 
 
 def table_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> dict[str, float]:
-    """Return by how much more than the base's the model's own code multiplies what its tables give (Gemma: √m).
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-        known: Facts of the model's parameters.
-
-    Returns:
-        Canonical name of a table -> ratio; tables without any are left out.
-
-    Raises:
-        UserError: If modules that share a table multiply differently.
-    """
+    """Return by how much more than the base's the model's own code multiplies what its tables give (Gemma: √m)."""
     if base is None:
         return {}
     tables = {name: sharers(model, fact.module) for name, fact in known.items() if fact.lookup}
@@ -103,16 +79,7 @@ def table_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
 
 
 def require_no_others(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> None:
-    """Refuse numbers that go with the width and are neither of attention nor of a table.
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-        known: Facts of the model's parameters.
-
-    Raises:
-        UserError: Names the first one, its value and the base's.
-    """
+    """Refuse numbers that go with the width and are neither of attention nor of a table."""
     if base is None:
         return
     attention = {_place(model, fact) for fact in known.values() if fact.part}

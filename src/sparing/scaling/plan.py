@@ -40,28 +40,20 @@ class Plan:
 
     entries: Mapping[str, Entry]
     """Canonical name -> line, in order of registration."""
-
     rule: Rule
     """The parameterization."""
-
     optimizer: Optimizer
     """Kind of optimizer."""
-
     depth: float = 1.0
     """Blocks over the base's, m_L; 1 unless the rule knows of depth."""
-
     attention: float = 1.0
     """Factor on attention logits; 1 leaves them alone."""
-
     width: int = 0
     """Median fan-in of hidden weights (count)."""
-
     base_width: int = 0
     """The same in the base (count)."""
-
     readout: str = ""
     """Path of the module that gives the output, tied or not; empty if none was found."""
-
     readout_ratio: float = 1.0
     """Times the base's width that go into the readout."""
 

@@ -28,32 +28,16 @@ _MOMENTS = {"adam": 2, "sgd": 1, "lion": 1, "muon": 1}
 class Price:
     """What a training step costs; activations are no part of it (``sparing.memory.predict`` has them)."""
 
-    params: int
-    """Parameters, tied ones once (count)."""
-
-    live: int
-    """Of these, the ones that masks leave (count)."""
-
+    params: int  # parameters, tied ones once (count)
+    live: int  # of these, the ones that masks leave (count)
+    # operations of matrix products forward and backward, masked weights computed too; multiply-adds count as two
     flops: int
-    """Operations of matrix products forward and backward, masked weights computed too; multiply-adds count as two."""
-
-    flops_live: int
-    """The same for live weights only."""
-
-    bytes_dense: Bytes
-    """Weights with masks, gradients and optimizer state, all dense."""
-
-    bytes_sparse: Bytes
-    """The same where linear layers keep live weights only, with their indices by row and by column."""
-
-    seconds_dense: float | None
-    """Linear layers of a step, all masked dense (s); None if some layer was not timed."""
-
-    seconds_sparse: float | None
-    """All masked ones sparse (s)."""
-
-    seconds_best: float | None
-    """Each as is faster (s)."""
+    flops_live: int  # the same for live weights only
+    bytes_dense: Bytes  # weights with masks, gradients and optimizer state, all dense
+    bytes_sparse: Bytes  # the same where linear layers keep live weights only, with their indices by row and by column
+    seconds_dense: float | None  # linear layers of a step, all masked dense (s); None if some layer was not timed
+    seconds_sparse: float | None  # all masked ones sparse (s)
+    seconds_best: float | None  # each as is faster (s)
 
 
 def predict(

@@ -43,20 +43,7 @@ def groups(
     weight_decay: float = 0.0,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with every option scaled.
-
-    Args:
-        entries: Lines of the plan.
-        kind: Kind of optimizer.
-        model: The model.
-        lr: Learning rate of the base.
-        names: Only these parameters; all by default.
-        weight_decay: Of the base, for all that has several dimensions.
-        options: Further options, of which ``eps`` is scaled.
-
-    Returns:
-        Groups for an optimizer of torch.
-    """
+    """Return parameter groups with every option scaled."""
     params = named_parameters(model)
     _require_planned(entries, params, "model")
     _watch_rates()
@@ -80,17 +67,7 @@ def groups(
 def check(
     entries: Mapping[str, Entry], kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer], *, touches: bool = True
 ) -> None:
-    """Refuse optimizers whose rates are not those of a plan, up to one common factor for each.
-
-    Args:
-        entries: Lines of the plan.
-        kind: Kind of optimizer.
-        optimizers: That step the model together.
-        touches: Whether the rule scales anything; a rule that does not has no quarrel with L2 in the gradient.
-
-    Raises:
-        UserError: If groups are unscaled, parameters missing or new, ratios broken, or L2 would be rescaled.
-    """
+    """Refuse optimizers whose rates are not those of a plan, up to one common factor for each."""
     names = [[_names(group, entries) for group in optimizer.param_groups] for optimizer in optimizers]
     _require_planned(entries, [name for rows in names for row in rows for name in row], "optimizer")
     for optimizer, rows in zip(optimizers, names, strict=True):

@@ -34,67 +34,26 @@ class Facts:
     """What is known about one parameter."""
 
     name: str
-    """Canonical name."""
-
-    kind: str
-    """Class of the layer that holds it; ``parameter`` if a module of no known type does."""
-
+    kind: str  # class of the layer that holds it; ``parameter`` if a module of no known type does
     shape: tuple[int, ...]
-    """In the model."""
-
-    base_shape: tuple[int, ...]
-    """In the base."""
-
-    fan_in: int
-    """Inputs of the layer: channels times positions of the kernel (count); 1 for vectors and lookups."""
-
-    fan_out: int
-    """Outputs, packed queries, keys and values or gates counted once (count)."""
-
-    base_fan_in: int
-    """Fan-in in the base."""
-
-    base_fan_out: int
-    """Fan-out in the base."""
-
-    init_fan: int = 1
-    """Fan-in by which torch's default initialisation goes: of a bias that of its weight (count)."""
-
-    base_init_fan: int = 1
-    """The same in the base."""
-
-    transposed: bool = False
-    """Whether inputs are the first dimension (Conv1D of GPT-2, transposed convolutions)."""
-
-    part: str = ""
-    """Of attention: query, key, value, qkv (packed) or none."""
-
-    residual: bool = False
-    """Whether it is the last matrix of a residual branch."""
-
-    readout: bool = False
-    """Whether its module gives the model's output, which a tied embedding does besides looking up."""
-
-    matrix: bool = False
-    """Whether it is a weight of a known layer, by which inputs are multiplied."""
-
-    lookup: bool = False
-    """Whether it is a table of embeddings."""
-
-    stem: bool = False
-    """Whether it is the first to take in data."""
-
-    grouped: int | None = None
-    """Input channels per group of a grouped convolution; 1 is depthwise."""
-
-    body: bool | None = None
-    """Whether it lies in a repeated block; None if the model has no one family of blocks."""
-
-    closed: bool = False
-    """Whether width goes in and a number of features comes out that does not go with it."""
-
-    same: bool = False
-    """Whether model and base have all shapes in common, so that shapes tell nothing."""
+    base_shape: tuple[int, ...]  # in the base
+    fan_in: int  # inputs of the layer: channels times positions of the kernel (count); 1 for vectors and lookups
+    fan_out: int  # outputs, packed queries, keys and values or gates counted once (count)
+    base_fan_in: int  # fan-in in the base
+    base_fan_out: int  # fan-out in the base
+    init_fan: int = 1  # fan-in by which torch's default initialisation goes: of a bias that of its weight (count)
+    base_init_fan: int = 1  # the same in the base
+    transposed: bool = False  # whether inputs are the first dimension (Conv1D of GPT-2, transposed convolutions)
+    part: str = ""  # of attention: query, key, value, qkv (packed) or none
+    residual: bool = False  # whether it is the last matrix of a residual branch
+    readout: bool = False  # whether its module gives the model's output, which a tied embedding does besides looking up
+    matrix: bool = False  # whether it is a weight of a known layer, by which inputs are multiplied
+    lookup: bool = False  # whether it is a table of embeddings
+    stem: bool = False  # whether it is the first to take in data
+    grouped: int | None = None  # input channels per group of a grouped convolution; 1 is depthwise
+    body: bool | None = None  # whether it lies in a repeated block; None if the model has no one family of blocks
+    closed: bool = False  # whether width goes in and a number of features comes out that does not go with it
+    same: bool = False  # whether model and base have all shapes in common, so that shapes tell nothing
 
     @property
     def module(self) -> str:
@@ -123,30 +82,13 @@ class Facts:
 
 
 def facts(model: nn.Module, base: Base | Mapping[str, tuple[int, ...]] = None) -> dict[str, Facts]:
-    """Collect what is known about every parameter.
-
-    Args:
-        model: The model to be trained; only read.
-        base: The narrower model in any form that ``base_shapes`` takes, or its shapes.
-
-    Returns:
-        Canonical name -> facts, in order of registration.
-    """
+    """Collect what is known about every parameter."""
     shapes = dict(base) if isinstance(base, Mapping) else base_shapes(model, base)
     return facts_in(frame(model, shapes), model, shapes)
 
 
 def facts_in(places: Frame, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Facts]:
-    """Collect the facts of a model whose structure is known already.
-
-    Args:
-        places: Structure of the model.
-        model: The model.
-        shapes: The base's.
-
-    Returns:
-        Canonical name -> facts.
-    """
+    """Collect the facts of a model whose structure is known already."""
     ours = {name: tuple(parameter.shape) for name, parameter in named_parameters(model).items()}
     same = all(ours[name] == tuple(shapes[name]) for name in ours)
     return {name: _facts(name, ours, shapes, places, model, same) for name in ours}
@@ -154,12 +96,6 @@ def facts_in(places: Frame, model: nn.Module, shapes: Mapping[str, tuple[int, ..
 
 def role_of(known: Facts) -> tuple[Role | None, str]:
     """Classify one parameter.
-
-    Args:
-        known: Its facts.
-
-    Returns:
-        The role and the reason; None if nothing tells, and then the reason says what is missing.
 
     Example:
         >>> role_of(facts(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)))["1.weight"])
@@ -179,18 +115,7 @@ def role_of(known: Facts) -> tuple[Role | None, str]:
 
 
 def roles_of(known: Mapping[str, Facts], overrides: Mapping[str, Role] | None = None) -> dict[str, tuple[Role, str]]:
-    """Classify all parameters.
-
-    Args:
-        known: Facts by canonical name.
-        overrides: Pattern of names (``fnmatch``) -> role; the first pattern that fits decides.
-
-    Returns:
-        Canonical name -> role and reason.
-
-    Raises:
-        UserError: If some cannot be classified, with all their names, or an override fits nothing or is no role.
-    """
+    """Classify all parameters."""
     overrides = overrides or {}
     _require_overrides(overrides, known)
     found: dict[str, tuple[Role, str]] = {}
@@ -214,15 +139,7 @@ def roles_of(known: Mapping[str, Facts], overrides: Mapping[str, Role] | None = 
 
 
 def as_given(known: Facts, role: Role) -> Facts:
-    """Read a parameter that no known layer holds as the weight it is said to be: outputs, then inputs, last.
-
-    Args:
-        known: Its facts.
-        role: Its role; only ``hidden`` and ``output`` multiply.
-
-    Returns:
-        The facts with the fans of ``nn.Linear``, or as they were.
-    """
+    """Read a parameter that no known layer holds as the weight it is said to be: outputs, then inputs, last."""
     if known.matrix or known.lookup or len(known.shape) < 2 or role not in {"hidden", "output"}:
         return known
     (out, into), (base_out, base_in) = known.shape[-2:], known.base_shape[-2:]

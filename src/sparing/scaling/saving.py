@@ -13,21 +13,13 @@ _NAME = "save_pretrained"
 
 
 def attach_saving_(root: nn.Module) -> None:
-    """Let a model of transformers save itself folded, until ``detach_saving_``; other models stay.
-
-    Args:
-        root: The scaled model, without wrappers.
-    """
+    """Let a model of transformers save itself folded, until ``detach_saving_``; other models stay."""
     if callable(getattr(type(root), _NAME, None)):
         root.__dict__[_NAME] = partial(_save_folded, root)  # copies and pickles of the model have one of their own
 
 
 def detach_saving_(root: nn.Module) -> None:
-    """Give the model its own way back.
-
-    Args:
-        root: The model, without wrappers.
-    """
+    """Give the model its own way back."""
     root.__dict__.pop(_NAME, None)
 
 

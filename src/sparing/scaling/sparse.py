@@ -26,23 +26,12 @@ _INT32 = torch.iinfo(torch.int32).max
 class Pattern:
     """Where the live weights of a matrix [out, in] are, by rows and by columns; never changed, so copies share it."""
 
-    shape: tuple[int, int]
-    """Fan-out and fan-in (counts)."""
-
-    crow: Tensor
-    """Live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)."""
-
-    col: Tensor
-    """Column of each live weight, row by row and ascending, shape (live,)."""
-
-    crow_t: Tensor
-    """The same of the transpose, shape (in + 1,)."""
-
-    col_t: Tensor
-    """Row of each live weight, column by column, shape (live,)."""
-
-    order: Tensor
-    """Values of the transpose are ``values[order]``, shape (live,)."""
+    shape: tuple[int, int]  # fan-out and fan-in (counts)
+    crow: Tensor  # live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)
+    col: Tensor  # column of each live weight, row by row and ascending, shape (live,)
+    crow_t: Tensor  # the same of the transpose, shape (in + 1,)
+    col_t: Tensor  # row of each live weight, column by column, shape (live,)
+    order: Tensor  # values of the transpose are ``values[order]``, shape (live,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
         return self
@@ -65,15 +54,6 @@ class Pattern:
 
 def pattern_of(mask: Tensor) -> Pattern:
     """Return where a mask is true.
-
-    Args:
-        mask: bool, [out, in], on the CPU.
-
-    Returns:
-        The pattern; indices are int32 where they fit.
-
-    Raises:
-        UserError: If the mask is no matrix of truth values.
 
     Example:
         >>> pattern_of(torch.eye(3, dtype=torch.bool)).col.tolist()
@@ -102,14 +82,6 @@ def _rows(crow: Tensor) -> Tensor:
 
 def carry(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
     """Bring values from one pattern to another of the same shape: kept places keep theirs, new places get zero.
-
-    Args:
-        values: One value per live place of ``old``, shape (live,).
-        old: The pattern they belong to.
-        new: The pattern wanted.
-
-    Returns:
-        Shape (live of ``new``,); nothing dense is made on the way.
 
     Example:
         >>> old, new = (pattern_of(torch.tensor([row]).bool()) for row in ([1, 1, 0], [0, 1, 1]))
@@ -198,24 +170,11 @@ class SparseLinear(nn.Module):
         ([[6.0, 0.0]], torch.Size([1]))
     """
 
-    weight: nn.Parameter
-    """Live values row by row of [out, in], shape (live,)."""
-
-    bias: nn.Parameter | None
-    """Shape (out,)."""
+    weight: nn.Parameter  # live values row by row of [out, in], shape (live,)
+    bias: nn.Parameter | None  # shape (out,)
 
     def __init__(self, weight: Tensor, mask: Tensor, bias: nn.Parameter | None = None, *, transposed: bool = False):
-        """Take the live weights of a dense layer.
-
-        Args:
-            weight: [out, in], or [in, out] if ``transposed``; zero off the mask. A frozen parameter stays frozen.
-            mask: bool, of the same shape.
-            bias: Shape (out,); the parameter itself is taken over.
-            transposed: Whether the dense layer stores [in, out], as the Conv1D of GPT-2 does.
-
-        Raises:
-            UserError: If CSR cannot run here, the shapes differ, or a weight off the mask is not zero.
-        """
+        """Take the live weights of a dense layer."""
         super().__init__()
         prepare()
         if why := unsupported(weight):
@@ -234,11 +193,7 @@ class SparseLinear(nn.Module):
         self.weight = nn.Parameter(values, requires_grad=requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in).
-
-        Raises:
-            UserError: If the layer was moved or cast to where CSR cannot run, or the last dimension is not the fan-in.
-        """
+        """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in)."""
         if why := unsupported(self.weight):
             raise UserError("sparse layer", got="a call", why=why, do='go back by convert_(…, backend="dense")')
         if x.shape[-1] != self.in_features:
@@ -255,14 +210,7 @@ class SparseLinear(nn.Module):
         return self.scatter(torch.ones(self.pattern.live, dtype=torch.bool))
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Return values at their places and zeros elsewhere, in the dense layer's orientation.
-
-        Args:
-            values: Shape (live,): the weights, their gradient or a piece of optimizer state.
-
-        Returns:
-            [out, in], or [in, out] where the dense layer is transposed.
-        """
+        """Return values at their places and zeros elsewhere, in the dense layer's orientation."""
         full = values.new_zeros(self.pattern.shape)
         full.view(-1)[self.pattern.flat] = values
         return full.t().contiguous() if self.transposed else full
@@ -280,12 +228,6 @@ class SparseLinear(nn.Module):
 
         It is that of the backward passes run since ``keep_dense_gradient`` was set or ``forget`` was called. Only
         inputs and output gradients are held, and one block.
-
-        Args:
-            rows: Rows of a block (count).
-
-        Yields:
-            First row and the block, shape (≤ rows, in).
         """
         for first in range(0, self.out_features, rows):
             block = self.weight.new_zeros(min(rows, self.out_features - first), self.in_features)

@@ -26,14 +26,9 @@ _FIRST = 64  # iterations of a weight's first step, when nothing is known of its
 class Operator(NamedTuple):
     """A matrix [out, in] known by its products."""
 
-    shape: tuple[int, int]
-    """Fan-out and fan-in (counts)."""
-
-    times: Callable[[Tensor], Tensor]
-    """v -> A v, shapes (in,) -> (out,)."""
-
-    transposed: Callable[[Tensor], Tensor]
-    """u -> Aᵀ u, shapes (out,) -> (in,)."""
+    shape: tuple[int, int]  # fan-out and fan-in (counts)
+    times: Callable[[Tensor], Tensor]  # v -> A v, shapes (in,) -> (out,)
+    transposed: Callable[[Tensor], Tensor]  # u -> Aᵀ u, shapes (out,) -> (in,)
 
 
 def dense_operator(matrix: Tensor) -> Operator:
@@ -56,14 +51,6 @@ def spectral_norm(matrix: Operator, right: Tensor, *, iterations: int = 2) -> tu
     The estimate never exceeds the true value, and grows with every iteration. From a vector at angle θ to the right
     singular vector, k iterations leave a relative error of at most ``½ tan²θ (σ₂/σ₁)^(4k − 2)`` to leading order.
 
-    Args:
-        matrix: The matrix A.
-        right: Where to start, shape (in,); not zero.
-        iterations: Products with AᵀA (count), at least 1.
-
-    Returns:
-        The estimate, shape (), and the unit vector to start from next time; for a zero matrix zero and ``right``.
-
     Source: Golub & Van Loan 2013, §8.2.1, on AᵀA.
     """
     norm = right.new_zeros(())
@@ -84,8 +71,7 @@ class _Moved(NamedTuple):
     name: str
     parameter: nn.Parameter
     group: dict[str, Any]
-    before: Tensor
-    """The weight as it was."""
+    before: Tensor  # the weight as it was
 
 
 class Spectral(torch.optim.Optimizer):

@@ -30,35 +30,17 @@ Fans = tuple[int, int]
 class Frame:
     """The places that matter in a model."""
 
-    body: frozenset[str] | None
-    """Parameters of the repeated blocks; None if there is no one family of them."""
-
-    layers: int
-    """Blocks of the body (count); 0 if not known."""
-
-    readout: str | None
-    """Path of the module that gives the output."""
-
-    stem: str | None
-    """Parameter that first takes in data that no embedding has looked up."""
-
-    residual: frozenset[str]
-    """Last matrices of the residual branches."""
-
+    body: frozenset[str] | None  # parameters of the repeated blocks; None if there is no one family of them
+    layers: int  # blocks of the body (count); 0 if not known
+    readout: str | None  # path of the module that gives the output
+    stem: str | None  # parameter that first takes in data that no embedding has looked up
+    residual: frozenset[str]  # last matrices of the residual branches
+    # matrices into which width goes and from which a number of features comes that does not go with it
     closed: frozenset[str]
-    """Matrices into which width goes and from which a number of features comes that does not go with it."""
 
 
 def frame(model: nn.Module, base: Mapping[str, Sequence[int]] | None = None) -> Frame:
-    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors.
-
-    Args:
-        model: The model.
-        base: Shapes of the base's parameters by the model's names; none, or the model's own, tell less.
-
-    Returns:
-        The places.
-    """
+    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors."""
     try:
         found = find_blocks(model)
     except UserError:  # no repeated blocks, or several kinds
@@ -125,16 +107,7 @@ def channels_per_group(module: nn.Module) -> int | None:
 
 
 def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
-    """Return fan-in and fan-out of one parameter, at this shape: the base's may be asked with the model's module.
-
-    Args:
-        module: Its owner.
-        local: Its name there.
-        shape: Its shape, in the model or in the base.
-
-    Returns:
-        For a vector 1 and its size; for a parameter of no known layer the last two dimensions, as in ``nn.Linear``.
-    """
+    """Return fan-in and fan-out of one parameter, at this shape: the base's may be asked with the model's module."""
     if len(shape) < 2:
         return 1, math.prod(shape)
     if is_embedding(module):
@@ -154,17 +127,7 @@ def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
 
 
 def init_fan(module: nn.Module, local: str, shapes: dict[str, tuple[int, ...]]) -> int:
-    """Return the fan-in that torch's default initialisation of this parameter goes by.
-
-    Args:
-        module: Its owner.
-        local: Its name there.
-        shapes: Shapes of all parameters of the owner, by their names there.
-
-    Returns:
-        A bias has its weight's fan-in; recurrent layers draw everything by their hidden size; of a table it is the
-        last dimension, by which some authors draw.
-    """
+    """Return the fan-in that torch's default initialisation of this parameter goes by."""
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return next(shape[0] for name, shape in shapes.items() if name.startswith("weight_ih")) // _gates(module)
     shape = shapes.get("weight", ()) if local == "bias" else shapes[local]

@@ -38,33 +38,17 @@ class _Past:
     """The dense form a layer came from."""
 
     kind: type[nn.Module]
-    weight: nn.Parameter
-    """The dense parameter, emptied; it keeps the hooks that others put on it."""
-    own: Mapping[str, Any]
-    """Attributes of the module that the sparse form overwrote."""
+    weight: nn.Parameter  # the dense parameter, emptied; it keeps the hooks that others put on it
+    own: Mapping[str, Any]  # attributes of the module that the sparse form overwrote
 
 
 def is_conv1d(kind: type[nn.Module]) -> bool:
-    """Say whether it is the layer of GPT-2 that stores [in, out], without importing transformers.
-
-    Args:
-        kind: Class of a module.
-
-    Returns:
-        Whether it is.
-    """
+    """Say whether it is the layer of GPT-2 that stores [in, out], without importing transformers."""
     return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Say whether a layer, sparse or dense, has its inputs first.
-
-    Args:
-        layer: A linear layer.
-
-    Returns:
-        Whether it has.
-    """
+    """Say whether a layer, sparse or dense, has its inputs first."""
     return layer.transposed if isinstance(layer, SparseLinear) else is_conv1d(type(layer))
 
 
@@ -105,14 +89,7 @@ class SparseGate(Gate):
         return cast("SparseLinear", self.module)
 
     def set_(self, mask: Tensor) -> None:
-        """Refuse: a new pattern makes a new parameter, of which the optimizer must know.
-
-        Args:
-            mask: Boolean, of the dense weight's shape.
-
-        Raises:
-            UserError: Says how.
-        """
+        """Refuse: a new pattern makes a new parameter, of which the optimizer must know."""
         do = "call rebuild_(model, {name: mask}, optimizer), or convert_ to dense first"
         raise UserError("mask", got="a sparse layer's", why="its parameter and state change with it", do=do)
 
@@ -120,11 +97,7 @@ class SparseGate(Gate):
         """Do nothing: no weight is off the mask."""
 
     def settle_(self, *, written: bool = False) -> None:
-        """Do nothing: there is nothing to put to zero.
-
-        Args:
-            written: Whatever it says.
-        """
+        """Do nothing: there is nothing to put to zero."""
 
     def enter_(self) -> None:
         """Do nothing: the pattern is the mask."""
@@ -152,13 +125,7 @@ class SparseGate(Gate):
 
 
 def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: Steps | None = None) -> None:
-    """Turn a masked dense layer into a sparse one, in place.
-
-    Args:
-        layer: ``nn.Linear`` or the Conv1D of GPT-2; its weight is zero off the mask.
-        mask: bool, of the weight's shape.
-        optimizer: Whose state moves to the live values.
-    """
+    """Turn a masked dense layer into a sparse one, in place."""
     dense = cast("nn.Parameter", layer.weight)
     bias = cast("nn.Parameter | None", layer.bias)
     form = SparseLinear(dense, mask, bias, transposed=is_transposed(layer))
@@ -185,15 +152,7 @@ def _to_sparse_gate_(gate: Gate) -> None:
 
 
 def to_dense_(layer: SparseLinear, optimizer: Steps | None = None) -> None:
-    """Turn a sparse layer back into the masked dense one it was, in place, with its mask as a buffer.
-
-    Args:
-        layer: A layer that ``to_sparse_`` or ``convert_`` made sparse.
-        optimizer: Whose state moves back; zero off the mask.
-
-    Raises:
-        UserError: If the layer was built sparse, so that there is no dense form to go back to.
-    """
+    """Turn a sparse layer back into the masked dense one it was, in place, with its mask as a buffer."""
     past: _Past | None = layer.__dict__.get(_PAST)
     if past is None:
         raise UserError("sparse layer", got="no dense form", why="it was built sparse", do="use dense_weight()")
@@ -215,14 +174,7 @@ def to_dense_(layer: SparseLinear, optimizer: Steps | None = None) -> None:
 
 
 def swap_(optimizer: Steps | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]) -> None:
-    """Put a parameter in the place of another, in its groups, with its gradient and state moved.
-
-    Args:
-        optimizer: Any that keeps state as torch's do; None moves the gradient alone.
-        old: The parameter that goes.
-        new: The one that comes.
-        move: From a tensor of the old shape to one of the new; used on all state of that shape.
-    """
+    """Put a parameter in the place of another, in its groups, with its gradient and state moved."""
     new.requires_grad_(old.requires_grad)
     new.grad = None if old.grad is None else move(old.grad)
     if optimizer is None:
@@ -238,16 +190,7 @@ def swap_(optimizer: Steps | None, old: nn.Parameter, new: nn.Parameter, move: C
 
 
 def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Steps | None = None) -> list[str]:
-    """Give sparse layers new masks: kept weights and their state stay, new ones begin at zero, dropped ones are gone.
-
-    Args:
-        model: The model.
-        masks: Canonical name -> bool mask of the dense weight's shape; layers that are not sparse are passed over.
-        optimizer: Whose state moves along.
-
-    Returns:
-        Names of the layers that changed.
-    """
+    """Give sparse layers new masks: kept weights keep their state, grown ones start at zero."""
     changed = []
     for name, mask in masks.items():
         layer = submodule(model, name.rpartition(".")[0])

@@ -15,28 +15,14 @@ if TYPE_CHECKING:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON values.
-
-    Args:
-        plan: The plan.
-
-    Returns:
-        A dict of numbers, texts, lists and dicts.
-    """
+    """Return a plan as JSON values."""
     others = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in {"entries", "rule"}}
     lines = [asdict(line) | {"shape": list(line.shape)} for line in plan.entries.values()]
     return {"entries": lines, "rule": rule_to_json(plan.rule), **others}
 
 
 def from_json(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of a plan.
-
-    Args:
-        plain: What ``to_json`` wrote.
-
-    Returns:
-        Arguments of ``Plan``.
-    """
+    """Read the fields of a plan."""
     lines = [
         Entry(**line | {"shape": tuple(line["shape"]), "factors": Factors(**line["factors"])})
         for line in plain["entries"]
@@ -51,17 +37,7 @@ def rule_to_json(rule: Rule) -> dict[str, Any]:
 
 
 def rule_from_json(plain: Mapping[str, Any]) -> Rule:
-    """Make a rule from its name and settings.
-
-    Args:
-        plain: What ``rule_to_json`` wrote.
-
-    Returns:
-        An equal rule.
-
-    Raises:
-        UserError: If there is no rule of that name.
-    """
+    """Make a rule from its name and settings."""
     settings = {key: value for key, value in plain.items() if key != "name"}
     if settings.get("depth") is not None:
         settings["depth"] = CompleteP(**settings["depth"])
