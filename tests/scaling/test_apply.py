@@ -13,10 +13,12 @@ import zoo
 from scaling import models
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.scaling.apply import apply_, masks_of, remove_, restore_
+from sparing.scaling.apply import apply_, restore_
+from sparing.scaling.fold import remove_
+from sparing.scaling.live import masks_of
 from sparing.scaling.masks import Bernoulli, ConstantFanIn, ExactCount
 from sparing.scaling.multipliers import value
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SP, MuP, SuPar
 
 QUARTER = {"density": 0.25}

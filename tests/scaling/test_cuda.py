@@ -40,7 +40,7 @@ def test_block_matrices_are_the_weight_and_its_transpose(shape):
     weight = draw(*shape) * mask
     pattern = blocks_of(mask, 16)
     assert torch.equal(block_matrix(weight, pattern).to_dense(), weight)
-    back = cuda.turned(pattern, shape[1] // 16)
+    back = cuda.transpose_pattern(pattern, shape[1] // 16)
     assert torch.equal(block_matrix(weight.t().contiguous(), back).to_dense(), weight.t())
 
 

@@ -18,7 +18,7 @@ from sparing.scaling.density import ERK
 from sparing.scaling.dynamic import GMP, SET, RigL, energy
 from sparing.scaling.evolve import Evolution
 from sparing.scaling.masks import ExactCount
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, SuPar
 
 WIDTH, STEPS = 32, 24

@@ -1,8 +1,8 @@
-"""The factor on attention logits, put where each kind of attention lets it be put, without editing its code.
+"""The factor on attention logits, applied where each kind of attention allows it, without editing its code.
 
-In order of preference: an attribute ``scaling`` of the attention module, which Hugging Face models multiply logits by;
-the normalised queries, where a query norm would undo a factor before it; the output of the query projection; the first
-third of a packed projection's output, or the queries that a ``MultiheadAttention`` is given.
+In order of preference: an attribute ``scaling`` of the module, by which Hugging Face models multiply logits; the
+output of the query norm; the output of the query projection; the first third of a packed projection's output, or the
+queries passed to a ``MultiheadAttention``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sparing.blocks import submodule
 from sparing.errors import UserError
 from sparing.scaling.entries import Entry
 from sparing.scaling.multipliers import attach_, detach_
-from sparing.scaling.structure import is_transposed
+from sparing.scaling.structure import attention_path, is_transposed
 
 _NORMS = ("q_norm", "query_norm", "q_layernorm", "norm_q", "q_ln")
-_INTERLEAVED = ("query_key_value",)  # heads in turn, each with its query, key and value
-_SCALING, _OWN = "scaling", "_sparing_own_scaling"
+_INTERLEAVED = ("query_key_value",)  # one head after another, each with its query, key and value
+_SCALING, _ORIGINAL = "scaling", "_sparing_own_scaling"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +40,7 @@ def attentions(model: nn.Module, entries: Iterable[Entry]) -> Iterator[Attention
     for entry in entries:
         if entry.part not in {"query", "qkv"} or len(entry.shape) < 2:
             continue
-        layer = submodule(model, entry.module)
-        bare = isinstance(layer, nn.MultiheadAttention)
-        path = entry.module if bare else entry.module.rpartition(".")[0]
+        layer, path = submodule(model, entry.module), attention_path(model, entry.module)
         module = submodule(model, path)
         norm = next((found for name in _NORMS if isinstance(found := getattr(module, name, None), nn.Module)), None)
         yield Attention(path, module, layer, entry.part == "qkv", norm)
@@ -65,26 +63,24 @@ def scale_attention_(model: nn.Module, entries: Iterable[Entry], factor: float) 
 
 
 def unscale_attention_(model: nn.Module) -> None:
-    """Give every attention its own scale back."""
+    """Restore the original scale of every attention."""
     for module in model.modules():
         detach_(module, "query_scale")
-        if _OWN in module.__dict__:
-            setattr(module, _SCALING, module.__dict__.pop(_OWN))
+        if _ORIGINAL in module.__dict__:
+            setattr(module, _SCALING, module.__dict__.pop(_ORIGINAL))
 
 
-def own_scaling(module: nn.Module) -> float | None:
+def original_scaling(module: nn.Module) -> float | None:
     """Return what ``scaling`` was before it was multiplied; None if it was not."""
-    own: float | None = module.__dict__.get(_OWN)
-    return own
+    original: float | None = module.__dict__.get(_ORIGINAL)
+    return original
 
 
 def query_rows(attention: Attention) -> tuple[int, int]:
-    """Return how many outputs of a packed projection are queries; they come first.
-
-    A ``UserError`` says if heads come in turn, each with its query, key and value, or if the size is not known.
-    """
+    """Return the number of query outputs of a packed projection, which come first, and of all its outputs (counts)."""
     names = [name for name, child in attention.module.named_children() if child is attention.projection]
-    total = _outputs(attention.projection)
+    shape = attention.projection.get_parameter("weight").shape
+    total = shape[1] if is_transposed(attention.projection) else shape[0]
     heads = getattr(getattr(attention.module, "config", None), "num_attention_heads", None)
     size = getattr(attention.module, "head_dim", None)
     rows = heads * size if isinstance(heads, int) and isinstance(size, int) else total // 3
@@ -93,23 +89,18 @@ def query_rows(attention: Attention) -> tuple[int, int]:
     return rows, total
 
 
-def _outputs(layer: nn.Module) -> int:
-    shape = layer.get_parameter("weight").shape
-    return shape[1] if is_transposed(layer) else shape[0]
-
-
 def _scale_(attention: Attention, factor: float) -> None:
     module = attention.module
     if isinstance(getattr(module, _SCALING, None), float):
-        module.__dict__[_OWN] = module.scaling
+        module.__dict__[_ORIGINAL] = module.scaling
         setattr(module, _SCALING, module.scaling * factor)  # type: ignore[operator]
-    elif attention.norm is not None:
+    elif attention.norm is not None:  # a norm would undo a factor on its input
         attach_(attention.norm, "query_scale", factor, where="output")
     elif isinstance(attention.projection, nn.MultiheadAttention):
         attach_(attention.projection, "query_scale", factor, where="query_input")
     elif attention.packed:
         rows, all_rows = query_rows(attention)
-        if 3 * rows != all_rows:
+        if 3 * rows != all_rows:  # fewer keys than queries: the hook knows thirds only
             _refuse_layout(attention)
         attach_(attention.projection, "query_scale", factor, where="query_rows")
     else:

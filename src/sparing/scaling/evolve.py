@@ -17,17 +17,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-
 from sparing.blocks import submodule
 from sparing.errors import UserError, require
 from sparing.scaling.dynamic import Method, energy, prefill
-from sparing.scaling.entries import Entry
-from sparing.scaling.gates import sharers
+from sparing.scaling.entries import Entry, rule_factors
+from sparing.scaling.gates import modules_sharing_weight
 from sparing.scaling.live import Masks
 from sparing.scaling.masks import oriented
-from sparing.scaling.multipliers import attach_, set_, value
-from sparing.scaling.plan import APPLIED, Plan
+from sparing.scaling.multipliers import attach_, factor_of, set_factor_
+from sparing.scaling.planning import APPLIED, Plan
+from sparing.scaling.ranks import average, from_rank_zero
 from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
 from sparing.seeds import stream
 
@@ -105,16 +104,16 @@ class Evolution:
         self.history: list[dict[str, Any]] = []
         """One row per update: step, weights dropped and grown (counts), density over all weights concerned."""
         self._group = group
-        self._scales = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
+        self._scaled = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
         chosen = list(names or masks or [n for n, e in masks.plan.entries.items() if e.role == "hidden"])
         masks.cover_(chosen)
         self._layers = {name: self._layer(name) for name in chosen}
-        if self._scales:
+        if self._scaled:
             for layer in self._layers.values():
-                self._carry_(layer)
+                self._attach_factor_(layer)
         self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        optimizer.register_step_pre_hook(lambda *_: self._enter_())
-        optimizer.register_step_post_hook(lambda *_: self._leave_())
+        optimizer.register_step_pre_hook(lambda *_: self._scale_options_())
+        optimizer.register_step_post_hook(lambda *_: self._restore_options_())
 
     @property
     def plan(self) -> Plan:
@@ -131,11 +130,11 @@ class Evolution:
             Ones where nothing is scaled.
         """
         layer = self._layers[name]
-        if not self._scales:
+        if not self._scaled:
             return Factors()
         plan, kind = self.masks.plan, stepper(layer.entry.role, self.masks.plan.optimizer)
-        start = flat_factors(layer.entry, plan.rule, plan.optimizer, layer.start)
-        now = shift(flat_factors(layer.entry, plan.rule, plan.optimizer, layer.density), layer.scale, kind)
+        start = rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, layer.start)
+        now = shift(rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, layer.density), layer.scale, kind)
         ratios = {option: getattr(now, option) / getattr(start, option) for option in ("lr", "weight_decay", "eps")}
         return Factors(forward=layer.scale, **ratios)
 
@@ -159,7 +158,7 @@ class Evolution:
                 )
             self._update_(step, dense)
         self.done = step
-        self._listen_()
+        self._request_dense_gradient_()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside model and optimizer: plain JSON values."""
@@ -186,14 +185,14 @@ class Evolution:
         for name, layer in self._layers.items():
             layer.start, layer.forward, layer.scale = state["layers"][name]
             layer.density = self.masks.density(name)
-            self._put_(name)
+            self._write_factor_(name)
         self.masks.plan = self.masks.plan.with_densities({n: layer.start for n, layer in self._layers.items()})
         self.model.__dict__[APPLIED] = self.masks.plan
-        self._listen_()
+        self._request_dense_gradient_()
 
     def close(self) -> None:
         """Change masks no more; the factors of now stay, in the forward pass and in the steps of the optimizer."""
-        self._leave_()
+        self._restore_options_()
         self.closed = True
         self.masks.keep_dense_gradient(False)
 
@@ -201,12 +200,12 @@ class Evolution:
         return repr((self.method, self.steps, self.seed, self.scale))
 
     def _layer(self, name: str) -> _Layer:
-        _own_group_(self.optimizer, self.masks.parameter(name), name, split=self._scales)
+        _own_group_(self.optimizer, self.masks.parameter(name), name, split=self._scaled)
         entry = self.masks.plan.entries[name]
-        modules = sharers(self.model, entry.module)
-        return _Layer(entry, modules, entry.density, value(modules[0], "forward_scale"), self.masks.density(name))
+        modules = modules_sharing_weight(self.model, entry.module)
+        return _Layer(entry, modules, entry.density, factor_of(modules[0], "forward_scale"), self.masks.density(name))
 
-    def _carry_(self, layer: _Layer) -> None:
+    def _attach_factor_(self, layer: _Layer) -> None:
         """Let the layer's input carry a factor."""
         if not layer.entry.name.endswith(".weight") and layer.entry.name != "weight":
             do = "pass scale='none', or use layers of their own"
@@ -215,7 +214,7 @@ class Evolution:
             if "forward_scale" not in module._buffers:
                 attach_(module, "forward_scale", 1.0, where="input")
 
-    def _listen_(self) -> None:
+    def _request_dense_gradient_(self) -> None:
         """Collect dense gradients in the passes before an update that needs them."""
         due = not self.closed and self.method.due(self.done + 1, self.steps)
         self.masks.keep_dense_gradient(self.method.dense_gradient and due)
@@ -226,18 +225,18 @@ class Evolution:
         for name, layer in self._layers.items():
             old, parameter = self.masks[name].clone(), self._dense(name)
             weight = parameter.detach()
-            gradient = _mean(dense[name], self._group) if name in dense else None
+            gradient = average(dense[name], self._group) if name in dense else None
             generator = stream(self.seed, "evolve", name, step)
             new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
-            new = _from_first(new, self._group)
+            new = from_rank_zero(new, self._group)  # sums differ in their last bits between ranks
             before = energy(weight, old)
             state = self.optimizer.state.get(parameter, {})
             betas = _groups(self.optimizer)[id(parameter)].get("betas")
-            floor = _floor(parameter, state, betas, old, gradient)
+            floor = _second_moment_floor(parameter, state, betas, old, gradient)
             self.masks.set_(name, new)
             layer.density = self.masks.density(name)
             _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
-            if self._scales:
+            if self._scaled:
                 self._rescale_(name, before, energy(weight, new))
             dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
         live = sum(int(self.masks[name].sum()) for name in self._layers)
@@ -257,21 +256,21 @@ class Evolution:
             layer.scale *= (before / after) ** 0.5 if after > 0 else 1.0
         else:
             now, start = (
-                flat_factors(layer.entry, plan.rule, plan.optimizer, density).std
+                rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, density).std
                 for density in (layer.density, layer.start)
             )
             layer.scale = now / start
-        self._put_(name)
+        self._write_factor_(name)
 
-    def _put_(self, name: str) -> None:
+    def _write_factor_(self, name: str) -> None:
         layer = self._layers[name]
-        for module in layer.modules if self._scales else ():
-            set_(module, "forward_scale", layer.forward * layer.scale)
+        for module in layer.modules if self._scaled else ():
+            set_factor_(module, "forward_scale", layer.forward * layer.scale)
 
-    def _enter_(self) -> None:
+    def _scale_options_(self) -> None:
         """Give the optimizer the options of now for the time of its step."""
-        self._leave_()  # a step that raised left them in place
-        if not self._scales:
+        self._restore_options_()  # a step that raised left them in place
+        if not self._scaled:
             return
         groups = _groups(self.optimizer)
         for name in self._layers:
@@ -281,26 +280,16 @@ class Evolution:
                 group[option] = group[option] * getattr(factors, option)
             group["lr_factor"] = factors.lr
 
-    def _leave_(self) -> None:
+    def _restore_options_(self) -> None:
         for group, options in self._saved:
             group.update(options)
         self._saved.clear()
 
 
-def flat_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
+def rescaled_form_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
     """Return a weight's factors at some density, with the whole factor in the weights (rescaled form)."""
     flat: Any = replace(rule, form="rescaled") if hasattr(rule, "form") else rule  # type: ignore[type-var]
-    found: Factors = flat.factors(
-        entry.role,
-        fan_in=entry.m_in,
-        fan_out=entry.m_out,
-        density=density,
-        depth=entry.depth,
-        optimizer=optimizer,
-        residual=entry.residual,
-        part=entry.part,
-    )
-    return found
+    return rule_factors(entry, flat, optimizer, density)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
@@ -341,7 +330,7 @@ def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tens
             held.copy_(oriented(prefill(second, stays, begins, least), transposed=transposed))
 
 
-def _floor(
+def _second_moment_floor(
     parameter: nn.Parameter,
     state: Mapping[str, Any],
     betas: tuple[float, float] | None,
@@ -362,22 +351,3 @@ def _floor(
     return squares
 
 
-def _several(group: Any) -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
-
-
-def _mean(gradient: Tensor, group: Any) -> Tensor:
-    if not _several(group):
-        return gradient
-    total = gradient.clone()
-    dist.all_reduce(total, group=group)
-    return total / dist.get_world_size(group)
-
-
-def _from_first(mask: Tensor, group: Any) -> Tensor:
-    """Return the mask of the first process."""
-    if not _several(group):
-        return mask
-    sent = mask.to(torch.uint8)
-    dist.broadcast(sent, group_src=0, group=group)
-    return sent.to(torch.bool)

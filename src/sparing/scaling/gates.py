@@ -66,7 +66,7 @@ class Gate:
         return cast("nn.Parameter", self.module._parameters.get(self.local))
 
     @property
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the module still has the parameter that was hooked."""
         return self.module._parameters.get(self.local) is self._hooked
 
@@ -83,19 +83,19 @@ class Gate:
             self.parameter.masked_fill_(off, 0)
             if self.parameter.grad is not None:
                 self.parameter.grad.masked_fill_(off, 0)
-        self._note()
+        self._remember()
 
     def settle_(self, *, written: bool = False) -> None:
         """Put the weight to zero off the mask if something has written to it since it was last seen to be."""
-        if not self.holds or (parameter := self.parameter).is_inference():
+        if not self.is_current or (parameter := self.parameter).is_inference():
             return
         if getattr(parameter, "numbers_are_away", False):
             return  # a sharded model's between uses; what is gathered for the next pass is masked then
-        if written or not self._same():
+        if written or not self._unchanged():
             parameter.data.masked_fill_(~self.mask, 0)  # no new version: a backward pass may be waiting for the weight
-            self._note()
+            self._remember()
 
-    def enter_(self) -> None:
+    def mask_input_weight_(self) -> None:
         """Mask what the module is about to multiply by, for the time of a call if it is not its own parameter."""
         found = self.module._parameters.get(self.local)
         if found is None:
@@ -108,17 +108,17 @@ class Gate:
         if found is self._hooked:
             self.settle_()
         elif found.shape == self.mask.shape:
-            self._guests.append(found)
+            self._replaced.append(found)
             self.module._parameters[self.local] = cast("Any", torch.where(self.mask, found, _zero_like(found)))
 
-    def leave_(self) -> None:
-        """Give back what ``enter_`` replaced."""
-        if self._guests:
-            self.module._parameters[self.local] = self._guests.pop()
+    def restore_weight_(self) -> None:
+        """Give back what ``mask_input_weight_`` replaced."""
+        if self._replaced:
+            self.module._parameters[self.local] = self._replaced.pop()
 
     def rehook_(self) -> None:
         """Follow the module to another parameter, such as one that ``load_state_dict(assign=True)`` has put there."""
-        if not self.holds:
+        if not self.is_current:
             self._handle.remove()
             self._hook(self.parameter)
 
@@ -141,11 +141,11 @@ class Gate:
             for hooks in (module._forward_hooks, module._forward_hooks_always_called):
                 cast("dict[int, Any]", hooks).pop(after, None)
 
-    def _note(self) -> None:
+    def _remember(self) -> None:
         """Remember the weight as it is."""
         self._version, self._sum = self.parameter._version, _sum_of(self.parameter)
 
-    def _same(self) -> bool:
+    def _unchanged(self) -> bool:
         """Tell whether the weight is as it was, also where something has written to ``data``."""
         parameter = self.parameter
         if parameter._version != self._version:
@@ -157,7 +157,7 @@ class Gate:
     def _hook(self, parameter: nn.Parameter) -> None:
         _watch_optimizers()
         trains = parameter.requires_grad
-        self._hooked, self._guests = parameter, cast("list[nn.Parameter]", [])
+        self._hooked, self._replaced = parameter, cast("list[nn.Parameter]", [])
         self._version, self._sum = parameter._version, _sum_of(parameter)
         _BY_PARAMETER[id(parameter)] = self
         tensor = cast("Any", parameter.requires_grad_(True))  # torch hooks nothing that is frozen
@@ -212,13 +212,13 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _before_forward(module: nn.Module, _: Any) -> None:
     if not torch.compiler.is_compiling():
         for gate in module.__dict__[_GATES].values():
-            gate.enter_()
+            gate.mask_input_weight_()
 
 
 def _after_forward(module: nn.Module, *_: Any) -> None:
     if not torch.compiler.is_compiling():
         for gate in module.__dict__[_GATES].values():
-            gate.leave_()
+            gate.restore_weight_()
 
 
 def _sum_of(parameter: Tensor) -> float | None:
@@ -238,13 +238,13 @@ def gates_in(module: nn.Module) -> dict[str, Gate]:
     return dict(module.__dict__.get(_GATES, {}))
 
 
-def place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Find the module that owns a parameter."""
     path, _, local = name.rpartition(".")
     return submodule(model, path), local
 
 
-def sharers(model: nn.Module, path: str) -> list[nn.Module]:
+def modules_sharing_weight(model: nn.Module, path: str) -> list[nn.Module]:
     """Find the layers that multiply by, or look up in, one weight: tied layers are several."""
     layer = submodule(model, path)
     weight = layer._parameters.get("weight")

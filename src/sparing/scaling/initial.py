@@ -19,13 +19,13 @@ Init = Literal["constant", "fan_in", "fan_out", "zero", "given", "unknown"]
 _SIGMAS = 4.0
 
 
-def initial(
+def measure_inits(
     known: Mapping[str, Facts], model: nn.Module, base: nn.Module | None, *, scales: Sequence[float] = ()
 ) -> dict[str, Init]:
     """Tell for every parameter how its initial scale depends on width, by measuring it at two."""
     ours, theirs = named_parameters(model), named_parameters(base) if base is not None else {}
     found = {
-        name: kind(
+        name: init_kind(
             ours[name],
             theirs.get(name),
             fact.m_init,
@@ -44,7 +44,7 @@ def initial(
     }
 
 
-def kind(
+def init_kind(
     weight: Tensor,
     base: Tensor | None,
     ratio: float,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sparing.blocks import named_parameters
+from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.scaling import masks as laws
-from sparing.scaling.gates import Gate, place
+from sparing.scaling.gates import Gate, owner_and_name
 from sparing.scaling.initial import spread
-from sparing.scaling.plan import APPLIED, Plan
+from sparing.scaling.planning import APPLIED, Plan
 
 MASKS = "_sparing_scaling_masks"
 """Attribute of a scaled model that holds its masks; no part of a checkpoint, which has the buffers."""
@@ -124,7 +124,7 @@ class Masks(Mapping[str, Tensor]):
         Runs by itself before every ``state_dict``.
         """
         for gate in self._gates.values():
-            if not gate.holds and type(gate.parameter) is nn.Parameter:
+            if not gate.is_current and type(gate.parameter) is nn.Parameter:
                 gate.rehook_()
                 gate.zero_()
             gate.settle_(written=True)
@@ -171,7 +171,7 @@ class Masks(Mapping[str, Tensor]):
         """
         for name in names:
             if name not in self._gates:
-                module, local = place(self.model, name)
+                module, local = owner_and_name(self.model, name)
                 full = torch.ones_like(module.get_parameter(local), dtype=torch.bool)
                 self._gates[name] = Gate(module, local, full)
 
@@ -220,7 +220,7 @@ class Masks(Mapping[str, Tensor]):
     def _changes(self) -> Iterator[tuple[str, str]]:
         params = named_parameters(self.model)
         for name, gate in self._gates.items():
-            if not gate.holds:
+            if not gate.is_current:
                 yield name, "another parameter in its place"
             elif gate.leaks():
                 yield name, "weights off the mask"
@@ -231,6 +231,14 @@ class Masks(Mapping[str, Tensor]):
             now = spread(params[name])
             if abs(now - std) > _RELATIVE * std:
                 yield name, f"standard deviation {now:.4g}, where {std:.4g} was set"
+
+
+def masks_of(model: nn.Module) -> Masks:
+    """Return the masks of a scaled model, such as a copy of one."""
+    found = submodule(model, "").__dict__.get(MASKS)
+    if not isinstance(found, Masks):
+        raise UserError("model", got="no masks", why="it was not scaled", do="call apply_ or restore_ first")
+    return found
 
 
 @functools.cache

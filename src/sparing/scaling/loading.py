@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import UserError
-from sparing.scaling.gates import SUFFIX, Gate, gates_in, place
+from sparing.scaling.gates import SUFFIX, Gate, gates_in, owner_and_name
 from sparing.scaling.live import MASKS, Masks
 from sparing.scaling.multipliers import HIDDEN, SLOTS, attach_
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 
 FINGERPRINT = "scaling_plan"
 """Buffer of the model that tells by which plan it was scaled: 32 bytes."""
@@ -27,7 +27,7 @@ _GUARDS = "_sparing_scaling_guards"
 _HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_pre_hooks", "_state_dict_pre_hooks")
 
 
-class Key(NamedTuple):
+class GateKeys(NamedTuple):
     """One gate and where a state dict has what belongs to it."""
 
     weight: str
@@ -49,7 +49,7 @@ def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> 
     live off their mask.
     """
     _check_fingerprint(root, state, prefix)
-    for key in keys(root, prefix):
+    for key in gate_keys(root, prefix):
         _check_mask(key, state)
     for path, module in root.named_modules():
         for slot in SLOTS:
@@ -58,14 +58,16 @@ def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> 
                 _refuse(wanted, "no such key", "the model multiplies by this number")
 
 
-def keys(root: nn.Module, prefix: str = "") -> Iterator[Key]:
+def gate_keys(root: nn.Module, prefix: str = "") -> Iterator[GateKeys]:
     """Yield the gates of a model with their keys as its state dict has them: wrapped children included."""
     for path, module in root.named_modules():
         for local, gate in gates_in(module).items():
-            yield Key(_join(prefix, path, local), _join(prefix, path, local + SUFFIX), gate)
+            yield GateKeys(_join(prefix, path, local), _join(prefix, path, local + SUFFIX), gate)
 
 
-def foreign(root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str) -> Iterator[tuple[nn.Module, str]]:
+def missing_buffers(
+    root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str
+) -> Iterator[tuple[nn.Module, str]]:
     """Yield the places where a state dict has a buffer that the model does not have yet."""
     modules = dict(root.named_modules())
     for key in state:
@@ -98,11 +100,11 @@ def detach_guards_(root: nn.Module) -> None:
 def _before_load(root: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
     masks: Masks = root.__dict__[MASKS]
     _check_fingerprint(root, state, prefix)
-    hidden = {place(root, e.name): e.name for e in masks.plan.entries.values() if e.role == "hidden"}
-    for module, local in list(foreign(root, state, prefix, SUFFIX)):
+    hidden = {owner_and_name(root, e.name): e.name for e in masks.plan.entries.values() if e.role == "hidden"}
+    for module, local in list(missing_buffers(root, state, prefix, SUFFIX)):
         masks.cover_(n for at, n in hidden.items() if at == (module, local.removesuffix(SUFFIX)))
     layers = {module for module, _ in hidden}
-    for module, local in list(foreign(root, state, prefix, "forward_scale")):
+    for module, local in list(missing_buffers(root, state, prefix, "forward_scale")):
         if local == "forward_scale" and module in layers:  # a changing mask has put a factor there
             attach_(module, "forward_scale", 1.0, where="input")
     check_checkpoint(root, state, prefix)
@@ -118,7 +120,7 @@ def _before_forward(root: nn.Module, _: Any) -> None:
     if torch.compiler.is_compiling():
         return
     masks: Masks = root.__dict__[MASKS]
-    if masks.watched and all(isinstance(tensor, nn.Parameter) for tensor in _held(root)):
+    if masks.watched and all(isinstance(tensor, nn.Parameter) for tensor in _parameters_of(root)):
         masks.verify()  # not of tensors that stand in for the weights, as under functional_call
     for gate in masks.gates:
         if type(gate.module).__name__ in HIDDEN:  # no call of its own undoes what was written
@@ -130,7 +132,7 @@ def _before_save(root: nn.Module, *_: Any) -> None:
     masks.settle_()
 
 
-def _held(root: nn.Module) -> Iterator[Tensor]:
+def _parameters_of(root: nn.Module) -> Iterator[Tensor]:
     for module in root.modules():
         yield from (tensor for tensor in module._parameters.values() if tensor is not None)
 
@@ -143,7 +145,7 @@ def _check_fingerprint(root: nn.Module, state: Mapping[str, Any], prefix: str) -
         _refuse(key, "the mark of another plan", "its weights belong to other factors")
 
 
-def _check_mask(key: Key, state: Mapping[str, Any]) -> None:
+def _check_mask(key: GateKeys, state: Mapping[str, Any]) -> None:
     if key.mask not in state:
         _refuse(key.mask, "no such key", "without its mask the layer would be another one")
     mask, weight = state[key.mask], state.get(key.weight)

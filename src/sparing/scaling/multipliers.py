@@ -63,20 +63,20 @@ def detach_(module: nn.Module, slot: Slot) -> None:
         module.__dict__.pop(_HANDLES, None)
 
 
-def value(module: nn.Module, slot: Slot) -> float:
+def factor_of(module: nn.Module, slot: Slot) -> float:
     """Return the number a module holds."""
     held = module._buffers.get(slot)
     return 1.0 if held is None else float(held)
 
 
-def set_(module: nn.Module, slot: Slot, value: float) -> None:
+def set_factor_(module: nn.Module, slot: Slot, value: float) -> None:
     """Change the number a hooked module holds, in place."""
     held = module._buffers[slot]
     assert held is not None
     held.fill_(value)
 
 
-def held(module: nn.Module) -> dict[Slot, Where]:
+def active_slots(module: nn.Module) -> dict[Slot, Where]:
     """Return the slots of a module that are in use."""
     return {slot: where for slot, (_, where) in module.__dict__.get(_HANDLES, {}).items()}
 

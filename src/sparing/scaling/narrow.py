@@ -38,7 +38,7 @@ _HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_h
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Narrower:
+class BuiltBase:
     """What is known of the base."""
 
     shapes: Shapes  # canonical parameter name -> shape
@@ -46,16 +46,16 @@ class Narrower:
     model: nn.Module | None
 
 
-def narrower(model: nn.Module, base: Base = None) -> Narrower:
+def build_base(model: nn.Module, base: Base = None) -> BuiltBase:
     """Build the base and hold its names and depth against the model's.
 
     What must be built is built apart from the global random numbers, which stay as they were.
     """
     if base is None:
-        return Narrower(_shapes(model), None)
+        return BuiltBase(_shapes(model), None)
     built = _built(model, base)
     _require_same(model, built)
-    return Narrower(_shapes(built), built)
+    return BuiltBase(_shapes(built), built)
 
 
 def base_shapes(model: nn.Module, base: Base = None) -> dict[str, tuple[int, ...]]:
@@ -65,7 +65,7 @@ def base_shapes(model: nn.Module, base: Base = None) -> dict[str, tuple[int, ...
         >>> base_shapes(nn.Linear(64, 64), lambda: nn.Linear(8, 8))
         {'weight': (8, 8), 'bias': (8,)}
     """
-    return dict(narrower(model, base).shapes)
+    return dict(build_base(model, base).shapes)
 
 
 def narrow(config: Any, width: int) -> Any:

@@ -17,10 +17,10 @@ from sparing.groups import Group, bind, groups_of, keep, override, scale
 from sparing.scaling.entries import Entry
 from sparing.scaling.rules import Optimizer
 
-_SAME = 1e-6
+_EXACT = 1e-6
 """Relative: rates that a scheduler multiplied by one number agree to rounding."""
 
-_NEAR = 0.3
+_ROUNDING = 0.3
 """Relative: masks of whole rows miss a density by rounding, one live input in four at worst in each direction."""
 
 _ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
@@ -65,19 +65,19 @@ def groups(
 
 
 def check(
-    entries: Mapping[str, Entry], kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer], *, touches: bool = True
+    entries: Mapping[str, Entry], kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer], *, rescales: bool = True
 ) -> None:
     """Refuse optimizers whose rates are not those of a plan, up to one common factor for each."""
     names = [[_names(group, entries) for group in optimizer.param_groups] for optimizer in optimizers]
     _require_planned(entries, [name for rows in names for row in rows for name in row], "optimizer")
     for optimizer, rows in zip(optimizers, names, strict=True):
-        _require_kind(kind, optimizer, touches=touches)
-        if touches:
+        _require_kind(kind, optimizer, rescales=rescales)
+        if rescales:
             _require_decoupled(optimizer)
         rates = list(_rates(optimizer.param_groups, rows, entries))
         common = {lr / factor for lr, factor, _ in rates}
-        if max(common) > min(common) * (1 + _SAME):
-            error = _broken(rates)
+        if max(common) > min(common) * (1 + _EXACT):
+            error = _ratio_error(rates)
             raise error
 
 
@@ -90,7 +90,7 @@ def _watch_rates() -> None:
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Refuse to step with broken ratios or by another kind's; groups without ``lr_scale`` are their owner's."""
     for kind in {group["lr_kind"] for group in optimizer.param_groups if "lr_kind" in group}:
-        _require_kind(kind, optimizer, touches=True)
+        _require_kind(kind, optimizer, rescales=True)
     # torch calls this before the hooks of the optimizer itself, so rates are those that schedulers wrote
     rates = [
         (float(group["lr"]), float(group["lr_scale"]), str(group.get("param_names", ["?"])[0]))
@@ -98,8 +98,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if "lr_scale" in group and group["params"] and not isinstance(group["lr"], Tensor)
     ]
     common = [lr / factor for lr, factor, _ in rates]
-    if common and max(common) > min(common) * (1 + _SAME):
-        error = _broken(rates)
+    if common and max(common) > min(common) * (1 + _EXACT):
+        error = _ratio_error(rates)
         raise error
 
 
@@ -124,7 +124,7 @@ def _rates(
     """Yield rate, factor and first name of every group; the factor is the plan's, or nearly."""
     for group, row in zip(groups_, names, strict=True):
         factor = group.get("lr_scale", 1.0)
-        if far := [name for name in row if not math.isclose(entries[name].factors.lr, factor, rel_tol=_NEAR)]:
+        if far := [name for name in row if not math.isclose(entries[name].factors.lr, factor, rel_tol=_ROUNDING)]:
             raise UserError(
                 "optimizer",
                 got=f"{far[0]} scaled by {factor:g}",
@@ -135,7 +135,7 @@ def _rates(
             yield float(group["lr"]), float(factor), row[0]
 
 
-def _broken(rates: Sequence[tuple[float, float, str]]) -> UserError:
+def _ratio_error(rates: Sequence[tuple[float, float, str]]) -> UserError:
     """Say how the ratios broke: all alike, or which group strays from the others."""
     if len({lr for lr, _, _ in rates}) == 1:
         return UserError(
@@ -169,9 +169,9 @@ def _require_planned(entries: Mapping[str, Entry], names: Collection[str], what:
         )
 
 
-def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, touches: bool) -> None:
+def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, rescales: bool) -> None:
     name = type(optimizer).__name__
-    if touches and name in _NO_RULE:
+    if rescales and name in _NO_RULE:
         raise UserError("optimizer", got=name, why=_NO_RULE[name], do="use one of Adam's, SGD's, Lion's or Muon's kind")
     theirs = _KINDS.get(name)
     if theirs is not None and theirs != kind and (kind, theirs) != ("muon", "adam"):

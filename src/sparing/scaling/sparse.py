@@ -44,7 +44,7 @@ class Pattern:
     @property
     def flat(self) -> Tensor:
         """Ascending positions ``row · in + column`` of the live weights, int64, shape (live,)."""
-        return _rows(self.crow) * self.shape[1] + self.col
+        return _row_indices(self.crow) * self.shape[1] + self.col
 
     @property
     def nbytes(self) -> int:
@@ -65,27 +65,27 @@ def pattern_of(mask: Tensor) -> Pattern:
     rows, cols = mask.nonzero(as_tuple=True)
     by_column = torch.argsort(cols * mask.shape[0] + rows)
     kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
-    parts = (_before(mask.sum(1)), cols, _before(mask.sum(0)), rows[by_column], by_column)
+    parts = (_offsets(mask.sum(1)), cols, _offsets(mask.sum(0)), rows[by_column], by_column)
     out, into = mask.shape
     return Pattern((out, into), *(part.to(kind) for part in parts))
 
 
-def _before(counts: Tensor) -> Tensor:
+def _offsets(counts: Tensor) -> Tensor:
     """Return running totals that begin at zero."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def _rows(crow: Tensor) -> Tensor:
+def _row_indices(crow: Tensor) -> Tensor:
     """Return the row of each live weight, int64."""
     return torch.repeat_interleave(torch.arange(len(crow) - 1), crow.diff().long())
 
 
-def carry(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
+def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
     """Bring values from one pattern to another of the same shape: kept places keep theirs, new places get zero.
 
     Example:
         >>> old, new = (pattern_of(torch.tensor([row]).bool()) for row in ([1, 1, 0], [0, 1, 1]))
-        >>> carry(torch.tensor([5.0, 7.0]), old, new).tolist()
+        >>> move_values(torch.tensor([5.0, 7.0]), old, new).tolist()
         [7.0, 0.0]
     """
     if old.live == 0:
@@ -181,12 +181,12 @@ class SparseLinear(nn.Module):
             raise UserError("sparse layer", got=f"a weight of shape {tuple(weight.shape)}", why=why, do="stay dense")
         self.transposed = transposed
         self.keep_dense_gradient = False
-        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._recorded: list[tuple[Tensor, Tensor]] = []
         trains = weight.requires_grad or not isinstance(weight, nn.Parameter)
-        self._adopt(*_live(weight.detach(), mask, transposed), requires_grad=trains)
+        self._set_pattern(*_live(weight.detach(), mask, transposed), requires_grad=trains)
         self.register_parameter("bias", bias)
 
-    def _adopt(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
+    def _set_pattern(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
         """Take a pattern and its values; the parameter is a new one."""
         self.pattern = pattern
         self.out_features, self.in_features = pattern.shape
@@ -199,7 +199,7 @@ class SparseLinear(nn.Module):
         if x.shape[-1] != self.in_features:
             why = f"the layer's fan-in is {self.in_features}"
             raise UserError("input of a sparse layer", got=f"shape {tuple(x.shape)}", why=why, do="give (..., fan-in)")
-        keep = self._see if self.keep_dense_gradient else None
+        keep = self._record if self.keep_dense_gradient else None
         flat = x.reshape(-1, self.in_features)
         y = _Linear.apply(flat, self.weight, self.bias, self.pattern, keep)  # type: ignore[no-untyped-call]
         return cast("Tensor", y).view(*x.shape[:-1], self.out_features)
@@ -226,29 +226,29 @@ class SparseLinear(nn.Module):
     def gradient_rows(self, rows: int = 256) -> Iterator[tuple[int, Tensor]]:
         """Yield the gradient of all places, live or not, a block of rows at a time.
 
-        It is that of the backward passes run since ``keep_dense_gradient`` was set or ``forget`` was called. Only
+        It is that of the backward passes run since ``keep_dense_gradient`` was set or ``clear_dense_gradient`` was called. Only
         inputs and output gradients are held, and one block.
         """
         for first in range(0, self.out_features, rows):
             block = self.weight.new_zeros(min(rows, self.out_features - first), self.in_features)
-            for x, grad in self._seen:
+            for x, grad in self._recorded:
                 block.addmm_(grad[:, first : first + rows].t(), x)
             yield first, block
 
     @property
     def dense_gradient(self) -> Tensor | None:
         """The gradient of all places, in the dense layer's orientation; None where no backward pass was kept."""
-        if not self._seen:
+        if not self._recorded:
             return None
         full = torch.cat([block for _, block in self.gradient_rows()])
         return full.t().contiguous() if self.transposed else full
 
-    def forget(self) -> None:
+    def clear_dense_gradient(self) -> None:
         """Let go of what the dense gradient is made from."""
-        self._seen.clear()
+        self._recorded.clear()
 
-    def _see(self, x: Tensor, grad: Tensor) -> None:
-        self._seen.append((x.detach(), grad.detach()))
+    def _record(self, x: Tensor, grad: Tensor) -> None:
+        self._recorded.append((x.detach(), grad.detach()))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -279,7 +279,7 @@ class SparseLinear(nn.Module):
             with torch.no_grad():
                 self.weight.copy_(values)
         else:
-            self._adopt(values, pattern, requires_grad=self.weight.requires_grad)
+            self._set_pattern(values, pattern, requires_grad=self.weight.requires_grad)
 
     def extra_repr(self) -> str:
         """Return sizes and density for ``repr``."""

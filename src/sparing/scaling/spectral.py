@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError, require
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 from sparing.scaling.sparse import SparseLinear
 from sparing.seeds import stream
 
@@ -65,7 +65,7 @@ def spectral_norm(matrix: Operator, right: Tensor, *, iterations: int = 2) -> tu
     return norm, right
 
 
-class _Moved(NamedTuple):
+class _HiddenWeight(NamedTuple):
     """One hidden weight in a step."""
 
     name: str
@@ -86,7 +86,7 @@ class Spectral(torch.optim.Optimizer):
     groups that hold both hidden and other weights are split in two.
 
     Example:
-        >>> from sparing.scaling.plan import plan
+        >>> from sparing.scaling.planning import plan
         >>> layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
         >>> chosen = plan(layers)
         >>> optimizer = Spectral(torch.optim.SGD(chosen.groups(layers, lr=0.5)), layers, chosen)
@@ -137,9 +137,9 @@ class Spectral(torch.optim.Optimizer):
         self._hidden, self._transposed = hidden, {name for name in hidden if plan.entries[name].transposed}
         self._right: dict[str, Tensor] = {}
         self._norms: dict[str, Tensor] = {}
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
+    def _share_state(self) -> None:
         """Have the groups and the state of the inner optimizer, not copies."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
@@ -163,9 +163,9 @@ class Spectral(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moved = list(self._moving())
+        weights = list(self._hidden_weights())
         decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
-        for each in moved:
+        for each in weights:
             each.parameter.zero_()  # what the inner step leaves there is the update and nothing else
             each.group["weight_decay"] = 0.0
         try:
@@ -174,30 +174,30 @@ class Spectral(torch.optim.Optimizer):
             for group, decay in zip(self.param_groups, decays, strict=True):
                 if "weight_decay" in group:
                     group["weight_decay"] = decay
-            for each in moved:
-                self._finish(each)
+            for each in weights:
+                self._apply_update(each)
         return loss
 
-    def _moving(self) -> Iterator[_Moved]:
+    def _hidden_weights(self) -> Iterator[_HiddenWeight]:
         """Yield the hidden weights that have gradients, with copies of what they are."""
         names = {id(parameter): name for name, parameter in named_parameters(self.model).items()}
         for group in self.param_groups:
             for parameter in group["params"]:
                 name = names.get(id(parameter), "")
                 if name in self._hidden and parameter.grad is not None:
-                    yield _Moved(name, parameter, group, parameter.detach().clone())
+                    yield _HiddenWeight(name, parameter, group, parameter.detach().clone())
 
-    def _finish(self, moved: _Moved) -> None:
+    def _apply_update(self, weights: _HiddenWeight) -> None:
         """Scale the update, and apply it to the weight as it was."""
-        update = moved.parameter.detach().clone()
-        layer = submodule(self.model, moved.name.rpartition(".")[0])
-        if not isinstance(layer, SparseLinear) and moved.name in self.masks:
-            update.mul_(self.masks[moved.name])
+        update = weights.parameter.detach().clone()
+        layer = submodule(self.model, weights.name.rpartition(".")[0])
+        if not isinstance(layer, SparseLinear) and weights.name in self.masks:
+            update.mul_(self.masks[weights.name])
         exact = update if update.dtype == torch.float64 else update.float()
-        scale = self._scale(moved, self._operator(moved.name, layer, exact), exact)
-        group = moved.group
+        scale = self._scale(weights, self._operator(weights.name, layer, exact), exact)
+        group = weights.group
         keep = 1 - float(group["lr"]) * float(group.get("weight_decay", 0.0))
-        moved.parameter.copy_(moved.before.mul_(keep).add_(update * scale))
+        weights.parameter.copy_(weights.before.mul_(keep).add_(update * scale))
 
     def _operator(self, name: str, layer: nn.Module, update: Tensor) -> Operator:
         if isinstance(layer, SparseLinear) and name.endswith("weight"):
@@ -215,19 +215,19 @@ class Spectral(torch.optim.Optimizer):
             norm, right = spectral_norm(operator, draws.to(like), iterations=max(self.iterations, _FIRST))
         return norm, right
 
-    def _scale(self, moved: _Moved, operator: Operator, update: Tensor) -> Tensor | float:
+    def _scale(self, weights: _HiddenWeight, operator: Operator, update: Tensor) -> Tensor | float:
         """Return the factor on the update, and note its norm."""
-        name = moved.name
+        name = weights.name
         norm, right = self._measure(name, operator, update)
         if not bool(norm > 0):
             return 0.0
-        rate, ratio = float(moved.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
+        rate, ratio = float(weights.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
         self._right[name], self._norms[name] = right, norm / (rate * ratio)
         if self.reference is None:
             return 1.0
         wanted = self.reference[name] if isinstance(self.reference, Mapping) else self.reference
-        base_rate = rate / float(moved.group.get("lr_scale", 1.0))
-        return (wanted * ratio * base_rate / norm).to(moved.before)
+        base_rate = rate / float(weights.group.get("lr_scale", 1.0))
+        return (wanted * ratio * base_rate / norm).to(weights.before)
 
     def norms(self) -> dict[str, float]:
         """Return the last measured norm of the inner optimizer's update, at ``lr = 1`` and over √(fan-out/fan-in).
@@ -255,7 +255,7 @@ class Spectral(torch.optim.Optimizer):
             raise UserError("state dict", got="that of a plain optimizer", why=why, do="load it into optimizer.inner")
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "spectral"})
         self._right = {name: right.clone() for name, right in state_dict["spectral"].items()}
-        self._share()
+        self._share_state()
 
 
 def _check(plan: Plan, names: set[str], reference: Mapping[str, float] | float | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 from sparing.blocks import submodule
 from sparing.errors import UserError
 from sparing.scaling.gates import Gate, gates_in
-from sparing.scaling.sparse import SparseLinear, carry, pattern_of
+from sparing.scaling.sparse import SparseLinear, move_values, pattern_of
 
-_PAST = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
-_PARTS = ("pattern", "transposed", "keep_dense_gradient", "_seen", "in_features", "out_features")
+_DENSE_FORM = "_sparing_dense_form"  # in the __dict__ of a layer that was dense: what it was
+_PARTS = ("pattern", "transposed", "keep_dense_gradient", "_recorded", "in_features", "out_features")
 
 
-class Steps(Protocol):
+class OptimizerLike(Protocol):
     """What is needed of an optimizer: torch's own, or one that wraps it."""
 
     param_groups: list[dict[str, Any]]
@@ -34,12 +35,12 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Past:
+class _DenseForm:
     """The dense form a layer came from."""
 
     kind: type[nn.Module]
     weight: nn.Parameter  # the dense parameter, emptied; it keeps the hooks that others put on it
-    own: Mapping[str, Any]  # attributes of the module that the sparse form overwrote
+    overwritten: Mapping[str, Any]  # attributes of the module that the sparse form overwrote
 
 
 def is_conv1d(kind: type[nn.Module]) -> bool:
@@ -61,7 +62,7 @@ class SparseGate(Gate):
         return self._layer.weight_mask
 
     @property
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the module still has the parameter it runs on; a sparse layer always has."""
         return True
 
@@ -82,7 +83,7 @@ class SparseGate(Gate):
     @dense.setter
     def dense(self, value: Tensor | None) -> None:
         assert value is None, "a sparse layer makes its own"
-        self._layer.forget()
+        self._layer.clear_dense_gradient()
 
     @property
     def _layer(self) -> SparseLinear:
@@ -99,7 +100,7 @@ class SparseGate(Gate):
     def settle_(self, *, written: bool = False) -> None:
         """Do nothing: there is nothing to put to zero."""
 
-    def enter_(self) -> None:
+    def mask_input_weight_(self) -> None:
         """Do nothing: the pattern is the mask."""
 
     def leaks(self) -> bool:
@@ -115,27 +116,28 @@ class SparseGate(Gate):
         return {"module": self.module, "local": self.local}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.module, self.local, self._guests = state["module"], state["local"], []
+        self.module, self.local, self._replaced = state["module"], state["local"], []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
         twin: Gate = object.__new__(type(self))
         memo[id(self)] = twin
-        twin.local, twin.module, twin._guests = self.local, copy.deepcopy(self.module, memo), []
+        twin.local, twin.module, twin._replaced = self.local, copy.deepcopy(self.module, memo), []
         return twin
 
 
-def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: Steps | None = None) -> None:
+def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: OptimizerLike | None = None) -> None:
     """Turn a masked dense layer into a sparse one, in place."""
     dense = cast("nn.Parameter", layer.weight)
     bias = cast("nn.Parameter | None", layer.bias)
     form = SparseLinear(dense, mask, bias, transposed=is_transposed(layer))
-    swap_(optimizer, dense, form.weight, form.gather)
-    own = {name: layer.__dict__[name] for name in _PARTS if name in layer.__dict__}
-    past = _Past(type(layer), dense, own)
+    replace_parameter_(optimizer, dense, form.weight, form.gather)
+    overwritten = {name: layer.__dict__[name] for name in _PARTS if name in layer.__dict__}
+    before = _DenseForm(type(layer), dense, overwritten)
+    # The emptied parameter is kept: others may have hooked it, and turning back gives it to them again.
     dense.data, dense.grad = dense.data.new_empty(0), None
     layer._buffers.pop("weight_mask", None)
     layer.__class__ = SparseLinear
-    layer.__dict__.update({name: form.__dict__[name] for name in _PARTS}, **{_PAST: past})
+    layer.__dict__.update({name: form.__dict__[name] for name in _PARTS}, **{_DENSE_FORM: before})
     layer._parameters["weight"] = form.weight
     if (gate := gates_in(layer).get("weight")) is not None:
         _to_sparse_gate_(gate)
@@ -151,20 +153,20 @@ def _to_sparse_gate_(gate: Gate) -> None:
     gate.keep = keep
 
 
-def to_dense_(layer: SparseLinear, optimizer: Steps | None = None) -> None:
+def to_dense_(layer: SparseLinear, optimizer: OptimizerLike | None = None) -> None:
     """Turn a sparse layer back into the masked dense one it was, in place, with its mask as a buffer."""
-    past: _Past | None = layer.__dict__.get(_PAST)
-    if past is None:
+    before: _DenseForm | None = layer.__dict__.get(_DENSE_FORM)
+    if before is None:
         raise UserError("sparse layer", got="no dense form", why="it was built sparse", do="use dense_weight()")
-    values, dense, mask = layer.weight, past.weight, layer.weight_mask
+    values, dense, mask = layer.weight, before.weight, layer.weight_mask
     gate = gates_in(layer).get("weight")
     kept = (False, None) if gate is None else (gate.keep, gate.dense)
     dense.data = layer.dense_weight()
-    swap_(optimizer, values, dense, layer.scatter)
-    for name in (*_PARTS, _PAST):
+    replace_parameter_(optimizer, values, dense, layer.scatter)
+    for name in (*_PARTS, _DENSE_FORM):
         del layer.__dict__[name]
-    layer.__dict__.update(past.own)
-    layer.__class__ = past.kind  # type: ignore[assignment]
+    layer.__dict__.update(before.overwritten)
+    layer.__class__ = before.kind  # type: ignore[assignment]
     layer._parameters["weight"] = dense
     layer.register_buffer("weight_mask", mask)
     if gate is not None:
@@ -173,7 +175,9 @@ def to_dense_(layer: SparseLinear, optimizer: Steps | None = None) -> None:
         gate._hook(dense)
 
 
-def swap_(optimizer: Steps | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]) -> None:
+def replace_parameter_(
+    optimizer: OptimizerLike | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]
+) -> None:
     """Put a parameter in the place of another, in its groups, with its gradient and state moved."""
     new.requires_grad_(old.requires_grad)
     new.grad = None if old.grad is None else move(old.grad)
@@ -189,7 +193,7 @@ def swap_(optimizer: Steps | None, old: nn.Parameter, new: nn.Parameter, move: C
         }
 
 
-def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Steps | None = None) -> list[str]:
+def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: OptimizerLike | None = None) -> list[str]:
     """Give sparse layers new masks: kept weights keep their state, grown ones start at zero."""
     changed = []
     for name, mask in masks.items():
@@ -197,7 +201,8 @@ def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: Steps | N
         if isinstance(layer, SparseLinear) and not torch.equal(mask, layer.weight_mask):
             old, before = layer.weight, layer.pattern
             after = pattern_of(mask.t() if layer.transposed else mask)
-            layer._adopt(carry(old.detach(), before, after), after)
-            swap_(optimizer, old, layer.weight, lambda values, b=before, a=after: carry(values, b, a))  # type: ignore[misc]
+            move = partial(move_values, old=before, new=after)
+            layer._set_pattern(move(old.detach()), after)
+            replace_parameter_(optimizer, old, layer.weight, move)
             changed.append(name)
     return changed

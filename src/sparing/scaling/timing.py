@@ -80,12 +80,12 @@ def time_layer(
     least = min(d_in, d_out, tokens, rounds)
     require(least >= 1, "time_layer", least, "sizes and rounds are counts", "give at least one")
     with torch.enable_grad():
-        arms = _arms(d_in, d_out, density, tokens, dtype)
-        medians = [statistics.median(seconds) for seconds in interleave(arms, rounds=rounds)]
+        candidates = _candidates(d_in, d_out, density, tokens, dtype)
+        medians = [statistics.median(seconds) for seconds in interleave(candidates, rounds=rounds)]
     return Seconds(medians[0], medians[1] if len(medians) > 1 else float("inf"))
 
 
-def _arms(d_in: int, d_out: int, density: float, tokens: int, dtype: torch.dtype) -> list[Callable[[], None]]:
+def _candidates(d_in: int, d_out: int, density: float, tokens: int, dtype: torch.dtype) -> list[Callable[[], None]]:
     draw = partial(torch.randn, generator=stream(0, "timing", "numbers"), dtype=torch.float32)
     mask = even_mask(d_out, d_in, density)
     x = draw(tokens, d_in).to(dtype).requires_grad_()

@@ -11,7 +11,7 @@ from torch import nn
 from sparing.jobs.disk import write_folder
 from sparing.jobs.lm.models import save_pretrained
 from sparing.jobs.pretrain.course import Course
-from sparing.scaling.apply import masks_of
+from sparing.scaling.live import masks_of
 from sparing.scaling.backends import convert_
 from sparing.scaling.fold import fold_
 

@@ -1,33 +1,25 @@
-"""A plan as plain JSON values, and back."""
+"""Entries and rules of a plan as plain JSON values, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
 from sparing.errors import UserError
 from sparing.scaling.entries import Entry
 from sparing.scaling.rules import RULES, CompleteP, Factors, Rule
 
-if TYPE_CHECKING:
-    from sparing.scaling.plan import Plan
+
+def entries_to_json(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    """Return entries as JSON values, in order."""
+    return [asdict(entry) | {"shape": list(entry.shape)} for entry in entries.values()]
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON values."""
-    others = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in {"entries", "rule"}}
-    lines = [asdict(line) | {"shape": list(line.shape)} for line in plan.entries.values()]
-    return {"entries": lines, "rule": rule_to_json(plan.rule), **others}
-
-
-def from_json(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of a plan."""
-    lines = [
-        Entry(**line | {"shape": tuple(line["shape"]), "factors": Factors(**line["factors"])})
-        for line in plain["entries"]
-    ]
-    return {**plain, "entries": {line.name: line for line in lines}, "rule": rule_from_json(plain["rule"])}
+def entries_from_json(plain: Iterable[Mapping[str, Any]]) -> dict[str, Entry]:
+    """Read what ``entries_to_json`` wrote: canonical name -> entry."""
+    read = [Entry(**{**e, "shape": tuple(e["shape"]), "factors": Factors(**e["factors"])}) for e in plain]
+    return {entry.name: entry for entry in read}
 
 
 def rule_to_json(rule: Rule) -> dict[str, Any]:

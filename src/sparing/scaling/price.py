@@ -13,7 +13,7 @@ from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
 from sparing.memory import Bytes
 from sparing.scaling.entries import Entry
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 
 Rates = Mapping[tuple[int, int, float], tuple[float, float]] | Callable[[int, int, float], tuple[float, float]]
 """(fan-in, fan-out, density) -> seconds of one layer forward and backward, masked dense and sparse."""
@@ -62,7 +62,7 @@ def predict(
         The price.
 
     Example:
-        >>> from sparing.scaling.plan import plan
+        >>> from sparing.scaling.planning import plan
         >>> mlp = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
         >>> price = predict(mlp, plan(mlp, density=1 / 8), tokens=32)
         >>> price.params, price.live, price.flops

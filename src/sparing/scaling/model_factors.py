@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
-from sparing.scaling.arithmetic import Unread, logits_ratio
-from sparing.scaling.gates import sharers
+from sparing.scaling.arithmetic import UnreadableSource, logits_ratio
+from sparing.scaling.gates import modules_sharing_weight
 from sparing.scaling.roles import Facts
 from sparing.scaling.rules import Rule
 from sparing.scaling.structure import is_embedding
@@ -42,7 +42,7 @@ def logits_factor(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
     if base is None or rule.logits(4.0) == 1.0:
         return 1.0
     queries = [fact for fact in known.values() if fact.part in {"query", "qkv"} and len(fact.shape) > 1]
-    places = {_place(model, fact): fact for fact in queries}
+    places = {_attention_path(model, fact): fact for fact in queries}
     _require_known(model, known, places)
     factors = {path: _factor(model, base, path, fact, rule) for path, fact in places.items()}
     distinct = sorted(factors.values())
@@ -60,13 +60,13 @@ def table_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
     """Return by how much more than the base's the model's own code multiplies what its tables give (Gemma: √m)."""
     if base is None:
         return {}
-    tables = {name: sharers(model, fact.module) for name, fact in known.items() if fact.lookup}
+    tables = {name: modules_sharing_weight(model, fact.module) for name, fact in known.items() if fact.lookup}
     slim = {
         id(module): submodule(base, path)
         for path, module in submodule(model, "").named_modules()
         if is_embedding(module)
     }
-    found = {name: {_gain(m) / _gain(slim[id(m)]) for m in modules} for name, modules in tables.items()}
+    found = {name: {_lookup_gain(m) / _lookup_gain(slim[id(m)]) for m in modules} for name, modules in tables.items()}
     for name, ratios in found.items():
         if max(ratios) > min(ratios) * (1 + 1e-6):
             raise UserError(
@@ -78,16 +78,16 @@ def table_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
     return {name: max(ratios) for name, ratios in found.items() if abs(max(ratios) - 1) > 1e-6}
 
 
-def require_no_others(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> None:
+def require_no_unknown_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> None:
     """Refuse numbers that go with the width and are neither of attention nor of a table."""
     if base is None:
         return
-    attention = {_place(model, fact) for fact in known.values() if fact.part}
+    attention = {_attention_path(model, fact) for fact in known.values() if fact.part}
     theirs = dict(submodule(base, "").named_modules())
     for path, module in submodule(model, "").named_modules():
-        if path not in theirs or is_embedding(module) or any(_within(path, place) for place in attention):
+        if path not in theirs or is_embedding(module) or any(_within(path, owner) for owner in attention):
             continue
-        ours, slim = _numbers(module), _numbers(theirs[path])
+        ours, slim = _float_factors(module), _float_factors(theirs[path])
         for name in ours.keys() & slim.keys():
             if not math.isclose(ours[name], slim[name], rel_tol=1e-6):
                 raise UserError(
@@ -99,14 +99,14 @@ def require_no_others(model: nn.Module, base: nn.Module | None, known: Mapping[s
                 )
 
 
-def _place(model: nn.Module, fact: Facts) -> str:
+def _attention_path(model: nn.Module, fact: Facts) -> str:
     """Return the path of the attention that a projection belongs to."""
     bare = isinstance(submodule(model, fact.module), nn.MultiheadAttention)
     return fact.module if bare else fact.module.rpartition(".")[0]
 
 
-def _within(path: str, place: str) -> bool:
-    return path == place or path.startswith(f"{place}.")
+def _within(path: str, owner: str) -> bool:
+    return path == owner or path.startswith(f"{owner}.")
 
 
 def _require_known(model: nn.Module, known: Mapping[str, Facts], places: Iterable[str]) -> None:
@@ -116,7 +116,7 @@ def _require_known(model: nn.Module, known: Mapping[str, Facts], places: Iterabl
         name = type(module).__name__.lower()
         if "attention" not in name and "attn" not in name:
             continue
-        if any(_within(place, path) or _within(path, place) for place in held):
+        if any(_within(owner, path) or _within(path, owner) for owner in held):
             continue
         if any(fact.matrix and fact.widths and _within(fact.module, path) for fact in known.values()):
             raise _not_understood(path, type(module).__name__, "nothing in it is known to project queries")
@@ -134,8 +134,8 @@ def _not_understood(path: str, kind: str, what: str) -> UserError:
 
 def _factor(model: nn.Module, base: nn.Module, path: str, fact: Facts, rule: Rule) -> float:
     module, slim = submodule(model, path), submodule(base, path)
-    size = _head(module, fact.part, fact.shape, fact.fan_out)
-    theirs = _head(slim, fact.part, fact.base_shape, fact.base_fan_out)
+    size = _head_size(module, fact.part, fact.shape, fact.fan_out)
+    theirs = _head_size(slim, fact.part, fact.base_shape, fact.base_fan_out)
     if size is None or theirs is None:
         if fact.m_out == 1:
             return 1.0
@@ -143,30 +143,30 @@ def _factor(model: nn.Module, base: nn.Module, path: str, fact: Facts, rule: Rul
     m = size / theirs
     if m == 1:
         return 1.0
-    own, base_own = _own(module), _own(slim)
+    own, base_own = _logit_attribute(module), _logit_attribute(slim)
     if own is not None and base_own is not None:
         does = own / base_own
     else:
         try:
             does = logits_ratio(module, slim, head=m, width=fact.fan_in / fact.base_fan_in)
-        except Unread as error:
+        except UnreadableSource as error:
             raise _not_understood(path, type(module).__name__, str(error)) from None
     return rule.logits(m) / (does * math.sqrt(m))
 
 
-def _head(module: nn.Module, part: str, shape: tuple[int, ...], rows: int) -> float | None:
+def _head_size(module: nn.Module, part: str, shape: tuple[int, ...], rows: int) -> float | None:
     """Return the size of a head: what the module says, or its outputs over its heads."""
-    if (size := _whole(module, _SIZES)) is not None:
+    if (size := _int_attribute(module, _SIZES)) is not None:
         return size
-    if (heads := _whole(module, _COUNTS)) is None:
+    if (heads := _int_attribute(module, _COUNTS)) is None:
         return None
     if part != "qkv" or isinstance(module, nn.MultiheadAttention):
         return rows / heads
-    groups = _whole(module, _GROUPS)
+    groups = _int_attribute(module, _GROUPS)
     return rows / (_PACKED * heads if groups is None else heads + 2 * groups)
 
 
-def _whole(module: nn.Module, names: Iterable[str]) -> int | None:
+def _int_attribute(module: nn.Module, names: Iterable[str]) -> int | None:
     """Return the first of some attributes that is an integer, of a module or of its configuration."""
     for holder in (module, getattr(module, "config", None)):
         for name in names:
@@ -176,7 +176,7 @@ def _whole(module: nn.Module, names: Iterable[str]) -> int | None:
     return None
 
 
-def _own(module: nn.Module) -> float | None:
+def _logit_attribute(module: nn.Module) -> float | None:
     """Return what an attention multiplies its logits by, from an attribute; None if none tells."""
     numbers = _attributes(module)
     factor = next((numbers[name] for name in _FACTORS if name in numbers), None)
@@ -184,7 +184,7 @@ def _own(module: nn.Module) -> float | None:
     return factor if factor is not None else None if divisor is None else 1.0 / divisor
 
 
-def _gain(table: nn.Module) -> float:
+def _lookup_gain(table: nn.Module) -> float:
     """Return by how much a table multiplies the rows it looks up; 1 if that is not what it does."""
     if type(table) in {nn.Embedding, nn.EmbeddingBag}:
         return 1.0
@@ -201,7 +201,7 @@ def _gain(table: nn.Module) -> float:
     return 1.0
 
 
-def _numbers(module: nn.Module) -> dict[str, float]:
+def _float_factors(module: nn.Module) -> dict[str, float]:
     """Return all numbers of a module that could multiply: attributes, and roots that its forward pass takes."""
     return _attributes(module) | dict(_roots(module))
 
@@ -227,7 +227,7 @@ def _roots(module: nn.Module) -> Iterator[tuple[str, float]]:
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and (test := _value(node.test, module)) is not None:
+        if isinstance(node, ast.If) and (test := _self_attribute(node.test, module)) is not None:
             todo += node.body if test else node.orelse
             continue
         todo += ast.iter_child_nodes(node)
@@ -244,12 +244,12 @@ def _root(node: ast.AST, module: nn.Module) -> float | None:
         inner = node.left
         with suppress(ValueError, TypeError):
             power = float(ast.literal_eval(node.right))
-            value = _value(inner, module)
+            value = _self_attribute(inner, module)
             return None if not _positive(value) else float(value) ** power
         return None
     else:
         return None
-    value = _value(inner, module)
+    value = _self_attribute(inner, module)
     return float(value) ** power if _positive(value) else None
 
 
@@ -257,7 +257,7 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _value(node: ast.AST, module: nn.Module) -> Any:
+def _self_attribute(node: ast.AST, module: nn.Module) -> Any:
     """Return what ``self.a.b`` is; None if the expression is another, or there is no such thing."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
