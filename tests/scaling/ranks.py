@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patience import PATIENCE
 from sparing.scaling.apply import apply_
-from sparing.scaling.live import masks_of
 from sparing.scaling.dynamic import SET, RigL
 from sparing.scaling.evolve import Evolution
+from sparing.scaling.live import masks_of
 from sparing.scaling.planning import plan
 
 WORLD, STEPS = 2, 9

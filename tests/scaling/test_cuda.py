@@ -91,20 +91,21 @@ def test_refused_kindly_without_a_gpu():
 
 def test_reasons_are_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    weight = torch.zeros(128, 128)
-    assert "half precision" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=False)
-    assert "multiples of 64" in cuda._two_of_four_obstacle(weight[:100], TWO_OF_FOUR, half=True)
-    assert "not two of four" in cuda._two_of_four_obstacle(weight, TILES, half=True)
-    assert cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=True) == ""
+    single = torch.zeros(128, 128)
+    weight = single.half()
+    assert "half precision" in cuda._two_of_four_obstacle(single, TWO_OF_FOUR)
+    assert "multiples of 64" in cuda._two_of_four_obstacle(weight[:100], TWO_OF_FOUR)
+    assert "not two of four" in cuda._two_of_four_obstacle(weight, TILES)
+    assert cuda._two_of_four_obstacle(weight, TWO_OF_FOUR) == ""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    assert "8.0" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=True)
+    assert "8.0" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR)
     monkeypatch.setattr(cuda._triton, "has_triton", lambda: True)
-    assert "half precision" in cuda._block_obstacle(TILES, half=False, size=16)
-    assert "16, 32, 64, 128" in cuda._block_obstacle(TILES, half=True, size=8)
-    assert "whole blocks" in cuda._block_obstacle(TWO_OF_FOUR, half=True, size=16)
-    assert cuda._block_obstacle(TILES, half=True, size=16) == ""
+    assert "half precision" in cuda._block_obstacle(single, TILES, size=16)
+    assert "16, 32, 64, 128" in cuda._block_obstacle(weight, TILES, size=8)
+    assert "whole blocks" in cuda._block_obstacle(weight, TWO_OF_FOUR, size=16)
+    assert cuda._block_obstacle(weight, TILES, size=16) == ""
     monkeypatch.setattr(cuda._triton, "has_triton", lambda: False)
-    assert "Triton" in cuda._block_obstacle(TILES, half=True, size=16)
+    assert "Triton" in cuda._block_obstacle(weight, TILES, size=16)
 
 
 def test_going_back_leaves_ordinary_layers():

@@ -10,17 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
-from sparing.scaling.dynamic import (
-    GMP,
-    METHODS,
-    SET,
-    RigL,
-    energy,
-    exchange,
-    prefill,
-    prune,
-    retained_gaussian,
-)
+from sparing.scaling.dynamic import GMP, METHODS, SET, RigL, energy, exchange, prefill, prune, retained_gaussian
 
 TABLE = {1 / 2: 0.929, 1 / 4: 0.724, 1 / 8: 0.502, 1 / 16: 0.325, 1 / 32: 0.200, 1 / 64: 0.119, 1 / 128: 0.0695}
 """κ of a magnitude mask of a Gaussian (spec 6.2)."""

@@ -13,8 +13,8 @@ import zoo
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.live import masks_of
 from sparing.scaling.fold import fold_, live_weights
+from sparing.scaling.live import masks_of
 from sparing.scaling.planning import plan
 from sparing.scaling.rules import CompleteP, MuP, SuPar
 

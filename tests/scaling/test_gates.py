@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.scaling.gates import SUFFIX, Gate, gates_in, modules_sharing_weight, owner_and_name
+from sparing.scaling.gates import SUFFIX, Gate, gates_in, owner_and_name
+from sparing.scaling.structure import modules_sharing_weight
 
 MASK = torch.tensor([[True, False, True], [False, True, True]])
 

@@ -15,11 +15,7 @@ def shapes(model):
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-FAMILIES = [
-    (models.gpt2, models.gpt2_config),
-    (models.llama, models.llama_config),
-    (models.vit, models.vit_config),
-]
+FAMILIES = [(models.gpt2, models.gpt2_config), (models.llama, models.llama_config), (models.vit, models.vit_config)]
 
 
 @pytest.mark.parametrize(("build", "config"), FAMILIES)

@@ -44,14 +44,4 @@ from sparing.scaling.rules import RateOnly as RateOnly
 from sparing.scaling.rules import SuPar as SuPar
 from sparing.scaling.spectral import Spectral
 
-__all__ = [
-    "Evolution",
-    "Spectral",
-    "apply_",
-    "convert_",
-    "coordinate_check",
-    "fold_",
-    "plan",
-    "predict",
-    "restore_",
-]
+__all__ = ["Evolution", "Spectral", "apply_", "convert_", "coordinate_check", "fold_", "plan", "predict", "restore_"]

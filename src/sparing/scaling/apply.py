@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.scaling.attention import scale_attention_
 from sparing.scaling.entries import Entry
 from sparing.scaling.fold import remove_
-from sparing.scaling.gates import Gate, modules_sharing_weight, owner_and_name
+from sparing.scaling.gates import Gate, owner_and_name
 from sparing.scaling.live import MASKS, Masks
 from sparing.scaling.loading import FINGERPRINT, attach_guards_, fingerprint
 from sparing.scaling.masks import ConstantFanIn, Law, oriented, realised
@@ -20,27 +20,28 @@ from sparing.scaling.multipliers import Slot, attach_
 from sparing.scaling.planning import APPLIED, Plan
 from sparing.scaling.ranks import from_rank_zero
 from sparing.scaling.saving import attach_saving_
+from sparing.scaling.structure import modules_sharing_weight
 from sparing.seeds import stream
+
 
 def apply_(
     model: nn.Module, plan: Plan, *, seed: int = 0, masks: Law | None = None, redraw: float | None = None
 ) -> Masks:
     """Make a freshly initialised model what the plan says.
 
-    Masks are drawn, initial weights rescaled by the factors of the densities that the masks have in truth, and put to
-    zero where they are masked; multipliers and the factor on attention logits are hooked in. Where several processes
-    train together, all get the masks of process 0, whatever seed each was given
-    (their weights are the business of ``DistributedDataParallel``). It is refused if the plan
-    is of another model, if the model was scaled before, or if it is sharded; a refused model is as it was.
+    Masks are drawn, initial weights are rescaled by the factors of the masks' realized densities and zeroed where they
+    are masked; multipliers and the factor on attention logits are hooked in. If several processes train together, all
+    get the masks of process 0, whatever their seeds (``DistributedDataParallel`` synchronizes the weights). A plan of
+    another model, a model that was scaled before and a sharded one are refused; a refused model is unchanged.
 
     Args:
         model: The model of the plan, wrapped or not, on any device but meta.
         plan: What to do.
-        seed: Of the masks, and of the weights where they are drawn anew; streams of their own, so another density or
-            law changes no weight that stays.
+        seed: Of the masks, and of redrawn weights; their random streams are separate, so another density or law
+            changes no weight that stays.
         masks: How live weights are chosen; ``ConstantFanIn()`` by default.
         redraw: Standard deviation σ of the base model: every weight that is hidden, an embedding or the readout is
-            drawn anew from N(0, σ²) times its factor. None rescales what the model has drawn.
+            redrawn from N(0, σ²) times its factor. None rescales what the model has drawn.
 
     Returns:
         The masks, with the plan at their densities under ``plan``.
@@ -120,12 +121,9 @@ def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
     """Refuse models that the plan does not fit, that were scaled before, or whose weights are out of reach."""
     for path, module in submodule(model, "").named_modules():
         if MASKS in module.__dict__ or FINGERPRINT in module._buffers:
-            raise UserError(
-                "apply_",
-                got=f"a model that was scaled before{f' (its part {path})' if path else ''}",
-                why="a second factor would multiply the first",
-                do="build the model afresh; for new densities make one plan with all of them",
-            )
+            got = f"a model that was scaled before{f' (its part {path})' if path else ''}"
+            do = "build the model afresh; for new densities make one plan with all of them"
+            raise UserError("apply_", got=got, why="a second factor would multiply the first", do=do)
     params = named_parameters(model)
     shapes = {name: tuple(p.shape) for name, p in params.items()}
     planned = {name: tuple(entry.shape) for name, entry in plan.entries.items()}
@@ -160,5 +158,3 @@ def _redraw_(parameter: nn.Parameter, entry: Entry, std: float, seed: int) -> No
     if entry.role in {"hidden", "embedding", "output"} and parameter.ndim > 1:
         fresh = torch.randn(parameter.shape, generator=stream(seed, "init", entry.name), dtype=torch.float32)
         parameter.copy_(fresh * (std * entry.factors.std))
-
-

@@ -40,7 +40,7 @@ _HEADS = re.compile(r"(?:self\.)?(?:q|k|query|key|queries|keys)(?:[_\d].*)?", re
 _INPUTS = ("x", "h", "hidden_states", "inputs")
 
 
-class UnreadableSource(Exception):  # noqa: N818  (it is no error of the user's: the caller turns it into one)
+class UnreadableSource(Exception):  # noqa: N818  (not an error of the user's: the caller turns it into one)
     """Something in the source is not understood; the message says what."""
 
 
@@ -96,7 +96,7 @@ class _Reader:
         self, function: Any, owner: Any, base: Any, given: Arguments, depth: int
     ) -> tuple[set[PathFactors], float | None]:
         """Return the factors on all paths through a function, and the ratio of what it returns."""
-        bare = inspect.unwrap(function)
+        bare = inspect.unwrap(function)  # a decorator's source would say nothing of the factors
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(bare))).body[0]
         except (OSError, TypeError, SyntaxError):
@@ -106,6 +106,7 @@ class _Reader:
         names = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
         self_name = names.pop(0) if owner is not None and names else ""
         known = dict.fromkeys([*names, *(a.arg for a in tree.args.kwonlyargs)])
+        # Arguments that the caller did not give are taken for tensors, whatever their defaults.
         known |= {name: given[at] for at, name in enumerate(names) if at in given}
         known |= {name: given[name] for name in known if name in given}
         scope = Scope(self_name, owner, base, getattr(bare, "__globals__", {}), depth, known)
@@ -121,7 +122,7 @@ class _Reader:
                     scope.result = self.read(value, scope)
                     scope.returned, scope.paths = scope.returned | scope.paths, set()
                 case ast.Raise():
-                    scope.paths = set()  # gives no logits
+                    scope.paths = set()  # this path gives no logits
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                     self.assign(statement, scope)
                 case ast.expr():
@@ -129,6 +130,7 @@ class _Reader:
                 case ast.FunctionDef() | ast.ClassDef():
                     continue  # not read here; a call of it counts as unknown
                 case _:
+                    # Loops, ``with`` and ``try``: their bodies are read once, as if they ran once.
                     self.block(list(ast.iter_child_nodes(statement)), scope)
 
     def assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, scope: Scope) -> None:
@@ -144,6 +146,7 @@ class _Reader:
         """Read both sides, or the one that an attribute of the module chooses."""
         self.read(node.test, scope)
         before, names = set(scope.paths), dict(scope.names)
+        # An attribute of the module decides for good; any other test may go either way, and both must agree in the end.
         chosen = truth(node.test, scope)
         if chosen is not None:
             self.block(node.body if chosen else node.orelse, scope)
@@ -177,7 +180,7 @@ class _Reader:
                     self.bind(one, None, one, scope)
 
     def read(self, node: ast.expr | None, scope: Scope) -> float | None:
-        """Return the ratio of a number; None for anything else, whose factors are noted."""
+        """Return the ratio of a number; None for anything else, whose factors are recorded."""
         match node:
             case None:
                 return None
@@ -213,7 +216,8 @@ class _Reader:
         scope.paths |= after
         if first is not None and second is not None and first != second:
             raise UnreadableSource(f"{ast.unparse(body)} or {ast.unparse(orelse)}, which differ")
-        return second if first is None else first  # a number or an argument: ``1 / sqrt(d) if scale is None else scale``
+        # A number or an argument, as in ``1 / sqrt(d) if scale is None else scale``: the number is the default.
+        return second if first is None else first
 
     def operation(self, left: ast.expr, op: ast.operator, right: ast.expr, scope: Scope) -> float | None:
         one, other = self.read(left, scope), self.read(right, scope)
@@ -243,6 +247,7 @@ class _Reader:
             return None if not both else left if left == right else math.nan
         if left is not None and right is not None:
             return left * right if up else left / right
+        # A tensor times or over a number; a number over a tensor falls through.
         if right is not None or (up and left is not None):
             factor = left if right is None else right
             self.multiply(factor if up or factor is None else 1 / factor, scope)
@@ -265,6 +270,7 @@ class _Reader:
     def last(self, tensor: ast.expr, axes: int = 4) -> float:
         """Return how the last size of a tensor grows: as heads for queries and keys, as the input for inputs."""
         word = ast.unparse(tensor)
+        # Queries of three axes are not split into heads yet: their last size grows as the input does.
         if _HEADS.fullmatch(word) and (axes > 3 or self.head == self.width):
             return self.head
         return self.width if word in _INPUTS else math.nan

@@ -52,12 +52,10 @@ def scale_attention_(model: nn.Module, entries: Iterable[Entry], factor: float) 
         return
     found = list(attentions(model, entries))
     if not found:
-        raise UserError(
-            "attention",
-            got=f"{type(submodule(model, '')).__name__}, where nothing is known to project queries",
-            why=f"its logits need a factor of {factor:g}, since its heads are wider than the base's",
-            do="name the projection q_proj or qkv, or keep the head size, or pass attention=False to the rule",
-        )
+        got = f"{type(submodule(model, '')).__name__}, where nothing is known to project queries"
+        why = f"its logits need a factor of {factor:g}, since its heads are wider than the base's"
+        do = "name the projection q_proj or qkv, or keep the head size, or pass attention=False to the rule"
+        raise UserError("attention", got=got, why=why, do=do)
     for one in found:
         _scale_(one, factor)
 
@@ -108,9 +106,7 @@ def _scale_(attention: Attention, factor: float) -> None:
 
 
 def _refuse_layout(attention: Attention) -> None:
-    raise UserError(
-        f"attention {attention.path}",
-        got=f"packed queries, keys and values of shape {tuple(attention.projection.get_parameter('weight').shape)}",
-        why="it is not known which of its outputs are queries",
-        do="give the module an attribute scaling for its logits, or pass attention=False to the rule",
-    )
+    got = f"packed queries, keys and values of shape {tuple(attention.projection.get_parameter('weight').shape)}"
+    why = "it is not known which of its outputs are queries"
+    do = "give the module an attribute scaling for its logits, or pass attention=False to the rule"
+    raise UserError(f"attention {attention.path}", got=got, why=why, do=do)

@@ -64,7 +64,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether every slope that is judged is within its limit; nothing judged is no pass."""
+        """Whether every judged slope is within its limit; false if none is judged."""
         return any(one.limit is not None for one in self.slopes) and not self.failures
 
     @property
@@ -126,8 +126,8 @@ def coordinate_check(
         densities: Densities to try, in (0, 1].
         rule: Parameterization; ``SuPar()`` by default.
         optimizer: "adam" (AdamW) or "sgd".
-        lr: The base's learning rate. ΔY is judged apart, so a small one will do; with a large one a few rows are learnt
-            by heart within the check, and gradients have the size of what is left.
+        lr: The base's learning rate. ΔY is judged separately, so a small one is enough; with a large one a few rows are
+            memorized within the check, and gradients have the size of the residual loss.
         steps: Optimizer steps (count).
         loss: (model, batch) -> scalar; by default ``model(**batch).loss`` or cross-entropy.
         batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width; by default random
@@ -156,12 +156,11 @@ def coordinate_check(
                 extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **(planned or {})}
                 masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
                 place = {"width": width, "density": density, "live": live_inputs(masked.plan), "seed": seed}
-                found = _train_steps(
-                    model, masked.plan, given, loss or loss_of, _optimizer(optimizer, model, masked.plan, lr)
-                )
+                stepper = _optimizer(optimizer, model, masked.plan, lr)
+                found = _train_steps(model, masked.plan, given, loss or loss_of, stepper)
                 rows += [place | row for row in _rows_of_steps(found, steps, width / base)]
-    spread = LOOSENESS * limit if loose is None else loose
-    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=slopes(rows, limit=limit, loose=spread))
+    loose = LOOSENESS * limit if loose is None else loose
+    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=slopes(rows, limit=limit, loose=loose))
 
 
 def _check(widths: Sequence[int], densities: Sequence[float], steps: int, optimizer: str) -> None:

@@ -22,6 +22,7 @@ from sparing.scaling.sparse import prepare
 CudaBackend = Literal["2:4", "block"]
 """Kernels: cuSPARSELt or CUTLASS for two of four, Triton for blocks."""
 
+_HALF = {torch.float16, torch.bfloat16}
 _SIDE = 64  # sides are multiples of it: kernels need rows by 32 and columns by 64, and the transpose is compressed too
 
 
@@ -79,6 +80,7 @@ class _TwoOfFour(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, both: bool) -> Tensor:
         """Return Y, shape (N, out)."""
+        # Saved dense and compressed anew in backward, which multiplies by the transpose.
         ctx.save_for_backward(x, weight)
         ctx.both = both
         return F.linear(x, torch.sparse.to_sparse_semi_structured(weight))
@@ -185,24 +187,23 @@ def _obstacle(layer: nn.Module, mask: Tensor, backend: CudaBackend, size: int) -
     weight = cast("Tensor", layer.weight)
     if weight.device.type != "cuda":
         return f"the layer lies on {weight.device.type}, and these kernels are CUDA's"
-    half = weight.dtype in {torch.float16, torch.bfloat16}
-    return _two_of_four_obstacle(weight, mask, half) if backend == "2:4" else _block_obstacle(mask, half, size)
+    return _two_of_four_obstacle(weight, mask) if backend == "2:4" else _block_obstacle(weight, mask, size)
 
 
-def _two_of_four_obstacle(weight: Tensor, mask: Tensor, half: bool) -> str:
+def _two_of_four_obstacle(weight: Tensor, mask: Tensor) -> str:
     if torch.cuda.get_device_capability(weight.device) < (8, 0):
         return "sparse tensor cores begin with compute capability 8.0"
-    if not half:
+    if weight.dtype not in _HALF:
         return f"its weight is {weight.dtype}, and the kernels take half precision"
     if weight.shape[0] % _SIDE or weight.shape[1] % _SIDE:
         return f"its shape is {tuple(weight.shape)}, and sides must be multiples of {_SIDE}"
     return "" if is_two_of_four(mask) else "its mask is not two of four along the fan-in; draw NofM(n=2, m=4)"
 
 
-def _block_obstacle(mask: Tensor, half: bool, size: int) -> str:
+def _block_obstacle(weight: Tensor, mask: Tensor, size: int) -> str:
     if not _triton.has_triton():
         return "Triton is not installed"
-    if not half:
+    if weight.dtype not in _HALF:
         return "its weight is not in half precision"
     if size not in {16, 32, 64, 128}:
         return f"blocks of {size} do not fit the kernels, which take 16, 32, 64, 128"

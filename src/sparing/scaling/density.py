@@ -44,6 +44,7 @@ class ERK:
         size = {name: math.prod(shape) for name, shape in shapes.items()}
         live = self.total * sum(size.values())
         dense: set[str] = set()
+        # Each pass makes layers that would exceed 1 dense and shares what they leave among the others.
         while True:
             open_ = [name for name in shapes if name not in dense]
             left = live - sum(size[name] for name in dense)
@@ -146,12 +147,8 @@ def _values(density: Density, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
         _require_fits(list(density), shapes, "density")
         return by_pattern(density, shapes)
     if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
-        raise UserError(
-            "density",
-            got=repr(density),
-            why="it is a share of live weights",
-            do='pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or "erk:0.1", ER() or "er:20"',
-        )
+        do = 'pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or "erk:0.1", ER() or "er:20"'
+        raise UserError("density", got=repr(density), why="it is a share of live weights", do=do)
     return dict.fromkeys(shapes, float(density))
 
 

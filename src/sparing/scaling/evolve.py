@@ -1,4 +1,4 @@
-"""Masks that change while somebody else's loop trains the model: weights, optimizer state and factors go along.
+"""Masks that change while the user's loop trains the model: weights, optimizer state and factors follow.
 
 evolution = Evolution(model, masks, optimizer, RigL(), steps=10_000)
 for step in range(10_000):
@@ -17,17 +17,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
 from sparing.blocks import submodule
 from sparing.errors import UserError, require
 from sparing.scaling.dynamic import Method, energy, prefill
 from sparing.scaling.entries import Entry, rule_factors
-from sparing.scaling.gates import modules_sharing_weight
 from sparing.scaling.live import Masks
 from sparing.scaling.masks import oriented
 from sparing.scaling.multipliers import attach_, factor_of, set_factor_
 from sparing.scaling.planning import APPLIED, Plan
 from sparing.scaling.ranks import average, from_rank_zero
 from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
+from sparing.scaling.structure import modules_sharing_weight
 from sparing.seeds import stream
 
 Scale = Literal["density", "energy", "none"]
@@ -46,7 +47,7 @@ class _Layer:
     modules: list[nn.Module]
     start: float  # density at which the groups were built
     forward: float  # factor on the input at the start
-    density: float  # of now
+    density: float  # now
     scale: float = 1.0  # factor on the input since the start, A
 
 
@@ -55,12 +56,12 @@ class Evolution:
 
     Dropped weights and their optimizer state become zero. Grown weights begin at zero, with zero momentum and the
     second moment of their neighbours (``prefill``), so that their first step is no longer than others.
-    All processes change alike: dense gradients are averaged, and the masks of process 0 count.
+    All processes make the same changes: dense gradients are averaged, and the masks of process 0 are used.
 
     With ``scale`` "density" or "energy" the layer's input is multiplied by A(t), and the optimizer's options follow
     during its step: lr, weight decay and ε of the weight are those of the rule at the present density with the
     factor A in the forward pass. Between steps the groups hold what the scheduler wrote, so every scheduler works,
-    and so does ``check_optimizer`` of the plan at the initial densities; ``lr_factor`` of a group tells the factor.
+    and so does ``check_optimizer`` of the plan at the initial densities; ``lr_factor`` in a group is the factor.
     Build it before the scheduler, and before ``optimizer.load_state_dict``: each weight gets a group of its own.
 
     Source: the update rules in ``dynamic``; factors after Dey et al. 2024 (arXiv:2405.15743), κ our own.
@@ -79,7 +80,7 @@ class Evolution:
         names: Sequence[str] | None = None,
         group: Any = None,
     ) -> None:
-        """Check, cover what is to be pruned with masks, and hook into the optimizer.
+        """Give masks to weights that are to be pruned, and hook into the optimizer.
 
         Args:
             model: The scaled model, wrapped or not.
@@ -97,12 +98,10 @@ class Evolution:
         require(scale in known, "scale", scale, "no such choice", f"pass one of {', '.join(known)}")
         self.model, self.masks, self.optimizer, self.method = submodule(model, ""), masks, optimizer, method
         self.steps, self.seed, self.scale = steps, seed, scale
-        self.closed = False
-        """Whether masks stay as they are from now on."""
-        self.done = -1
-        """Step last seen; −1 before the first."""
+        self.closed = False  # whether masks stay as they are from now on
+        self.done = -1  # last step seen; −1 before the first
+        # One row per update: step, weights dropped and grown (counts), density over all weights concerned.
         self.history: list[dict[str, Any]] = []
-        """One row per update: step, weights dropped and grown (counts), density over all weights concerned."""
         self._group = group
         self._scaled = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
         chosen = list(names or masks or [n for n, e in masks.plan.entries.items() if e.role == "hidden"])
@@ -117,7 +116,7 @@ class Evolution:
 
     @property
     def plan(self) -> Plan:
-        """The plan at the densities of now; the optimizer's groups keep to ``masks.plan``, so check them with that."""
+        """The plan at present densities; the optimizer's groups follow ``masks.plan``, so check them with that."""
         return self.masks.plan.with_densities(self.masks.densities)
 
     def factors(self, name: str) -> Factors:
@@ -132,6 +131,7 @@ class Evolution:
         layer = self._layers[name]
         if not self._scaled:
             return Factors()
+        # In the rescaled form the whole factor is in the weights; ``shift`` then moves A into the forward pass.
         plan, kind = self.masks.plan, stepper(layer.entry.role, self.masks.plan.optimizer)
         start = rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, layer.start)
         now = shift(rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, layer.density), layer.scale, kind)
@@ -150,18 +150,16 @@ class Evolution:
         if not self.closed and self.method.due(step, self.steps):
             dense = self.masks.dense_gradient
             if self.method.dense_gradient and not dense:
-                raise UserError(
-                    "Evolution.step",
-                    got=f"step {step} without dense gradients",
-                    why="they are collected in the pass before an update only",
-                    do="call evolution.step(step) after every optimizer step, in order",
-                )
+                why = "they are collected in the pass before an update only"
+                do = "call evolution.step(step) after every optimizer step, in order"
+                raise UserError("Evolution.step", got=f"step {step} without dense gradients", why=why, do=do)
             self._update_(step, dense)
         self.done = step
+        # Dense gradients cost memory: they are collected in the one pass before an update.
         self._request_dense_gradient_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside model and optimizer: plain JSON values."""
+        """Return what a resumed run needs besides model and optimizer: plain JSON values."""
         layers = {name: [layer.start, layer.forward, layer.scale] for name, layer in self._layers.items()}
         return {"settings": self._settings(), "done": self.done, "layers": layers, "history": list(self.history)}
 
@@ -175,23 +173,20 @@ class Evolution:
             UserError: If it is of another method, length, seed or set of weights.
         """
         if state["settings"] != self._settings() or state["layers"].keys() != self._layers.keys():
-            raise UserError(
-                "Evolution.load_state_dict",
-                got=state["settings"],
-                why=f"this run has {self._settings()}, or other weights",
-                do="resume with the settings of the saved run",
-            )
+            why, do = f"this run has {self._settings()}, or other weights", "resume with the settings of the saved run"
+            raise UserError("Evolution.load_state_dict", got=state["settings"], why=why, do=do)
         self.done, self.history = state["done"], list(state["history"])
         for name, layer in self._layers.items():
             layer.start, layer.forward, layer.scale = state["layers"][name]
             layer.density = self.masks.density(name)
             self._write_factor_(name)
+        # Loading the model has set its plan to present densities, but the groups were scaled at those of the start.
         self.masks.plan = self.masks.plan.with_densities({n: layer.start for n, layer in self._layers.items()})
         self.model.__dict__[APPLIED] = self.masks.plan
         self._request_dense_gradient_()
 
     def close(self) -> None:
-        """Change masks no more; the factors of now stay, in the forward pass and in the steps of the optimizer."""
+        """Freeze the masks; the present factors stay in force, in the forward pass and in the optimizer's steps."""
         self._restore_options_()
         self.closed = True
         self.masks.keep_dense_gradient(False)
@@ -206,7 +201,7 @@ class Evolution:
         return _Layer(entry, modules, entry.density, factor_of(modules[0], "forward_scale"), self.masks.density(name))
 
     def _attach_factor_(self, layer: _Layer) -> None:
-        """Let the layer's input carry a factor."""
+        """Give the layer a factor on its input, 1 for now."""
         if not layer.entry.name.endswith(".weight") and layer.entry.name != "weight":
             do = "pass scale='none', or use layers of their own"
             raise UserError(layer.entry.name, got="a bare parameter", why="no call of its own can be scaled", do=do)
@@ -226,16 +221,18 @@ class Evolution:
             old, parameter = self.masks[name].clone(), self._dense(name)
             weight = parameter.detach()
             gradient = average(dense[name], self._group) if name in dense else None
+            # A stream per weight and step: a resumed run draws the same without saving generators.
             generator = stream(self.seed, "evolve", name, step)
             new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
             new = from_rank_zero(new, self._group)  # sums differ in their last bits between ranks
-            before = energy(weight, old)
+            before = energy(weight, old)  # ``weight`` shares storage: after ``set_`` dropped entries are gone
             state = self.optimizer.state.get(parameter, {})
             betas = _groups(self.optimizer)[id(parameter)].get("betas")
             floor = _second_moment_floor(parameter, state, betas, old, gradient)
             self.masks.set_(name, new)
             layer.density = self.masks.density(name)
             _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
+            # Grown weights are zero still, so this is the energy of the kept ones: no jump in the output's scale.
             if self._scaled:
                 self._rescale_(name, before, energy(weight, new))
             dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
@@ -268,8 +265,8 @@ class Evolution:
             set_factor_(module, "forward_scale", layer.forward * layer.scale)
 
     def _scale_options_(self) -> None:
-        """Give the optimizer the options of now for the time of its step."""
-        self._restore_options_()  # a step that raised left them in place
+        """Scale the optimizer's options for the duration of its step."""
+        self._restore_options_()  # a step that raised has left them scaled
         if not self._scaled:
             return
         groups = _groups(self.optimizer)
@@ -287,18 +284,18 @@ class Evolution:
 
 
 def rescaled_form_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
-    """Return a weight's factors at some density, with the whole factor in the weights (rescaled form)."""
+    """Return a weight's factors at some density, with the whole factor in the weights."""
     flat: Any = replace(rule, form="rescaled") if hasattr(rule, "form") else rule  # type: ignore[type-var]
     return rule_factors(entry, flat, optimizer, density)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
-    """Return the group of each parameter by its ``id``; asked anew each time, since loading replaces the groups."""
+    """Return parameter ``id`` -> group; not cached, since loading a state dict replaces the groups."""
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
 def _own_group_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, *, split: bool) -> None:
-    """Require that a parameter has a group, one that holds nothing else if ``split``."""
+    """Require that the optimizer has a parameter; if ``split``, move it into a group of its own."""
     held = _groups(optimizer).get(id(parameter))
     if held is None:
         raise UserError(
@@ -306,6 +303,7 @@ def _own_group_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name:
         )
     if not split or len(held["params"]) == 1:
         return
+    # A scheduler has counted the groups: one more would step without it.
     if "initial_lr" in held:
         do = "build Evolution first, then the scheduler"
         raise UserError("optimizer", got="a scheduler on it", why="each weight needs a group of its own", do=do)
@@ -324,6 +322,7 @@ def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tens
         if not isinstance(held, Tensor) or held.shape != old.shape:
             continue
         held.masked_fill_(~kept, 0)
+        # With a zero under the root the first steps of grown weights would be too long.
         if key in _SECOND:
             second, stays, begins = (oriented(part, transposed=transposed) for part in (held, kept, grown))
             least = None if floor is None else oriented(floor.to(held.dtype), transposed=transposed)
@@ -337,17 +336,12 @@ def _second_moment_floor(
     mask: Tensor,
     gradient: Tensor | None,
 ) -> Tensor | None:
-    """Return squares of the dense gradient in the units of Adam's second moment; None where there is none.
-
-    A gradient that was clipped or unscaled after it was collected differs by one factor, known from live weights. The
-    moment at step t is 1 − β₂ᵗ times what it estimates.
-    """
+    """Return squares of the dense gradient in the units of Adam's second moment; None where there is none."""
     if gradient is None or betas is None or "exp_avg_sq" not in state:
         return None
+    # Clipping or unscaling after the gradient was collected changed it by one factor, known from the live weights.
     seen, used = gradient[mask].norm(), parameter.grad
     unit = used.norm() / seen if used is not None and float(seen) > 0 else 1.0
-    maturity = 1.0 - betas[1] ** float(state["step"])
+    maturity = 1.0 - betas[1] ** float(state["step"])  # Adam's moment is this share of what it estimates
     squares: Tensor = (gradient * unit).square() * maturity
     return squares
-
-

@@ -29,19 +29,19 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
 
     The model then computes the same to rounding, has the keys its author gave it, and passes through
     ``save_pretrained`` and ``from_pretrained``. Masked weights are exact zeros: ``live_weights`` finds the masks again.
-    It is for the end: the factors on learning rates do not apply to folded weights, and a weight that has just been
-    grown, and is zero, looks masked.
+    Fold at the end of training: factors on learning rates do not apply to folded weights, and a weight that has just
+    been grown, and is zero, looks masked.
 
     Args:
         model: A scaled model, wrapped or not.
-        masks: What ``apply_`` gave, or the plan; neither is needed, both are accepted for clarity of the call.
-        untie: Give a tied readout weights of its own, where no norm can take its factor over.
+        masks: What ``apply_`` returned, or the plan; neither is needed, both are accepted for clarity of the call.
+        untie: Give a tied readout weights of its own, where no norm can absorb its factor.
 
     Returns:
         The same model.
 
     Raises:
-        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can take;
+        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can absorb;
             nothing was changed then.
     """
     root, found = submodule(model, ""), masks_of(model)
@@ -108,7 +108,7 @@ def _shared_tables(root: nn.Module) -> list[list[str]]:
         users.setdefault(owner, [owner]).append(alias)
     paths = [[name.rpartition(".")[0] for name in names if name.endswith(".weight")] for names in users.values()]
     modules = [{id(submodule(root, path)): path for path in row} for row in paths]
-    # One module may be registered under several names: it counts once, and alone it shares with nobody.
+    # One module may be registered under several names: it counts once.
     return [list(row.values()) for row in modules if len(row) > 1]
 
 
@@ -123,12 +123,10 @@ def _fold_tied_(root: nn.Module, users: list[str], *, untie: bool) -> None:
     elif untie:
         _untie_(root, layers)
     else:
-        raise UserError(
-            f"fold_: {', '.join(users)}",
-            got=f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere",
-            why="it cannot hold both, and no norm before the readout can take their ratio",
-            do="pass untie=True: each gets a weight of its own",
-        )
+        got = f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere"
+        why = "it cannot hold both, and no norm before the readout can take their ratio"
+        do = "pass untie=True: each gets a weight of its own"
+        raise UserError(f"fold_: {', '.join(users)}", got=got, why=why, do=do)
 
 
 def _fold_table_(root: nn.Module, table: Tensor, lookups: set[float], readers: set[float]) -> bool:

@@ -52,7 +52,7 @@ def global_(name: str, names: dict[str, Any]) -> Any:
 
 
 def ratio_of(value: Any, base: Any) -> float | None:
-    """Return value over base of numbers, or of tensors of one entry; None for others, NaN where the base is 0 or meta."""
+    """Return value over base of numbers or one-entry tensors; None for others, NaN where the base is 0 or meta."""
     if isinstance(value, Tensor) and isinstance(base, Tensor) and value.numel() == base.numel() == 1:
         value, base = (float(one) if not one.is_meta else math.nan for one in (value, base))
     if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(base, int | float):

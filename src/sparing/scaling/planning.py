@@ -57,21 +57,22 @@ class Plan:
     @property
     def inputs(self) -> dict[str, float]:
         """Module path -> factor on its input at every forward pass; factors of 1 are omitted."""
-        lines = [line for line in self.entries.values() if line.role != "embedding" and line.factors.forward != 1.0]
+        # A tied readout has no entry of its own: its weight is the embedding's.
         tied = {self.readout: self._readout_factor()} if self.readout else {}
-        found = {line.module: line.factors.forward for line in lines} | tied
+        scaled = [e for e in self.entries.values() if e.role != "embedding" and e.factors.forward != 1.0]
+        found = {e.module: e.factors.forward for e in scaled} | tied
         return {path: factor for path, factor in found.items() if factor != 1.0}
 
     @property
     def outputs(self) -> dict[str, float]:
         """Module path -> factor on its output, bias included; factors of 1 are omitted."""
         found: dict[str, float] = {}
-        for line in self.entries.values():
-            factor = line.factors.branch * (line.factors.forward if line.role == "embedding" else 1.0)
+        for entry in self.entries.values():
+            factor = entry.factors.branch * (entry.factors.forward if entry.role == "embedding" else 1.0)
             # Attention reads this layer's weight as a tensor: the call that a hook can see is its parent's.
-            parent = line.kind == "NonDynamicallyQuantizableLinear"
+            parent = entry.kind == "NonDynamicallyQuantizableLinear"
             if factor != 1.0:
-                found[line.module.rpartition(".")[0] if parent else line.module] = factor
+                found[entry.module.rpartition(".")[0] if parent else entry.module] = factor
         return found
 
     def groups(
@@ -92,7 +93,7 @@ class Plan:
             Groups with ``params``, ``param_names``, the options, and ``lr_scale``: lr over the base's.
 
         Raises:
-            UserError: If the model has other parameters than it had when planned.
+            UserError: If the model's parameters have changed since it was planned.
         """
         # Masks miss the asked density by rounding, or by chance: the factors go with what was drawn.
         latest = getattr(submodule(model, ""), APPLIED, None)
@@ -130,8 +131,8 @@ class Plan:
                 raise UserError(
                     "densities", got=f"{value} for {name!r}", why="no such weight or no share", do="pass 0 < share <= 1"
                 )
-        lines = {name: replace(e, density=densities.get(name, e.density)) for name, e in self.entries.items()}
-        entries = {name: replace(e, factors=entry_factors(e, self.rule, self.optimizer)) for name, e in lines.items()}
+        updated = {name: replace(e, density=densities.get(name, e.density)) for name, e in self.entries.items()}
+        entries = {name: replace(e, factors=entry_factors(e, self.rule, self.optimizer)) for name, e in updated.items()}
         return replace(self, entries=entries)
 
     def table(self) -> list[dict[str, Any]]:
@@ -219,7 +220,7 @@ def plan(
         The plan.
 
     Raises:
-        UserError: If ``optimizer`` is no kind of optimizer, or the model was scaled before.
+        UserError: If ``optimizer`` is unknown, or the model was scaled before.
 
     Example:
         >>> mlp = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -304,12 +305,9 @@ def _depth(rule: Rule, structure: Structure, layers: int | None) -> float:
     count = structure.layers if layers is None else layers
     if count < 1 or not structure.body or not structure.residual:
         fault = "no residual branches" if structure.body else "blocks of several kinds"
-        raise UserError(
-            "model",
-            got=f"{count} blocks" if count < 1 else fault,
-            why="the rule for depth scales the residual branches of repeated blocks",
-            do="give a model of alike residual blocks, or leave depth=None",
-        )
+        why = "the rule for depth scales the residual branches of repeated blocks"
+        do = "give a model of alike residual blocks, or leave depth=None"
+        raise UserError("model", got=f"{count} blocks" if count < 1 else fault, why=why, do=do)
     return count / rule.depth.base_layers
 
 
@@ -325,7 +323,9 @@ def _inits(
     if not rule.rescales:
         return dict.fromkeys(known, "given")
     sigma = getattr(getattr(submodule(model, ""), "config", None), "initializer_range", None)
-    scales = [sigma, sigma * (2 * max(structure.layers, 1)) ** -0.5] if sigma else []  # the second is GPT-2's, of branches
+    scales = (
+        [sigma, sigma * (2 * max(structure.layers, 1)) ** -0.5] if sigma else []
+    )  # the second is GPT-2's, of branches
     found = measure_inits(known, model, base, scales=scales) | _init_overrides(overrides, known)
     params = named_parameters(model)
     if unsure := [name for name, kind in found.items() if kind == "unknown" and not params[name].is_meta]:
@@ -337,16 +337,14 @@ def _init_overrides(overrides: Mapping[str, Init], known: Mapping[str, Facts]) -
     kinds = [kind for kind in get_args(Init) if kind != "unknown"]
     for pattern, kind in overrides.items():
         if kind not in kinds or not any(fnmatchcase(name, pattern) for name in known):
-            raise UserError(
-                "init",
-                got=f"{pattern!r}: {kind!r}",
-                why="no such kind, or no parameter fits the pattern",
-                do=f"map names to {', '.join(kinds)}",
-            )
+            why = "no such kind, or no parameter fits the pattern"
+            raise UserError("init", got=f"{pattern!r}: {kind!r}", why=why, do=f"map names to {', '.join(kinds)}")
     return by_pattern(overrides, known)
 
 
-def _shrunk_with_depth(known: Mapping[str, Facts], kinds: Mapping[str, Init], model: nn.Module, structure: Structure) -> set[str]:
+def _shrunk_with_depth(
+    known: Mapping[str, Facts], kinds: Mapping[str, Init], model: nn.Module, structure: Structure
+) -> set[str]:
     """Return the ends of branches that the model draws smaller the deeper it is."""
     params = named_parameters(model)
     std = {

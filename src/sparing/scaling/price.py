@@ -1,17 +1,17 @@
-"""The price, before paying: parameters, live weights, operations, bytes and seconds of a step, dense against sparse."""
+"""Predicted cost: parameters, live weights, operations, bytes and seconds of a step, dense against sparse."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from sparing.blocks import named_parameters, tied
 from sparing.errors import UserError
 from sparing.memory import Bytes
+from sparing.scaling.density import by_pattern
 from sparing.scaling.entries import Entry
 from sparing.scaling.planning import Plan
 
@@ -55,113 +55,101 @@ def predict(
         plan: The plan, at asked or at realised densities.
         tokens: Rows that a layer sees in a step (count), or by pattern of names where layers see different numbers:
             positions of its output for a convolution.
-        length: Tokens of a sequence (count), to count attention's own products; None leaves them out.
+        length: Tokens of a sequence (count), to count attention's own products; None omits them.
         rates: Measured seconds of a layer by (fan-in, fan-out, density), as ``timing.time_layer`` gives.
 
     Returns:
         The price.
 
     Example:
-        >>> from sparing.scaling.planning import plan
+        >>> from sparing.scaling import plan
         >>> mlp = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
         >>> price = predict(mlp, plan(mlp, density=1 / 8), tokens=32)
         >>> price.params, price.live, price.flops
         (4996, 1412, 901120)
     """
     weights = named_parameters(model)
-    lines = list(plan.entries.values())
+    entries = list(plan.entries.values())
     element = {name: weight.element_size() for name, weight in weights.items()}
-    products = [(line, 2 * _numel(line) * _rows(tokens, line.name) * _passes(line)) for line in lines if _product(line)]
-    extra = _attention(lines, tokens, length) + _tied(model, plan, tokens)
-    seconds = _seconds([line for line, _ in products], rates)
+    # Products per step: forward, weight gradient and input gradient, which data do not need.
+    passes = {entry.name: 2 if entry.role == "embedding" else 3 for entry in entries}
+    matrices = [entry for entry in entries if _is_product(entry)]
+    products = [(entry, 2 * _numel(entry) * _rows(tokens, entry.name) * passes[entry.name]) for entry in matrices]
+    extra = _attention_flops(entries, tokens, length) + _tied_readout_flops(model, plan, tokens)
+    seconds = _seconds(matrices, rates)
     return Price(
-        params=sum(map(_numel, lines)),
-        live=sum(map(_live, lines)),
+        params=sum(map(_numel, entries)),
+        live=sum(map(_live, entries)),
         flops=sum(count for _, count in products) + extra,
-        flops_live=round(sum(count * line.density for line, count in products)) + extra,
-        bytes_dense=_total(plan, element, sparse=False),
-        bytes_sparse=_total(plan, element, sparse=True),
+        flops_live=round(sum(count * entry.density for entry, count in products)) + extra,
+        bytes_dense=sum((_bytes(entry, element[entry.name], plan, sparse=False) for entry in entries), Bytes()),
+        bytes_sparse=sum((_bytes(entry, element[entry.name], plan, sparse=True) for entry in entries), Bytes()),
         seconds_dense=seconds and seconds[0],
         seconds_sparse=seconds and seconds[1],
         seconds_best=seconds and seconds[2],
     )
 
 
-def _numel(line: Entry) -> int:
-    return math.prod(line.shape)
+def _numel(entry: Entry) -> int:
+    return math.prod(entry.shape)
 
 
-def _live(line: Entry) -> int:
-    return round(line.density * _numel(line))
+def _live(entry: Entry) -> int:
+    return round(entry.density * _numel(entry))
 
 
-def _product(line: Entry) -> bool:
-    """Say whether a parameter multiplies activations: a matrix that is not looked up."""
-    looked_up = line.role == "embedding" and line.kind in {"Embedding", "EmbeddingBag", "parameter"}
-    return len(line.shape) > 1 and line.role in {"hidden", "output", "depthwise", "embedding"} and not looked_up
-
-
-def _passes(line: Entry) -> int:
-    """Return products a step has: forward, for the weight, and for the input, which data do not need."""
-    return 2 if line.role == "embedding" else 3
+def _is_product(entry: Entry) -> bool:
+    """Tell whether a parameter multiplies activations: a matrix that is not looked up."""
+    looked_up = entry.role == "embedding" and entry.kind in {"Embedding", "EmbeddingBag", "parameter"}
+    return len(entry.shape) > 1 and entry.role in {"hidden", "output", "depthwise", "embedding"} and not looked_up
 
 
 def _rows(tokens: int | Mapping[str, int], name: str) -> int:
     if isinstance(tokens, int):
         return tokens
-    found = next((count for pattern, count in tokens.items() if fnmatchcase(name, pattern)), None)
-    if found is None:
+    if not (found := by_pattern(tokens, [name])):
         raise UserError("tokens", got=name, why="no pattern fits it", do='add one, such as {"*": batch * length}')
-    return found
+    return found[name]
 
 
-def _attention(lines: list[Entry], tokens: int | Mapping[str, int], length: int | None) -> int:
-    """Count scores and weighted sums, forward and backward; the causal half is computed and counted."""
+def _attention_flops(entries: list[Entry], tokens: int | Mapping[str, int], length: int | None) -> int:
+    """Count scores and weighted sums, forward and backward, masked positions included: they are computed too."""
     if length is None:
         return 0
-    queries = [line for line in lines if line.part in {"query", "qkv"} and len(line.shape) > 1]
-    packed = {line.name: 3 if line.part == "qkv" and line.kind != "MultiheadAttention" else 1 for line in queries}
-    return sum(12 * _rows(tokens, line.name) * length * (line.fan_out // packed[line.name]) for line in queries)
+    queries = [entry for entry in entries if entry.part in {"query", "qkv"} and len(entry.shape) > 1]
+    packed = {entry.name: 3 if entry.part == "qkv" and entry.kind != "MultiheadAttention" else 1 for entry in queries}
+    return sum(12 * _rows(tokens, entry.name) * length * (entry.fan_out // packed[entry.name]) for entry in queries)
 
 
-def _tied(model: nn.Module, plan: Plan, tokens: int | Mapping[str, int]) -> int:
-    """Count the product with an embedding that also reads out."""
+def _tied_readout_flops(model: nn.Module, plan: Plan, tokens: int | Mapping[str, int]) -> int:
+    """Count the readout's product with a tied embedding."""
     owner = tied(model).get(f"{plan.readout}.weight")
-    line = plan.entries.get(owner or "")
-    return 6 * _numel(line) * _rows(tokens, line.name) if line is not None and not _product(line) else 0
+    entry = plan.entries.get(owner or "")
+    return 6 * _numel(entry) * _rows(tokens, entry.name) if entry is not None and not _is_product(entry) else 0
 
 
-def _total(plan: Plan, element: Mapping[str, int], *, sparse: bool) -> Bytes:
-    parts = [_bytes(line, element[line.name], plan, sparse=sparse) for line in plan.entries.values()]
-    return sum(parts, Bytes())
-
-
-def _bytes(line: Entry, element: int, plan: Plan, *, sparse: bool) -> Bytes:
-    """Return what one parameter takes with its mask or indices, gradient and optimizer state."""
-    adam = plan.optimizer == "adam" or (plan.optimizer == "muon" and line.role != "hidden")
+def _bytes(entry: Entry, element: int, plan: Plan, *, sparse: bool) -> Bytes:
+    """Return the bytes of a parameter with its mask or indices, gradient and optimizer state."""
+    adam = plan.optimizer == "adam" or (plan.optimizer == "muon" and entry.role != "hidden")
     moments, step = (2, _STEP) if adam else (_MOMENTS[plan.optimizer], 0)
-    if sparse and line.masked and line.kind in _CSR:
-        count = _live(line)
-        beside = 3 * _INDEX * count + _INDEX * (sum(line.shape) + 2)
+    if sparse and entry.masked and entry.kind in _CSR:
+        count = _live(entry)
+        beside = 3 * _INDEX * count + _INDEX * (sum(entry.shape) + 2)
     else:
-        count, beside = _numel(line), _numel(line) if line.masked else 0
+        count, beside = _numel(entry), _numel(entry) if entry.masked else 0
     held = count * element
     return Bytes(params=held + beside, grads=held, optimizer=moments * held + step)
 
 
-def _seconds(lines: list[Entry], rates: Rates | None) -> tuple[float, float, float] | None:
-    """Add up measured layers: all dense, masked ones sparse, each as is faster."""
+def _seconds(entries: list[Entry], rates: Rates | None) -> tuple[float, float, float] | None:
+    """Add up measured layers (s): all dense, masked ones sparse, each as is faster; None if one was not measured."""
     if rates is None:
         return None
-    pairs = list(_timed([line for line in lines if line.kind in _CSR], rates))
-    if any(pair is None for pair in pairs):
-        return None
-    known = [pair for pair in pairs if pair is not None]
-    return sum(d for d, _ in known), sum(s for _, s in known), sum(min(pair) for pair in known)
-
-
-def _timed(lines: list[Entry], rates: Rates) -> Iterator[tuple[float, float] | None]:
-    for line in lines:
-        d_out, d_in = reversed(line.shape) if line.transposed else line.shape
-        pair = rates(d_in, d_out, line.density) if callable(rates) else rates.get((d_in, d_out, line.density))
-        yield pair if pair is None or line.masked else (pair[0], pair[0])
+    pairs = []
+    for entry in (entry for entry in entries if entry.kind in _CSR):
+        d_out, d_in = reversed(entry.shape) if entry.transposed else entry.shape
+        pair = rates(d_in, d_out, entry.density) if callable(rates) else rates.get((d_in, d_out, entry.density))
+        if pair is None:
+            return None
+        pairs.append(pair if entry.masked else (pair[0], pair[0]))
+    return sum(d for d, _ in pairs), sum(s for _, s in pairs), sum(min(pair) for pair in pairs)

@@ -101,6 +101,7 @@ def role_of(known: Facts) -> tuple[Role | None, str]:
         >>> role_of(facts(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)))["1.weight"])
         ('hidden', 'multiplies width by width')
     """
+    # A tied table is an embedding first: the factor on its readout is on the readout's input, not in the weight.
     if known.lookup:
         return "embedding", "a table that is looked up" + ("; also read out (tied)" if known.readout else "")
     if known.readout and known.matrix:
@@ -166,6 +167,7 @@ def _bare(known: Facts) -> tuple[Role | None, str]:
     """Classify a parameter of several dimensions that no known layer holds."""
     if known.widths == 0 and not known.same_shapes:
         return "fixed", "no dimension grows"
+    # (1, 1, width) in a block is a gain or a bias; outside it is taken for a class token, an embedding.
     if max(known.shape) == math.prod(known.shape) and known.body is not False:
         return "vector", "one dimension but for ones"
     if known.widths > 1:

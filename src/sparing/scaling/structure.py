@@ -29,7 +29,7 @@ Fans = tuple[int, int]  # inputs and outputs of a layer: channels times position
 class Structure:
     """The places in a model that roles depend on."""
 
-    body: frozenset[str] | None  # parameters of the repeated blocks; None if there is no one family of them
+    body: frozenset[str] | None  # parameters of the repeated blocks; None if there is no single family of them
     layers: int  # blocks of the body (count); 0 if not known
     readout: str | None  # path of the module that gives the output
     stem: str | None  # parameter that first takes in data that no embedding has looked up
@@ -105,7 +105,7 @@ def channels_per_group(module: nn.Module) -> int | None:
 
 
 def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
-    """Return fan-in and fan-out of a parameter of this shape, the model's or the base's; 1 and its size for a vector."""
+    """Return fan-in and fan-out of a parameter of this shape, the model's or the base's; of a vector 1 and its size."""
     if len(shape) < 2:
         return 1, math.prod(shape)
     if is_embedding(module):
@@ -151,6 +151,14 @@ def attention_path(model: nn.Module, path: str) -> str:
     return path if isinstance(submodule(model, path), nn.MultiheadAttention) else path.rpartition(".")[0]
 
 
+def modules_sharing_weight(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the layer at a path, then the others with its weight that use it the same way, lookup or product."""
+    layer = submodule(model, path)
+    weight = layer._parameters.get("weight")
+    tied = (m for m in model.modules() if weight is not None and m._parameters.get("weight") is weight)
+    return [layer, *(m for m in tied if m is not layer and is_embedding(m) == is_embedding(layer))]
+
+
 def _gates(module: nn.Module) -> int:
     known = (_GATES[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in _GATES)
     return next(known, 1)
@@ -183,6 +191,7 @@ def _readout(
         head = declared() if callable(declared) else None
     except (AttributeError, NotImplementedError):  # models of transformers that have none
         head = None
+    # A declared head may be tied: its own path is then that of an alias.
     if isinstance(head, nn.Module):
         paths = [owner(name)[0] for name in (*named_parameters(model), *tied(model))]
         return next((path for path in paths if submodule(model, path) is head), None)

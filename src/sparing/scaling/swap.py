@@ -1,7 +1,7 @@
 """Turn a masked dense layer of a live model into a sparse one and back, in place, and give sparse layers new masks.
 
 The module object stays, with its hooks, buffers and gate: its class changes, as under ``torch.nn.utils.parametrize``.
-The parameter is another one of the same name, and takes the place of the old one in the optimizer.
+The parameter is a new one of the same name, which replaces the old one in the optimizer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
+from sparing.scaling import structure
 from sparing.scaling.gates import Gate, gates_in
 from sparing.scaling.sparse import SparseLinear, move_values, pattern_of
 
@@ -25,7 +26,7 @@ _PARTS = ("pattern", "transposed", "keep_dense_gradient", "_recorded", "in_featu
 
 
 class OptimizerLike(Protocol):
-    """What is needed of an optimizer: torch's own, or one that wraps it."""
+    """What is needed of an optimizer: one of torch's, or one that wraps it."""
 
     param_groups: list[dict[str, Any]]
 
@@ -36,7 +37,7 @@ class OptimizerLike(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DenseForm:
-    """The dense form a layer came from."""
+    """The dense form of a layer that runs sparse."""
 
     kind: type[nn.Module]
     weight: nn.Parameter  # the dense parameter, emptied; it keeps the hooks that others put on it
@@ -44,13 +45,13 @@ class _DenseForm:
 
 
 def is_conv1d(kind: type[nn.Module]) -> bool:
-    """Say whether it is the layer of GPT-2 that stores [in, out], without importing transformers."""
+    """Tell whether a class is GPT-2's Conv1D, without importing transformers; subclasses may compute anything."""
     return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Say whether a layer, sparse or dense, has its inputs first."""
-    return layer.transposed if isinstance(layer, SparseLinear) else is_conv1d(type(layer))
+    """Tell whether a layer, sparse or dense, stores its inputs first."""
+    return layer.transposed if isinstance(layer, SparseLinear) else structure.is_transposed(layer)
 
 
 class SparseGate(Gate):
@@ -58,7 +59,7 @@ class SparseGate(Gate):
 
     @property
     def mask(self) -> Tensor:
-        """The live entries, of the dense weight's shape, made anew at each call."""
+        """The live entries, of the dense weight's shape, built at each access."""
         return self._layer.weight_mask
 
     @property
@@ -108,9 +109,9 @@ class SparseGate(Gate):
         return False
 
     def remove_(self) -> None:
-        """Go back to the dense form, then take the gate away."""
+        """Go back to the dense form, then remove the gate."""
         to_dense_(self._layer)
-        self.remove_()  # by now that of the dense gate
+        self.remove_()  # the class has changed: by now this is the dense gate's method
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "local": self.local}
@@ -126,7 +127,7 @@ class SparseGate(Gate):
 
 
 def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: OptimizerLike | None = None) -> None:
-    """Turn a masked dense layer into a sparse one, in place."""
+    """Turn a masked dense layer, zero off its mask, into a sparse one, in place; the optimizer's state moves along."""
     dense = cast("nn.Parameter", layer.weight)
     bias = cast("nn.Parameter | None", layer.bias)
     form = SparseLinear(dense, mask, bias, transposed=is_transposed(layer))
@@ -135,6 +136,7 @@ def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: OptimizerLike | None =
     before = _DenseForm(type(layer), dense, overwritten)
     # The emptied parameter is kept: others may have hooked it, and turning back gives it to them again.
     dense.data, dense.grad = dense.data.new_empty(0), None
+    # The pattern is the mask from here on; ``weight_mask`` is computed from it.
     layer._buffers.pop("weight_mask", None)
     layer.__class__ = SparseLinear
     layer.__dict__.update({name: form.__dict__[name] for name in _PARTS}, **{_DENSE_FORM: before})
@@ -144,9 +146,10 @@ def to_sparse_(layer: nn.Module, mask: Tensor, optimizer: OptimizerLike | None =
 
 
 def _to_sparse_gate_(gate: Gate) -> None:
-    """Change a gate's kind; what it had summed of the dense gradient is dropped."""
+    """Change a gate's class; the dense gradient that it had summed is dropped."""
     keep = gate.keep
     gate._handle.remove()
+    # ``keep`` and ``dense`` become properties; what the instance holds under these names is stale.
     for name in ("keep", "dense", "_hooked", "_handle", "_version", "_sum"):
         gate.__dict__.pop(name, None)
     gate.__class__ = SparseGate
@@ -160,6 +163,7 @@ def to_dense_(layer: SparseLinear, optimizer: OptimizerLike | None = None) -> No
         raise UserError("sparse layer", got="no dense form", why="it was built sparse", do="use dense_weight()")
     values, dense, mask = layer.weight, before.weight, layer.weight_mask
     gate = gates_in(layer).get("weight")
+    # Read before the class changes: the sparse gate computes the dense gradient from what the layer has recorded.
     kept = (False, None) if gate is None else (gate.keep, gate.dense)
     dense.data = layer.dense_weight()
     replace_parameter_(optimizer, values, dense, layer.scatter)
@@ -178,7 +182,7 @@ def to_dense_(layer: SparseLinear, optimizer: OptimizerLike | None = None) -> No
 def replace_parameter_(
     optimizer: OptimizerLike | None, old: nn.Parameter, new: nn.Parameter, move: Callable[[Tensor], Tensor]
 ) -> None:
-    """Put a parameter in the place of another, in its groups, with its gradient and state moved."""
+    """Replace a parameter in its groups, with gradient and state moved by ``move`` (old shape -> new shape)."""
     new.requires_grad_(old.requires_grad)
     new.grad = None if old.grad is None else move(old.grad)
     if optimizer is None:
@@ -194,7 +198,7 @@ def replace_parameter_(
 
 
 def rebuild_(model: nn.Module, masks: Mapping[str, Tensor], optimizer: OptimizerLike | None = None) -> list[str]:
-    """Give sparse layers new masks: kept weights keep their state, grown ones start at zero."""
+    """Give sparse layers new masks and return their names; kept weights keep their state, grown ones start at zero."""
     changed = []
     for name, mask in masks.items():
         layer = submodule(model, name.rpartition(".")[0])

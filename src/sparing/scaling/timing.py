@@ -1,4 +1,4 @@
-"""How long one linear layer takes, masked dense and sparse: forward and backward, in seconds of this machine."""
+"""Time one linear layer, masked dense and sparse: forward and backward, in seconds on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Seconds(NamedTuple):
 
 
 def even_mask(fan_out: int, fan_in: int, density: float, *, seed: int = 0) -> Tensor:
-    """Return a mask with equally many live weights in every row, to time with.
+    """Return a mask, bool, with the same number of live weights in every row, at least one.
 
     Example:
         >>> even_mask(3, 8, 0.25).sum(1).tolist()
@@ -60,7 +60,8 @@ def sparse(x: Tensor, layer: SparseLinear) -> Callable[[], None]:
 
 
 def interleave(runs: list[Callable[[], None]], *, rounds: int = 5) -> list[list[float]]:
-    """Time several things in turn, so that a machine that slows down slows all alike."""
+    """Return seconds by candidate and round, after a warm-up; in turn, so that a slower machine slows them equally."""
+    # Processor time is free of other load, but would add up the time of several threads.
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     taken: list[list[float]] = [[] for _ in runs]
     for turn in range(rounds + 1):
@@ -75,7 +76,7 @@ def interleave(runs: list[Callable[[], None]], *, rounds: int = 5) -> list[list[
 def time_layer(
     d_in: int, d_out: int, density: float, tokens: int, *, dtype: torch.dtype = torch.float32, rounds: int = 5
 ) -> Seconds:
-    """Time one layer, masked dense against sparse, on random numbers."""
+    """Return median seconds of one layer, dense and sparse, on ``tokens`` random rows; infinite without CSR."""
     require(0 < density <= 1, "density", density, "it is a share of live weights", "give a number in (0, 1]")
     least = min(d_in, d_out, tokens, rounds)
     require(least >= 1, "time_layer", least, "sizes and rounds are counts", "give at least one")

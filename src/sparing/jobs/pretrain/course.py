@@ -12,9 +12,9 @@ from sparing.jobs.pretrain.choices import dynamic_of, law_of, planned_density, r
 from sparing.jobs.pretrain.optimizers import optimizer_for
 from sparing.jobs.pretrain.settings import Pretrain
 from sparing.scaling.apply import apply_
-from sparing.scaling.live import Masks
 from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_state_
 from sparing.scaling.evolve import Evolution
+from sparing.scaling.live import Masks
 from sparing.scaling.planning import Plan, plan
 
 KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}

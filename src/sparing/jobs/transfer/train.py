@@ -20,8 +20,8 @@ from sparing.jobs.transfer.material import Digits, Material, gather
 from sparing.jobs.transfer.models import build
 from sparing.jobs.transfer.settings import Dynamic, MasksName, RuleName, Transfer
 from sparing.scaling.apply import apply_
-from sparing.scaling.live import Masks
 from sparing.scaling.dynamic import GMP, SET, Method, RigL
+from sparing.scaling.live import Masks
 from sparing.scaling.masks import Bernoulli, ConstantFanIn, ExactCount, Law
 from sparing.scaling.planning import Plan, plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, Rule, SuPar
