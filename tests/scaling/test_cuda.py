@@ -11,6 +11,7 @@ from scaling import models
 from sparing.errors import UserError
 from sparing.scaling import cuda
 from sparing.scaling.cuda import BlockLinear, TwoOfFourLinear, block_matrix, blocks_of, convert_cuda_, revert_cuda_
+from sparing.scaling.fold import remove_
 from sparing.scaling.masks import Blocks, NofM
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -108,10 +109,11 @@ def test_reasons_are_told(monkeypatch):
     assert "Triton" in cuda._block_obstacle(weight, TILES, size=16)
 
 
-def test_going_back_leaves_ordinary_layers():
+@pytest.mark.parametrize("back", [revert_cuda_, remove_])
+def test_going_back_leaves_ordinary_layers(back):
     layer = nn.Linear(128, 128)
     layer.__class__, layer.__dict__["_both"] = TwoOfFourLinear, True
-    revert_cuda_(nn.Sequential(layer))
+    back(nn.Sequential(layer))
     assert type(layer) is nn.Linear
     assert "_both" not in layer.__dict__
 
