@@ -210,8 +210,8 @@ def sparse_rows() -> Iterator[dict[str, Any]]:
     from benchmarks import pretrain_pareto, scaling_speed
     from sparing.jobs.pretrain.models import config_for, fresh_model
     from sparing.jobs.pretrain.state import make_plan
-    from sparing.scaling.plan import plan
-    from sparing.scaling.predict import predict
+    from sparing.scaling.planning import plan
+    from sparing.scaling.price import predict
 
     model = scaling_speed.llama(512)
     for sparsity in SPARSITIES:

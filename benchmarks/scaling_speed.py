@@ -43,7 +43,7 @@ from sparing.report import Progress, Record, environment, print_table
 from sparing.scaling.apply import apply_
 from sparing.scaling.backends import convert_
 from sparing.scaling.gates import Gate
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.scaling.sparse import SparseLinear
 from sparing.scaling.timing import even_mask
 from sparing.seeds import stream

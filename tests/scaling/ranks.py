@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from patience import PATIENCE
-from sparing.scaling.apply import apply_, masks_of
+from sparing.scaling.apply import apply_
 from sparing.scaling.dynamic import SET, RigL
 from sparing.scaling.evolve import Evolution
-from sparing.scaling.plan import plan
+from sparing.scaling.live import masks_of
+from sparing.scaling.planning import plan
 
 WORLD, STEPS = 2, 9
 METHODS = {"static": None, "rigl": RigL(every=3, share=0.5), "set": SET(every=3, share=0.5)}

@@ -13,10 +13,12 @@ import zoo
 from scaling import models
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.scaling.apply import apply_, masks_of, remove_, restore_
+from sparing.scaling.apply import apply_, restore_
+from sparing.scaling.fold import remove_
+from sparing.scaling.live import masks_of
 from sparing.scaling.masks import Bernoulli, ConstantFanIn, ExactCount
-from sparing.scaling.multipliers import value
-from sparing.scaling.plan import plan
+from sparing.scaling.multipliers import factor_of
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SP, MuP, SuPar
 
 QUARTER = {"density": 0.25}
@@ -214,8 +216,8 @@ def test_llama_with_grouped_queries_and_tied_gpt2():
             assert not parameter.grad[~mask].any()
             fan_in = mask if masks.plan.entries[name].transposed else mask.t()
             assert len(fan_in.sum(0).unique()) == 1, name  # constant fan-in, whichever way it is stored
-        assert value(model.lm_head, "forward_scale") == 1.5
-        assert value(model.get_input_embeddings(), "forward_scale") == 2.0
+        assert factor_of(model.lm_head, "forward_scale") == 1.5
+        assert factor_of(model.get_input_embeddings(), "forward_scale") == 2.0
     assert model.lm_head.weight is model.transformer.wte.weight
 
 

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 import zoo
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.apply import apply_, remove_
+from sparing.scaling.apply import apply_
 from sparing.scaling.attention import attentions, scale_attention_, unscale_attention_
-from sparing.scaling.plan import plan
+from sparing.scaling.fold import remove_
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SuPar
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling import backends
-from sparing.scaling.apply import apply_, masks_of, restore_
+from sparing.scaling.apply import apply_, restore_
 from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_state_, sparse_layers
-from sparing.scaling.plan import plan
+from sparing.scaling.live import masks_of
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SuPar
 from sparing.scaling.sparse import SparseLinear
 from sparing.scaling.swap import rebuild_

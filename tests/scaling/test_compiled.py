@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from scaling import models
-from sparing.scaling.apply import apply_, masks_of
-from sparing.scaling.plan import plan
+from sparing.scaling.apply import apply_
+from sparing.scaling.live import masks_of
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SuPar
 
 

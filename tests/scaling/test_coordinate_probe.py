@@ -61,8 +61,7 @@ def test_a_shared_input_gives_each_layer_its_own_gradient():
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [nn.Conv2d(2, 3, 3, padding=1), nn.Conv1d(2, 3, 2, stride=2), nn.ConvTranspose2d(2, 3, 2), nn.Linear(4, 3)],
+    "layer", [nn.Conv2d(2, 3, 3, padding=1), nn.Conv1d(2, 3, 2, stride=2), nn.ConvTranspose2d(2, 3, 2), nn.Linear(4, 3)]
 )
 def test_change_is_the_difference_of_outputs_at_one_bias(layer):
     layer = layer.double()

@@ -11,6 +11,7 @@ from scaling import models
 from sparing.errors import UserError
 from sparing.scaling import cuda
 from sparing.scaling.cuda import BlockLinear, TwoOfFourLinear, block_matrix, blocks_of, convert_cuda_, revert_cuda_
+from sparing.scaling.fold import remove_
 from sparing.scaling.masks import Blocks, NofM
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -40,7 +41,7 @@ def test_block_matrices_are_the_weight_and_its_transpose(shape):
     weight = draw(*shape) * mask
     pattern = blocks_of(mask, 16)
     assert torch.equal(block_matrix(weight, pattern).to_dense(), weight)
-    back = cuda.turned(pattern, shape[1] // 16)
+    back = cuda.transpose_pattern(pattern, shape[1] // 16)
     assert torch.equal(block_matrix(weight.t().contiguous(), back).to_dense(), weight.t())
 
 
@@ -91,26 +92,28 @@ def test_refused_kindly_without_a_gpu():
 
 def test_reasons_are_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    weight = torch.zeros(128, 128)
-    assert "half precision" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=False)
-    assert "multiples of 64" in cuda._two_of_four_obstacle(weight[:100], TWO_OF_FOUR, half=True)
-    assert "not two of four" in cuda._two_of_four_obstacle(weight, TILES, half=True)
-    assert cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=True) == ""
+    single = torch.zeros(128, 128)
+    weight = single.half()
+    assert "half precision" in cuda._two_of_four_obstacle(single, TWO_OF_FOUR)
+    assert "multiples of 64" in cuda._two_of_four_obstacle(weight[:100], TWO_OF_FOUR)
+    assert "not two of four" in cuda._two_of_four_obstacle(weight, TILES)
+    assert cuda._two_of_four_obstacle(weight, TWO_OF_FOUR) == ""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    assert "8.0" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR, half=True)
+    assert "8.0" in cuda._two_of_four_obstacle(weight, TWO_OF_FOUR)
     monkeypatch.setattr(cuda._triton, "has_triton", lambda: True)
-    assert "half precision" in cuda._block_obstacle(TILES, half=False, size=16)
-    assert "16, 32, 64, 128" in cuda._block_obstacle(TILES, half=True, size=8)
-    assert "whole blocks" in cuda._block_obstacle(TWO_OF_FOUR, half=True, size=16)
-    assert cuda._block_obstacle(TILES, half=True, size=16) == ""
+    assert "half precision" in cuda._block_obstacle(single, TILES, size=16)
+    assert "16, 32, 64, 128" in cuda._block_obstacle(weight, TILES, size=8)
+    assert "whole blocks" in cuda._block_obstacle(weight, TWO_OF_FOUR, size=16)
+    assert cuda._block_obstacle(weight, TILES, size=16) == ""
     monkeypatch.setattr(cuda._triton, "has_triton", lambda: False)
-    assert "Triton" in cuda._block_obstacle(TILES, half=True, size=16)
+    assert "Triton" in cuda._block_obstacle(weight, TILES, size=16)
 
 
-def test_going_back_leaves_ordinary_layers():
+@pytest.mark.parametrize("back", [revert_cuda_, remove_])
+def test_going_back_leaves_ordinary_layers(back):
     layer = nn.Linear(128, 128)
     layer.__class__, layer.__dict__["_both"] = TwoOfFourLinear, True
-    revert_cuda_(nn.Sequential(layer))
+    back(nn.Sequential(layer))
     assert type(layer) is nn.Linear
     assert "_both" not in layer.__dict__
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.density import ER, ERK, densities
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.scaling.roles import facts, roles_of
 
 

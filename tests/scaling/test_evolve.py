@@ -18,16 +18,12 @@ from sparing.scaling.density import ERK
 from sparing.scaling.dynamic import GMP, SET, RigL, energy
 from sparing.scaling.evolve import Evolution
 from sparing.scaling.masks import ExactCount
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, SuPar
 
 WIDTH, STEPS = 32, 24
 NAMES = ["2.weight", "4.weight"]
-METHODS = {
-    "rigl": RigL(every=4, share=0.5),
-    "set": SET(every=4, share=0.5),
-    "gmp": GMP(final=0.2, start=0.1, every=4),
-}
+METHODS = {"rigl": RigL(every=4, share=0.5), "set": SET(every=4, share=0.5), "gmp": GMP(final=0.2, start=0.1, every=4)}
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:

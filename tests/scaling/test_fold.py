@@ -12,9 +12,10 @@ from torch import nn
 import zoo
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.apply import apply_, masks_of
+from sparing.scaling.apply import apply_
 from sparing.scaling.fold import fold_, live_weights
-from sparing.scaling.plan import plan
+from sparing.scaling.live import masks_of
+from sparing.scaling.planning import plan
 from sparing.scaling.rules import CompleteP, MuP, SuPar
 
 RULE = SuPar(input=2.5, output=1.5, form="shifted")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.scaling.gates import SUFFIX, Gate, gates_in, place, sharers
+from sparing.scaling.gates import SUFFIX, Gate, gates_in, owner_and_name
+from sparing.scaling.structure import modules_sharing_weight
 
 MASK = torch.tensor([[True, False, True], [False, True, True]])
 
@@ -53,9 +54,9 @@ def test_leaks_holds_set_and_rehook():
     gate.set_(MASK)
     assert torch.equal(layer.weight.detach(), MASK.double())
     layer.weight = nn.Parameter(layer.weight.detach().clone())
-    assert not gate.holds
+    assert not gate.is_current
     gate.rehook_()
-    assert gate.holds
+    assert gate.is_current
     layer(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
     assert torch.equal(layer.weight.grad, MASK.double())
 
@@ -88,10 +89,10 @@ def test_place_and_sharers():
     table, reader, other = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False), nn.Linear(4, 5, bias=False)
     reader.weight = other.weight = table.weight
     model = nn.Sequential(table, reader, nn.ReLU(), other)
-    assert place(model, "1.weight") == (reader, "weight")
-    assert sharers(model, "0") == [table]
-    assert sharers(model, "3") == [other, reader]
-    assert sharers(model, "2") == [model[2]]
+    assert owner_and_name(model, "1.weight") == (reader, "weight")
+    assert modules_sharing_weight(model, "0") == [table]
+    assert modules_sharing_weight(model, "3") == [other, reader]
+    assert modules_sharing_weight(model, "2") == [model[2]]
 
 
 @pytest.mark.parametrize("keep", [False, True])

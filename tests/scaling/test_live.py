@@ -8,7 +8,7 @@ import torch
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 
 NAMES = ["2.weight", "4.weight"]
 

@@ -13,9 +13,10 @@ from torch import nn
 import zoo
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.apply import apply_, masks_of, restore_
+from sparing.scaling.apply import apply_, restore_
+from sparing.scaling.live import masks_of
 from sparing.scaling.loading import FINGERPRINT
-from sparing.scaling.plan import Plan, plan
+from sparing.scaling.planning import Plan, plan
 from sparing.scaling.rules import MuP, SuPar
 
 RULE = SuPar(input=2.0, output=3.0, form="shifted")

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparing.errors import UserError
 from sparing.scaling import multipliers
-from sparing.scaling.multipliers import attach_, detach_, held, set_, value
+from sparing.scaling.multipliers import active_slots, attach_, detach_, factor_of, set_factor_
 
 
 def linear(width_in: int = 5, width_out: int = 6, dtype=torch.float64) -> nn.Linear:
@@ -43,8 +43,8 @@ def test_it_multiplies_what_it_says(slot, where, by_name):
     out = layer(input=X) if by_name else layer(X)
     # a quarter is a power of two: it commutes with rounding, so only the order of the sums can differ
     torch.testing.assert_close(out, CASES[slot, where], rtol=1e-14, atol=1e-14)
-    assert held(layer) == {slot: where}
-    assert value(layer, slot) == 0.25
+    assert active_slots(layer) == {slot: where}
+    assert factor_of(layer, slot) == 0.25
 
 
 def test_two_slots_multiply_both_and_leave_one_by_one():
@@ -69,7 +69,7 @@ def test_the_number_is_saved_and_loaded():
     attach_(layer, "forward_scale", 0.3, where="input")
     attach_(other, "forward_scale", 1.0, where="input")
     other.load_state_dict(layer.state_dict())
-    assert value(other, "forward_scale") == 0.3
+    assert factor_of(other, "forward_scale") == 0.3
     assert torch.equal(other(X), layer(X))
 
 
@@ -77,8 +77,8 @@ def test_a_copy_has_its_own_number():
     layer = linear()
     attach_(layer, "forward_scale", 0.5, where="input")
     twin = copy.deepcopy(layer)
-    set_(twin, "forward_scale", 2.0)
-    assert value(layer, "forward_scale") == 0.5
+    set_factor_(twin, "forward_scale", 2.0)
+    assert factor_of(layer, "forward_scale") == 0.5
     torch.testing.assert_close(twin(X), 2 * X @ W.T + B, rtol=1e-14, atol=1e-14)
     detach_(twin, "forward_scale")
     assert torch.equal(twin(X), linear()(X))
@@ -90,7 +90,7 @@ def test_outputs_keep_their_dtype_and_the_number_is_not_rounded_to_a_half(dtype)
     layer = linear(dtype=dtype)
     attach_(layer, "forward_scale", 1.0951835, where="input")
     assert layer(X.to(dtype)).dtype == dtype
-    assert value(layer, "forward_scale") == pytest.approx(1.0951835, rel=1e-7)
+    assert factor_of(layer, "forward_scale") == pytest.approx(1.0951835, rel=1e-7)
 
 
 def test_gradients_pass_through_the_factor():
@@ -120,7 +120,7 @@ def test_compiled_equals_eager():
     compiled = torch.compile(layer, backend="aot_eager")
     x = X.float()
     torch.testing.assert_close(compiled(x), layer(x))
-    set_(layer, "forward_scale", 3.0)
+    set_factor_(layer, "forward_scale", 3.0)
     torch.testing.assert_close(compiled(x), layer(x))
 
 

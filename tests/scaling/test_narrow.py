@@ -8,18 +8,14 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.narrow import base_shapes, narrow, narrower
+from sparing.scaling.narrow import base_shapes, build_base, narrow
 
 
 def shapes(model):
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-FAMILIES = [
-    (models.gpt2, models.gpt2_config),
-    (models.llama, models.llama_config),
-    (models.vit, models.vit_config),
-]
+FAMILIES = [(models.gpt2, models.gpt2_config), (models.llama, models.llama_config), (models.vit, models.vit_config)]
 
 
 @pytest.mark.parametrize(("build", "config"), FAMILIES)
@@ -32,20 +28,20 @@ def test_every_form_of_a_base_gives_the_narrow_models_shapes(build, config):
 def test_no_base_is_the_model_itself():
     model = models.mlp(8)
     assert base_shapes(model) == shapes(model)
-    assert narrower(model).model is None
+    assert build_base(model).model is None
 
 
 def test_building_a_base_leaves_the_global_random_numbers_alone():
     before = torch.get_rng_state()
-    narrower(models.gpt2(64), 32)
-    narrower(models.mlp(64), lambda: nn.Sequential(*models.mlp(16)))
+    build_base(models.gpt2(64), 32)
+    build_base(models.mlp(64), lambda: nn.Sequential(*models.mlp(16)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_large_base_stays_on_the_meta_device(monkeypatch):
     model = models.gpt2(64)
     monkeypatch.setattr("sparing.scaling.narrow.SMALL", 100)
-    assert next(narrower(model, 32).model.parameters()).is_meta
+    assert next(build_base(model, 32).model.parameters()).is_meta
     assert base_shapes(model, 32) == shapes(models.gpt2(32))
 
 
@@ -81,14 +77,14 @@ def test_another_depth_is_refused_with_the_first_differences():
     with pytest.raises(
         UserError, match=r"transformer\.h\.2\.attn\.c_attn\.bias \(model only\).* and 9 more.*CompleteP"
     ):
-        narrower(models.gpt2(32, layers=3), models.gpt2(16, layers=2))
+        build_base(models.gpt2(32, layers=3), models.gpt2(16, layers=2))
 
 
 def test_other_names_and_dimensions_are_refused():
     with pytest.raises(UserError, match=r"0\.bias \(model only\)"):
-        narrower(models.mlp(16), models.mlp(8, bias=False))
+        build_base(models.mlp(16), models.mlp(8, bias=False))
     with pytest.raises(UserError, match=r"weight of shape \(2, 2, 1\), in the model \(4, 4\)"):
-        narrower(nn.Linear(4, 4), nn.Conv1d(2, 2, 1))
+        build_base(nn.Linear(4, 4), nn.Conv1d(2, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -102,4 +98,4 @@ def test_other_names_and_dimensions_are_refused():
 )
 def test_bad_bases(model, base, what):
     with pytest.raises(UserError, match=what):
-        narrower(model(), base)
+        build_base(model(), base)

@@ -14,8 +14,8 @@ from torch import nn
 from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.entries import alike
-from sparing.scaling.plan import Plan, plan
+from sparing.scaling.entries import merge_layers
+from sparing.scaling.planning import Plan, plan
 from sparing.scaling.rules import RULES, SP, CompleteP, Factors, InitOnly, MuP, RateOnly, SuPar
 
 BUILDS = [
@@ -322,14 +322,14 @@ def test_the_report_has_a_line_per_parameter_with_the_reason():
 
 def test_layers_that_are_alike_share_a_line():
     found = plan(models.gpt2(64), base=models.gpt2(16), density=1 / 4)
-    rows = alike(found.table())
+    rows = merge_layers(found.table())
     assert sum(row["layers"] for row in rows) == len(found.entries)
     kin = [row for row in found.table() if row["parameter"].endswith("c_fc.weight")]
     (row,) = [row for row in rows if row["parameter"] == "transformer.h.*.mlp.c_fc.weight"]
     assert (row["layers"], row["density"], row["lr"]) == (len(kin), 0.25, kin[0]["lr"])
     assert row["std"] == pytest.approx(sum(one["std"] for one in kin) / len(kin))
     uneven = plan(models.gpt2(64), base=models.gpt2(16), density={"*.h.0.*": 1 / 4, "*": 1 / 2})
-    assert {row["density"] for row in alike(uneven.table()) if "c_fc.weight" in row["parameter"]} == {0.25, 0.5}
+    assert {row["density"] for row in merge_layers(uneven.table()) if "c_fc.weight" in row["parameter"]} == {0.25, 0.5}
 
 
 def test_planning_changes_neither_the_model_nor_the_random_numbers():

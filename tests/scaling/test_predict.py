@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.plan import plan
-from sparing.scaling.predict import predict
+from sparing.scaling.planning import plan
+from sparing.scaling.price import predict
 from sparing.scaling.sparse import pattern_of
 
 

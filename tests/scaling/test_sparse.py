@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sparing.errors import UserError
 from sparing.scaling import sparse
-from sparing.scaling.sparse import SparseLinear, carry, pattern_of
+from sparing.scaling.sparse import SparseLinear, move_values, pattern_of
 
 ROUNDING = 1e-12  # float64, sums of at most 64 terms of order one: worst of 200 seeds 4e-15
 
@@ -153,7 +153,7 @@ def test_dense_gradient_is_that_of_all_places(transposed, rows):
     assert [first for first, _ in blocks] == list(range(0, 12, rows))
     oriented = weight.grad.t() if transposed else weight.grad
     torch.testing.assert_close(torch.cat([block for _, block in blocks]), oriented, rtol=ROUNDING, atol=ROUNDING)
-    layer.forget()
+    layer.clear_dense_gradient()
     assert layer.dense_gradient is None
     layer.keep_dense_gradient = False
     layer(draw(5, 9)).sum().backward()
@@ -282,10 +282,10 @@ def test_values_are_carried_from_pattern_to_pattern(density):
     old, new = mask_of(17, 23, 0.3), mask_of(17, 23, density, seed=9)
     weight = draw(17, 23) * old
     values = weight[old]
-    got = carry(values, pattern_of(old), pattern_of(new))
+    got = move_values(values, pattern_of(old), pattern_of(new))
     assert torch.equal(got, weight[new])  # zero where the old mask was: new places begin at zero
     assert torch.equal(
-        carry(weight[new & False], pattern_of(old & False), pattern_of(new)), torch.zeros(got.shape).double()
+        move_values(weight[new & False], pattern_of(old & False), pattern_of(new)), torch.zeros(got.shape).double()
     )
 
 

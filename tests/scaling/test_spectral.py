@@ -13,7 +13,7 @@ from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
 from sparing.scaling.backends import convert_
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.scaling.sparse import SparseLinear
 from sparing.scaling.spectral import Spectral, dense_operator, sparse_operator, spectral_norm
 

@@ -16,7 +16,7 @@ from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
 from sparing.scaling.fold import fold_
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.seeds import stream
 from sparing.valley.config import Given, Noise, NoiseKind, Norm, Special, SpecialKind, difference
 from sparing.valley.directions import direction_of

@@ -11,7 +11,7 @@ import zoo
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.plan import plan
+from sparing.scaling.planning import plan
 from sparing.valley.norms import Layout
 from sparing.valley.selection import filter_layouts, live_masks, section_names, sections, selected
 from valley import architectures as nets

@@ -32,9 +32,9 @@ from sparing.scaling.masks import Blocks as Blocks
 from sparing.scaling.masks import ConstantFanIn as ConstantFanIn
 from sparing.scaling.masks import ExactCount as ExactCount
 from sparing.scaling.masks import NofM as NofM
-from sparing.scaling.plan import Plan as Plan
-from sparing.scaling.plan import plan
-from sparing.scaling.predict import predict
+from sparing.scaling.planning import Plan as Plan
+from sparing.scaling.planning import plan
+from sparing.scaling.price import predict
 from sparing.scaling.rules import RULES as RULES
 from sparing.scaling.rules import SP as SP
 from sparing.scaling.rules import CompleteP as CompleteP
@@ -44,14 +44,4 @@ from sparing.scaling.rules import RateOnly as RateOnly
 from sparing.scaling.rules import SuPar as SuPar
 from sparing.scaling.spectral import Spectral
 
-__all__ = [
-    "Evolution",
-    "Spectral",
-    "apply_",
-    "convert_",
-    "coordinate_check",
-    "fold_",
-    "plan",
-    "predict",
-    "restore_",
-]
+__all__ = ["Evolution", "Spectral", "apply_", "convert_", "coordinate_check", "fold_", "plan", "predict", "restore_"]

@@ -1,33 +1,27 @@
-"""The file that changes live models: initial weights are rescaled once, masks and multipliers put in place.
-
-chosen = plan(model, base=256, density=1 / 16)
-masks = apply_(model, chosen, seed=0)
-optimizer = torch.optim.AdamW(chosen.groups(model, lr=2**-6))
-"""
+"""Apply a plan to a live model: initial weights are rescaled once, masks and multipliers attached."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
-from sparing.scaling.attention import scale_attention_, unscale_attention_
+from sparing.scaling.attention import scale_attention_
 from sparing.scaling.entries import Entry
-from sparing.scaling.gates import Gate, gates_in, place, sharers
+from sparing.scaling.fold import remove_
+from sparing.scaling.gates import Gate, owner_and_name
 from sparing.scaling.live import MASKS, Masks
-from sparing.scaling.loading import FINGERPRINT, attach_guards_, detach_guards_, fingerprint
+from sparing.scaling.loading import FINGERPRINT, attach_guards_, fingerprint
 from sparing.scaling.masks import ConstantFanIn, Law, oriented, realised
-from sparing.scaling.multipliers import SLOTS, Slot, attach_, detach_
-from sparing.scaling.plan import APPLIED, Plan
-from sparing.scaling.saving import attach_saving_, detach_saving_
+from sparing.scaling.multipliers import Slot, attach_
+from sparing.scaling.planning import APPLIED, Plan
+from sparing.scaling.ranks import from_rank_zero
+from sparing.scaling.saving import attach_saving_
+from sparing.scaling.structure import modules_sharing_weight
 from sparing.seeds import stream
-
-__all__ = ["Masks", "apply_", "masks_of", "remove_", "restore_"]
 
 
 def apply_(
@@ -35,20 +29,19 @@ def apply_(
 ) -> Masks:
     """Make a freshly initialised model what the plan says.
 
-    Masks are drawn, initial weights rescaled by the factors of the densities that the masks have in truth, and put to
-    zero where they are masked; multipliers and the factor on attention logits are hooked in. Where several processes
-    train together, all get the masks of process 0, whatever seed each was given
-    (their weights are the business of ``DistributedDataParallel``). It is refused if the plan
-    is of another model, if the model was scaled before, or if it is sharded; a refused model is as it was.
+    Masks are drawn, initial weights are rescaled by the factors of the masks' realized densities and zeroed where they
+    are masked; multipliers and the factor on attention logits are hooked in. If several processes train together, all
+    get the masks of process 0, whatever their seeds (``DistributedDataParallel`` synchronizes the weights). A plan of
+    another model, a model that was scaled before and a sharded one are refused; a refused model is unchanged.
 
     Args:
         model: The model of the plan, wrapped or not, on any device but meta.
         plan: What to do.
-        seed: Of the masks, and of the weights where they are drawn anew; streams of their own, so another density or
-            law changes no weight that stays.
+        seed: Of the masks, and of redrawn weights; their random streams are separate, so another density or law
+            changes no weight that stays.
         masks: How live weights are chosen; ``ConstantFanIn()`` by default.
         redraw: Standard deviation σ of the base model: every weight that is hidden, an embedding or the readout is
-            drawn anew from N(0, σ²) times its factor. None rescales what the model has drawn.
+            redrawn from N(0, σ²) times its factor. None rescales what the model has drawn.
 
     Returns:
         The masks, with the plan at their densities under ``plan``.
@@ -56,15 +49,20 @@ def apply_(
     law = ConstantFanIn() if masks is None else masks
     params = _require_fit(model, plan)
     drawn = {name: _draw(entry, law, seed) for name, entry in plan.entries.items() if entry.masked}
-    drawn = {name: _from_first(mask.to(params[name].device)) for name, mask in drawn.items()}
+    # Broadcast on the parameter's device: NCCL moves no CPU tensors.
+    drawn = {name: from_rank_zero(mask.to(params[name].device)) for name, mask in drawn.items()}
     plan = plan.with_densities({name: _require_live(name, mask) for name, mask in drawn.items()})
+    # Every factor is computed before a weight is touched: ``rescale`` refuses where the initialization is unknown.
     factors = {name: 1.0 if redraw is not None else entry.rescale for name, entry in plan.entries.items()}
     found = _attach_(model, plan, drawn)
     with torch.no_grad():
         for name, parameter in params.items():
             if redraw is not None:
                 _redraw_(parameter, plan.entries[name], redraw, seed)
-                _clear_padding_(*place(submodule(model, ""), name))
+                owner, local = owner_and_name(submodule(model, ""), name)
+                if local == "weight" and getattr(owner, "padding_idx", None) is not None:
+                    # no gradient would ever bring the padding row back to zero
+                    parameter[owner.padding_idx] = 0  # type: ignore[index]
             if factors[name] != 1.0:
                 parameter.mul_(factors[name])
     found.zero_()
@@ -89,49 +87,11 @@ def restore_(model: nn.Module, plan: Plan) -> Masks:
     return _attach_(model, plan, full)
 
 
-def masks_of(model: nn.Module) -> Masks:
-    """Return the masks of a scaled model, such as a copy of one.
-
-    Args:
-        model: The model, wrapped or not.
-
-    Returns:
-        Its masks.
-
-    Raises:
-        UserError: If the model was not scaled.
-    """
-    found = submodule(model, "").__dict__.get(MASKS)
-    if not isinstance(found, Masks):
-        raise UserError("model", got="no masks", why="it was not scaled", do="call apply_ or restore_ first")
-    return found
-
-
-def remove_(model: nn.Module) -> None:
-    """Take all hooks, buffers and marks off a scaled model; weights stay as they are, multipliers are lost.
-
-    Args:
-        model: The model, scaled or not.
-    """
-    root = submodule(model, "")
-    for module in root.modules():
-        for slot in SLOTS:
-            detach_(module, slot)
-        for gate in gates_in(module).values():
-            gate.remove_()
-    unscale_attention_(root)
-    detach_guards_(root)
-    detach_saving_(root)
-    root._buffers.pop(FINGERPRINT, None)
-    for mark in (MASKS, APPLIED):
-        root.__dict__.pop(mark, None)
-
-
 def _attach_(model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]) -> Masks:
-    """Put everything but weights in place; a refusal on the way leaves nothing behind."""
+    """Attach everything but weights; a refusal on the way leaves nothing behind."""
     root = submodule(model, "")
     try:
-        gates = {name: Gate(*place(root, name), mask) for name, mask in masks.items()}
+        gates = {name: Gate(*owner_and_name(root, name), mask) for name, mask in masks.items()}
         _attach_multipliers_(root, plan)
         scale_attention_(root, plan.entries.values(), plan.attention)
     except UserError:
@@ -146,20 +106,24 @@ def _attach_(model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]) -> Masks
 
 
 def _attach_multipliers_(root: nn.Module, plan: Plan) -> None:
-    """Hook factors in, also on other layers that share the weight of a planned one."""
+    """Attach factors, also to other layers that share a planned weight."""
     looked_up = {entry.module for entry in plan.entries.values() if entry.role == "embedding"}
     for path, factor in plan.inputs.items():
-        for layer in sharers(root, path):
+        for layer in modules_sharing_weight(root, path):
             attach_(layer, "forward_scale", factor, where="input")
     for path, factor in plan.outputs.items():
         slot: Slot = "forward_scale" if path in looked_up else "branch_scale"
-        for layer in sharers(root, path):
+        for layer in modules_sharing_weight(root, path):
             attach_(layer, slot, factor, where="output")
 
 
 def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
-    """Refuse models that the plan is not of, that were scaled before, or that cannot be."""
-    _require_untouched(model)
+    """Refuse models that the plan does not fit, that were scaled before, or whose weights are out of reach."""
+    for path, module in submodule(model, "").named_modules():
+        if MASKS in module.__dict__ or FINGERPRINT in module._buffers:
+            got = f"a model that was scaled before{f' (its part {path})' if path else ''}"
+            do = "build the model afresh; for new densities make one plan with all of them"
+            raise UserError("apply_", got=got, why="a second factor would multiply the first", do=do)
     params = named_parameters(model)
     shapes = {name: tuple(p.shape) for name, p in params.items()}
     planned = {name: tuple(entry.shape) for name, entry in plan.entries.items()}
@@ -175,17 +139,6 @@ def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
     return params
 
 
-def _require_untouched(model: nn.Module) -> None:
-    for path, module in submodule(model, "").named_modules():
-        if MASKS in module.__dict__ or FINGERPRINT in module._buffers:
-            raise UserError(
-                "apply_",
-                got=f"a model that was scaled before{f' (its part {path})' if path else ''}",
-                why="a second factor would multiply the first",
-                do="build the model afresh; for new densities make one plan with all of them",
-            )
-
-
 def _require_live(name: str, mask: Tensor) -> float:
     if not bool(mask.any()):
         do = "raise the density, or draw exact counts"
@@ -194,33 +147,14 @@ def _require_live(name: str, mask: Tensor) -> float:
 
 
 def _draw(entry: Entry, law: Law, seed: int) -> Tensor:
-    shape = _turned(entry.shape) if entry.transposed else tuple(entry.shape)
+    first, second, *kernel = entry.shape
+    shape = (second, first, *kernel) if entry.transposed else entry.shape  # laws draw (fan_out, fan_in, ...)
     mask = law.draw(shape, entry.density, seed=seed, name=entry.name)
     return oriented(mask, transposed=entry.transposed)
 
 
-def _turned(shape: Sequence[int]) -> tuple[int, ...]:
-    return (shape[1], shape[0], *shape[2:])
-
-
 def _redraw_(parameter: nn.Parameter, entry: Entry, std: float, seed: int) -> None:
-    """Draw a weight of the base's scale times its factor; vectors and what is no weight stay."""
+    """Draw a matrix from N(0, std²) times its factor; vectors and bare numbers stay."""
     if entry.role in {"hidden", "embedding", "output"} and parameter.ndim > 1:
         fresh = torch.randn(parameter.shape, generator=stream(seed, "init", entry.name), dtype=torch.float32)
         parameter.copy_(fresh * (std * entry.factors.std))
-
-
-def _clear_padding_(module: nn.Module, local: str) -> None:
-    """Keep the row of padding at zero: no gradient would ever change it."""
-    row = getattr(module, "padding_idx", None)
-    if local == "weight" and row is not None:
-        module.get_parameter(local)[row] = 0
-
-
-def _from_first(tensor: Any) -> Any:
-    """Return the tensor of process 0 in every process."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return tensor
-    sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.clone()
-    dist.broadcast(sent.contiguous(), src=0)
-    return sent.to(tensor.dtype)

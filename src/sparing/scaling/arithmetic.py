@@ -1,8 +1,8 @@
-"""What an attention's own code does to logits, read from its source: the model's factor over the base's.
+"""What an attention's own code multiplies logits by, read from its source: the model's factor over the base's.
 
 The source is read as arithmetic of ratios. A number that the code computes counts as its value in the model over its
-value in the base (``self.head_dim`` and ``q.size(-1)`` as the heads' growth, a literal as 1), tensors count as nothing,
-and what tensors are multiplied or divided by is multiplied up. What is not understood is refused, not guessed.
+value in the base (``self.head_dim`` and ``q.size(-1)`` as the heads' growth, a literal as 1), tensors as None, and
+the factors on tensors are multiplied together. What is not understood is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sparing.scaling.lookups import Given, Scope, Way, get, global_, names_in, ratio_of, shape_of, truth
+from sparing.scaling.lookups import Arguments, PathFactors, Scope, get, global_, names_in, ratio_of, shape_of, truth
 
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
-_FUSED = {  # functions that multiply queries by keys, and by 1/sqrt(d) unless the option of this name says otherwise
+# Functions that multiply queries by keys, and by 1/sqrt(d) unless the option of this name says otherwise.
+_FUSED = {
     "scaled_dot_product_attention": "scale",
     "flex_attention": "scale",
     "memory_efficient_attention": "scale",
@@ -30,100 +31,87 @@ _FUSED = {  # functions that multiply queries by keys, and by 1/sqrt(d) unless t
     "flash_attn_varlen_func": "softmax_scale",
     "flash_attn_qkvpacked_func": "softmax_scale",
 }
-_UNIT = ("normalize", "cosine_similarity")  # their logits are cosines, for which no law is known here
-_PLAIN = ("builtins", "einops", "math", "numpy", "operator", "torch", "typing")  # libraries that scale no logits
+_NORMALIZING = ("normalize", "cosine_similarity")  # their logits are cosines, for which no law is known here
+_NEUTRAL_LIBRARIES = ("builtins", "einops", "math", "numpy", "operator", "torch", "typing")  # they scale no logits
 _CASTS = ("float", "int", "tensor", "as_tensor", "abs")
-_TELLING = ("scal", "temper", "factor", "sqrt", "norm_f", "inv_")  # parts of names of what multiplies logits
-_DEEPEST = 8  # calls within calls; no attention goes as deep
+_SCALE_WORDS = ("scal", "temper", "factor", "sqrt", "norm_f", "inv_")  # parts of names of what multiplies logits
+_MAX_DEPTH = 8  # calls within calls: ends the reading of recursive code
 _HEADS = re.compile(r"(?:self\.)?(?:q|k|query|key|queries|keys)(?:[_\d].*)?", re.IGNORECASE)
 _INPUTS = ("x", "h", "hidden_states", "inputs")
 
 
-class Unread(Exception):  # noqa: N818  (it is no error of the user's: the caller turns it into one)
-    """Something in the source is not understood; the text says what."""
+class UnreadableSource(Exception):  # noqa: N818  (not an error of the user's: the caller turns it into one)
+    """Something in the source is not understood; the message says what."""
 
 
 @dataclass
 class _Found:
-    """What has been seen so far, on every way through the code."""
+    """What has been seen so far, on every path through the code."""
 
-    product: bool = False
-    """Whether queries are multiplied by keys."""
-    strange: str = ""
-    """The first call of something unknown."""
+    product: bool = False  # whether queries are multiplied by keys
+    unknown_call: str = ""  # the first call of something unknown
 
 
 def logits_ratio(module: nn.Module, base: nn.Module, *, head: float, width: float) -> float:
-    """Return what an attention's code multiplies logits by, over what the base's does.
+    """Return what an attention multiplies logits by over what its base does, for heads of ``head`` times the size.
 
-    Args:
-        module: An attention of the model.
-        base: The same in the base.
-        head: Size of a head over the base's, m.
-        width: Size of the attention's input over the base's.
-
-    Returns:
-        m^-1/2 for torch's own function without ``scale``, 1 for code that divides by nothing.
-
-    Raises:
-        Unread: If something in the source is not understood.
+    ``width`` is the input over the base's. m^-1/2 for torch's function without ``scale``, 1 for code without factors.
     """
     if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
         return float(head**-0.5)
     if "forward" in module.__dict__:
-        raise Unread("its forward pass was replaced by another")
+        raise UnreadableSource("its forward pass was replaced by another")
     found = _Found()
-    ways, _ = _Reader(head, width, found).function(type(module).forward, module, base, {}, 0)
+    paths, _ = _Reader(head, width, found).function(type(module).forward, module, base, {}, 0)
     if not found.product:
-        raise Unread(f"no product of queries and keys in its code{found.strange and f', which calls {found.strange}'}")
-    powers = {_power(way, head) for way in ways}
+        unknown = found.unknown_call and f", which calls {found.unknown_call}"
+        raise UnreadableSource(f"no product of queries and keys in its code{unknown}")
+    powers = {_power(path, head) for path in paths}
     if len(powers) != 1:
-        raise Unread("the ways through its code multiply logits differently")
+        raise UnreadableSource("the ways through its code multiply logits differently")
     (power,) = powers
-    if not power and found.strange:
-        raise Unread(f"it calls {found.strange}, of which nothing is known")
+    if not power and found.unknown_call:
+        raise UnreadableSource(f"it calls {found.unknown_call}, of which nothing is known")
     return float(head**power)
 
 
-def _power(way: Way, head: float) -> float:
-    """Return the power of a head's size by which logits are multiplied: that of one factor, or of two fourth roots.
-
-    Other factors together may as well be those of two products, such as of keys and of positions.
-
-    Raises:
-        Unread: If there are such.
-    """
-    powers = sorted(math.log(factor) / math.log(head) for factor in way)
+def _power(path: PathFactors, head: float) -> float:
+    """Return the power of the head size by which logits are multiplied: that of one factor, or of two fourth roots."""
+    # Any other set of factors may belong to two products, such as with keys and with positions: no one power.
+    powers = sorted(math.log(factor) / math.log(head) for factor in path)
     for known in ([], [-0.5], [-1.0], [-0.25, -0.25]):
         if len(known) == len(powers) and all(map(math.isclose, known, powers)):
             return sum(known)
-    listed = " and ".join(f"{factor:g}" for factor in way)
-    raise Unread(f"its code multiplies by {listed} times what the base's does")
+    listed = " and ".join(f"{factor:g}" for factor in path)
+    raise UnreadableSource(f"its code multiplies by {listed} times what the base's does")
 
 
 class _Reader:
-    """Reads functions, and what they call. Refuses by ``Unread``."""
+    """Reads functions and what they call; raises ``UnreadableSource``."""
 
     def __init__(self, head: float, width: float, found: _Found) -> None:
         self.head, self.width, self.found = head, width, found
 
-    def function(self, function: Any, owner: Any, base: Any, given: Given, depth: int) -> tuple[set[Way], float | None]:
-        """Return the factors on all ways through a function, and the ratio of what it returns."""
-        bare = inspect.unwrap(function)
+    def function(
+        self, function: Any, owner: Any, base: Any, given: Arguments, depth: int
+    ) -> tuple[set[PathFactors], float | None]:
+        """Return the factors on all paths through a function, and the ratio of what it returns."""
+        bare = inspect.unwrap(function)  # a decorator's source would say nothing of the factors
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(bare))).body[0]
         except (OSError, TypeError, SyntaxError):
-            raise Unread("its source cannot be read") from None
-        if not isinstance(tree, ast.FunctionDef) or depth > _DEEPEST:
-            raise Unread(f"{getattr(bare, '__name__', 'a function')} cannot be read")
+            raise UnreadableSource("its source cannot be read") from None
+        if not isinstance(tree, ast.FunctionDef) or depth > _MAX_DEPTH:
+            raise UnreadableSource(f"{getattr(bare, '__name__', 'a function')} cannot be read")
         names = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
-        me = names.pop(0) if owner is not None and names else ""
+        self_name = names.pop(0) if owner is not None and names else ""
         known = dict.fromkeys([*names, *(a.arg for a in tree.args.kwonlyargs)])
+        # Arguments that the caller did not give are taken for tensors, whatever their defaults.
         known |= {name: given[at] for at, name in enumerate(names) if at in given}
         known |= {name: given[name] for name in known if name in given}
-        scope = Scope(me, owner, base, getattr(bare, "__globals__", {}), depth, known)
+        scope = Scope(self_name, owner, base, getattr(bare, "__globals__", {}), depth, known)
         self.block(tree.body, scope)
-        return scope.ways | scope.ended, scope.result
+        return scope.paths | scope.returned, scope.result
 
     def block(self, body: Sequence[ast.AST], scope: Scope) -> None:
         for statement in body:
@@ -132,16 +120,17 @@ class _Reader:
                     self.branch(statement, scope)
                 case ast.Return(value=value):
                     scope.result = self.read(value, scope)
-                    scope.ended, scope.ways = scope.ended | scope.ways, set()
+                    scope.returned, scope.paths = scope.returned | scope.paths, set()
                 case ast.Raise():
-                    scope.ways = set()
+                    scope.paths = set()  # this path gives no logits
                 case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                     self.assign(statement, scope)
                 case ast.expr():
                     self.read(statement, scope)
                 case ast.FunctionDef() | ast.ClassDef():
-                    continue  # read by nobody: a call of it counts as one of something unknown
+                    continue  # not read here; a call of it counts as unknown
                 case _:
+                    # Loops, ``with`` and ``try``: their bodies are read once, as if they ran once.
                     self.block(list(ast.iter_child_nodes(statement)), scope)
 
     def assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, scope: Scope) -> None:
@@ -156,23 +145,24 @@ class _Reader:
     def branch(self, node: ast.If, scope: Scope) -> None:
         """Read both sides, or the one that an attribute of the module chooses."""
         self.read(node.test, scope)
-        before, names = set(scope.ways), dict(scope.names)
+        before, names = set(scope.paths), dict(scope.names)
+        # An attribute of the module decides for good; any other test may go either way, and both must agree in the end.
         chosen = truth(node.test, scope)
         if chosen is not None:
             self.block(node.body if chosen else node.orelse, scope)
             return
         self.block(node.body, scope)
-        after, changed = scope.ways, scope.names
-        scope.ways, scope.names = before, names
+        after, changed = scope.paths, scope.names
+        scope.paths, scope.names = before, names
         self.block(node.orelse, scope)
-        if not after:  # that side has returned
+        if not after:  # the first side has returned
             return
-        if scope.ways:
+        if scope.paths:
             for name in changed.keys() & scope.names.keys():
                 if changed[name] != scope.names[name]:
                     changed[name] = math.nan  # refused where something is multiplied by it
             changed = scope.names | changed
-        scope.ways, scope.names = scope.ways | after, changed
+        scope.paths, scope.names = scope.paths | after, changed
 
     def bind(self, target: ast.expr, value: float | None, source: ast.expr, scope: Scope) -> None:
         if isinstance(target, ast.Name):
@@ -190,7 +180,7 @@ class _Reader:
                     self.bind(one, None, one, scope)
 
     def read(self, node: ast.expr | None, scope: Scope) -> float | None:
-        """Return the ratio of a number; None for anything else, whose factors are noted."""
+        """Return the ratio of a number; None for anything else, whose factors are recorded."""
         match node:
             case None:
                 return None
@@ -209,7 +199,7 @@ class _Reader:
                 return size
             case ast.Call():
                 return self.call(node, scope)
-        for part in getattr(node, "generators", []):  # what a comprehension runs over is taken for tensors
+        for part in getattr(node, "generators", []):  # elements of a comprehension are taken for tensors
             self.read(part.iter, scope)
             self.bind(part.target, None, part.iter, scope)
         self.block([child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)], scope)
@@ -219,14 +209,15 @@ class _Reader:
         chosen = truth(test, scope)
         if chosen is not None:
             return self.read(body if chosen else orelse, scope)
-        before = set(scope.ways)
-        first, after = self.read(body, scope), scope.ways
-        scope.ways = before
+        before = set(scope.paths)
+        first, after = self.read(body, scope), scope.paths
+        scope.paths = before
         second = self.read(orelse, scope)
-        scope.ways |= after
+        scope.paths |= after
         if first is not None and second is not None and first != second:
-            raise Unread(f"{ast.unparse(body)} or {ast.unparse(orelse)}, which differ")
-        return second if first is None else first  # of a number and an argument (``1 / sqrt(d) if scale is None``)
+            raise UnreadableSource(f"{ast.unparse(body)} or {ast.unparse(orelse)}, which differ")
+        # A number or an argument, as in ``1 / sqrt(d) if scale is None else scale``: the number is the default.
+        return second if first is None else first
 
     def operation(self, left: ast.expr, op: ast.operator, right: ast.expr, scope: Scope) -> float | None:
         one, other = self.read(left, scope), self.read(right, scope)
@@ -241,23 +232,25 @@ class _Reader:
         try:
             power = float(ast.literal_eval(exponent))
         except (ValueError, TypeError):
-            raise Unread(f"a power {ast.unparse(exponent)}") from None
+            raise UnreadableSource(f"a power {ast.unparse(exponent)}") from None
         if value is None and not (power.is_integer() and power > 0):  # squares of tensors are those of norms
-            raise Unread(f"{ast.unparse(base)} to the power {power:g}")
+            raise UnreadableSource(f"{ast.unparse(base)} to the power {power:g}")
         return None if value is None else value**power
 
     def combine(
         self, op: ast.operator, a: ast.expr | None, b: ast.expr, left: float | None, right: float | None, scope: Scope
     ) -> float | None:
-        """Return the ratio of a number made of two; where one is a tensor, note what it is multiplied by."""
+        """Return the ratio of a number made of two; where one is a tensor, record the factor on it."""
         up, both = isinstance(op, ast.Mult), left is not None and right is not None
         if not isinstance(op, ast.Mult | ast.Div | ast.FloorDiv):
-            return None if not both else left if left == right else math.nan  # of no law: refused where it multiplies
+            # A sum of numbers that grow differently follows no power: NaN is refused where it multiplies a tensor.
+            return None if not both else left if left == right else math.nan
         if left is not None and right is not None:
             return left * right if up else left / right
+        # A tensor times or over a number; a number over a tensor falls through.
         if right is not None or (up and left is not None):
             factor = left if right is None else right
-            self.times(factor if up or factor is None else 1 / factor, scope)
+            self.multiply(factor if up or factor is None else 1 / factor, scope)
             return None
         for node, divides in ((a, False), (b, not up)):
             _require_tensor(node, divides=divides)
@@ -266,7 +259,7 @@ class _Reader:
     def size(self, node: ast.expr, scope: Scope) -> float | None:
         """Return the ratio of a number of ``self``, or of the last entry of a shape."""
         path = names_in(node)
-        if path and path[0] == scope.me:
+        if path and path[0] == scope.self_name:
             return ratio_of(get(scope.owner, path[1:]), get(scope.base, path[1:]))
         held = shape_of(node.value) if isinstance(node, ast.Subscript) else None
         return None if held is None or not isinstance(node, ast.Subscript) else self.entry(held, node.slice)
@@ -277,6 +270,7 @@ class _Reader:
     def last(self, tensor: ast.expr, axes: int = 4) -> float:
         """Return how the last size of a tensor grows: as heads for queries and keys, as the input for inputs."""
         word = ast.unparse(tensor)
+        # Queries of three axes are not split into heads yet: their last size grows as the input does.
         if _HEADS.fullmatch(word) and (axes > 3 or self.head == self.width):
             return self.head
         return self.width if word in _INPUTS else math.nan
@@ -294,11 +288,11 @@ class _Reader:
         if word in _FUSED:
             self.fused(node, word, options, scope)
             return None
-        if word in _UNIT:
-            raise Unread(f"{word}: logits of normed queries")
+        if word in _NORMALIZING:
+            raise UnreadableSource(f"{word}: logits of normed queries")
         if word in _PRODUCTS:
             self.found.product = True
-            self.times(options.get("alpha"), scope)
+            self.multiply(options.get("alpha"), scope)
             return None
         if word in {"sqrt", "rsqrt"}:
             return self.root(node, word, given, scope)
@@ -307,94 +301,91 @@ class _Reader:
         if word in {"mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"}:
             op = ast.Mult() if word.startswith("mul") else ast.Div()
             return self.combine(op, None, node.args[-1], None, given[-1], scope) if given else None
-        return self.other(node, all_, scope)
+        return self.follow_call(node, all_, scope)
 
     def fused(self, node: ast.Call, word: str, options: dict[str | None, float | None], scope: Scope) -> None:
-        """Note the factor of a function that multiplies queries by keys by itself."""
+        """Record the factor of a function that multiplies queries by keys itself."""
         self.found.product = True
         written = next((k.value for k in node.keywords if k.arg == _FUSED[word]), None)
         if None in options or len(node.args) > 6 or any(isinstance(a, ast.Starred) for a in node.args):
-            raise Unread(f"{word} with options that its code does not name")
+            raise UnreadableSource(f"{word} with options that its code does not name")
         if written is None or (isinstance(written, ast.Constant) and written.value is None):
-            self.times(self.head**-0.5, scope)
+            self.multiply(self.head**-0.5, scope)
         elif (ratio := options[_FUSED[word]]) is None:
-            raise Unread(f"{word} with {_FUSED[word]}={ast.unparse(written)}")
+            raise UnreadableSource(f"{word} with {_FUSED[word]}={ast.unparse(written)}")
         else:
-            self.times(ratio, scope)
+            self.multiply(ratio, scope)
 
-    def times(self, ratio: float | None, scope: Scope) -> None:
+    def multiply(self, ratio: float | None, scope: Scope) -> None:
         if ratio is not None and math.isnan(ratio):
-            raise Unread("a number of which it is not known how it grows")
+            raise UnreadableSource("a number of which it is not known how it grows")
         if ratio is not None and ratio != 1.0:
-            scope.ways = {(*way, ratio) for way in scope.ways}
+            scope.paths = {(*path, ratio) for path in scope.paths}
 
     def root(self, node: ast.Call, word: str, given: Sequence[float | None], scope: Scope) -> float | None:
         held = node.args[0] if node.args else getattr(node.func, "value", None)
         value = given[0] if given else self.read(held, scope)
         if value is None and ast.unparse(node.func).startswith(("math.", "sqrt")):
-            raise Unread(f"{ast.unparse(node)}, of which no number is known")
+            raise UnreadableSource(f"{ast.unparse(node)}, of which no number is known")
         return None if value is None else value ** (0.5 if word == "sqrt" else -0.5)
 
-    def other(self, node: ast.Call, given: Given, scope: Scope) -> float | None:
+    def follow_call(self, node: ast.Call, given: Arguments, scope: Scope) -> float | None:
         """Follow a call to another method, to a part without parameters, or to a function with a source."""
         path, word = names_in(node.func), ast.unparse(node.func)
         if not path:
-            return None  # a method of what another call gave: of a tensor
-        if path[0] == scope.me:
-            return self.own(path[1:], given, scope)
+            return None  # a method of another call's result: of a tensor
+        if path[0] == scope.self_name:
+            return self.call_on_self(path[1:], given, scope)
         if path[0] in scope.names and len(path) > 1:
             return None  # a method of a tensor
-        if path[0] in {"math", "np", "numpy"}:  # gives a number, of which only roots are followed
+        if path[0] in {"math", "np", "numpy"}:  # a number, of which only roots are followed
             return 1.0 if all(value == 1.0 for value in given.values()) else math.nan
         target = None if path[0] in scope.names else get(global_(path[0], scope.globals), path[1:])
-        if str(getattr(target, "__module__", None) or "").partition(".")[0] in _PLAIN or _is_torch(path, scope):
+        # A library is known by where the function was defined or, as of ``F.softmax``, by the module it is taken from.
+        holder = global_(path[0], scope.globals)
+        origins = (getattr(target, "__module__", None) or "", holder.__name__ if isinstance(holder, ModuleType) else "")
+        if any(str(origin).partition(".")[0] in _NEUTRAL_LIBRARIES for origin in origins):
             return None
         if isinstance(target, FunctionType):
             return self.follow(target, None, None, given, scope)
-        self.strange(word)
+        self.note_unknown_call(word)
         return None
 
-    def own(self, path: list[str], given: Given, scope: Scope) -> float | None:
+    def call_on_self(self, path: list[str], given: Arguments, scope: Scope) -> float | None:
         """Follow a call of something that belongs to the module."""
         target, base = get(scope.owner, path), get(scope.base, path)
         if isinstance(target, nn.Module):
-            return self.part(target, base, ".".join(path), given, scope)
+            return self.call_submodule(target, base, ".".join(path), given, scope)
         holder = getattr(target, "__self__", None)
         if isinstance(holder, nn.Module) and hasattr(target, "__func__"):
             return self.follow(target.__func__, holder, getattr(base, "__self__", None), given, scope)
         if not isinstance(holder, Tensor):
-            self.strange(".".join(path))
+            self.note_unknown_call(".".join(path))
         return None
 
-    def part(self, part: nn.Module, base: Any, word: str, given: Given, scope: Scope) -> float | None:
-        """Read a part without parameters; layers and norms scale nothing, a call of several tensors is unknown."""
+    def call_submodule(self, part: nn.Module, base: Any, word: str, given: Arguments, scope: Scope) -> float | None:
+        """Read a submodule without parameters; layers and norms scale nothing, one of several inputs is unknown."""
         learnt = any(True for _ in part.parameters())
         if learnt and len(given) > 1:
-            self.strange(word)
+            self.note_unknown_call(word)
         if learnt or type(part).__module__.startswith("torch.nn"):
             return None
         return self.follow(type(part).forward, part, base, given, scope)
 
-    def follow(self, function: Any, owner: Any, base: Any, given: Given, scope: Scope) -> float | None:
-        ways, result = self.function(function, owner, base, given, scope.depth + 1)
-        scope.ways = {way + more for way in scope.ways for more in ways}
+    def follow(self, function: Any, owner: Any, base: Any, given: Arguments, scope: Scope) -> float | None:
+        paths, result = self.function(function, owner, base, given, scope.depth + 1)
+        scope.paths = {path + more for path in scope.paths for more in paths}
         return result
 
-    def strange(self, word: str) -> None:
-        self.found.strange = self.found.strange or word
+    def note_unknown_call(self, word: str) -> None:
+        self.found.unknown_call = self.found.unknown_call or word
 
 
 def _require_tensor(node: ast.expr | None, *, divides: bool) -> None:
-    """Refuse factors without a known number: by their name, and whatever is divided by but sums and norms."""
+    """Refuse factors without a known number: names that sound like scales, and divisors other than sums and norms."""
     if isinstance(node, ast.Name | ast.Attribute):
         word = node.id if isinstance(node, ast.Name) else node.attr
-        if divides or any(part in word.lower() for part in _TELLING):
-            raise Unread(f"{ast.unparse(node)}, of which no number is known")
+        if divides or any(part in word.lower() for part in _SCALE_WORDS):
+            raise UnreadableSource(f"{ast.unparse(node)}, of which no number is known")
     elif divides and not isinstance(node, ast.Call):
-        raise Unread(f"a division by {ast.unparse(node) if node else 'something'}")
-
-
-def _is_torch(path: list[str], scope: Scope) -> bool:
-    """Say whether a function is one of a library that scales no logits, by the module it is taken from."""
-    holder = global_(path[0], scope.globals)
-    return isinstance(holder, ModuleType) and holder.__name__.partition(".")[0] in _PLAIN
+        raise UnreadableSource(f"a division by {ast.unparse(node) if node else 'something'}")

@@ -1,4 +1,4 @@
-"""Which layers of a live model run masked dense and which by CSR, chosen by timing; the training goes on as it was.
+"""Which layers of a live model run masked dense and which as CSR, chosen by timing while training goes on.
 
     masks = apply_(model, plan, seed=0)
     optimizer = torch.optim.AdamW(plan.groups(model, lr=lr))
@@ -24,7 +24,7 @@ from sparing.blocks import named_parameters, submodule, tied
 from sparing.errors import UserError, require
 from sparing.scaling.live import Masks
 from sparing.scaling.sparse import SparseLinear, unsupported
-from sparing.scaling.swap import Steps, is_conv1d, is_transposed, to_dense_, to_sparse_
+from sparing.scaling.swap import OptimizerLike, is_conv1d, is_transposed, to_dense_, to_sparse_
 from sparing.scaling.timing import Seconds, time_layer
 
 Backend = Literal["dense", "csr", "auto"]
@@ -36,16 +36,9 @@ class Choice:
     """How one layer runs, and why."""
 
     backend: Literal["dense", "csr"]
-    """What was chosen."""
-
-    seconds_dense: float
-    """Forward and backward pass masked dense (s); NaN where nothing was timed."""
-
-    seconds_sparse: float
-    """The same by CSR (s)."""
-
+    seconds_dense: float  # forward and backward pass masked dense (s); NaN where nothing was timed
+    seconds_sparse: float  # the same by CSR (s)
     why: str
-    """Reason, in words."""
 
 
 def convert_(
@@ -53,7 +46,7 @@ def convert_(
     masks: Mapping[str, Tensor],
     *,
     backend: Backend = "auto",
-    optimizer: Steps | None = None,
+    optimizer: OptimizerLike | None = None,
     tokens: int = 512,
     threshold: float = 1.1,
     prefer: Mapping[str, Choice] | None = None,
@@ -95,7 +88,7 @@ def convert_(
     if isinstance(masks, Masks):
         masks.verify()  # while there are dense weights to look at
     decide = _Decision(model, backend, tokens, threshold, prefer or {}, {})
-    dense = {name: masks[name] for name in masks}  # one look: a sparse layer makes its mask anew each time
+    dense = {name: masks[name] for name in masks}  # read once: a sparse layer builds its mask at each access
     choices = {name: decide(name, mask) for name, mask in dense.items()}
     for name, choice in choices.items():
         layer = submodule(model, name.rpartition(".")[0])
@@ -108,7 +101,7 @@ def convert_(
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Decides for one layer after another, timing what it has not timed."""
+    """Decides layer by layer; each distinct (shape, density, dtype) is timed once."""
 
     model: nn.Module
     backend: Backend
@@ -126,10 +119,13 @@ class _Decision:
             raise UserError(f"backend of {name}", got="csr", why=obstacle, do='use backend="auto" or "dense"')
         if obstacle or self.backend == "csr":
             return Choice("dense" if obstacle else "csr", math.nan, math.nan, obstacle or "asked for")
-        now = self.prefer[name].backend if name in self.prefer else _runs_as(layer)
+        # A resumed run holds dense layers whatever it ran before: ``prefer`` says what that was.
+        now: Literal["dense", "csr"] = "csr" if isinstance(layer, SparseLinear) else "dense"
+        now = self.prefer[name].backend if name in self.prefer else now
         return _faster(self._seconds(layer, mask), now, self.threshold)
 
     def _seconds(self, layer: nn.Module, mask: Tensor) -> Seconds:
+        # Two digits of density: random masks of one layer kind share a timing, and so a choice.
         density, dtype = f"{float(mask.sum()) / mask.numel():.2g}", cast("Tensor", layer.weight).dtype
         fan_out, fan_in = mask.shape[::-1] if is_transposed(layer) else mask.shape
         key = (fan_in, fan_out, density, dtype)
@@ -148,10 +144,6 @@ def _faster(seconds: Seconds, now: Literal["dense", "csr"], threshold: float) ->
     return Choice(other if gain >= threshold else now, *seconds, why)
 
 
-def _runs_as(layer: nn.Module) -> Literal["dense", "csr"]:
-    return "csr" if isinstance(layer, SparseLinear) else "dense"
-
-
 def _obstacle(model: nn.Module, name: str, layer: nn.Module) -> str:
     """Say why a layer cannot run by CSR; empty where it can."""
     if isinstance(layer, SparseLinear):
@@ -166,39 +158,18 @@ def _obstacle(model: nn.Module, name: str, layer: nn.Module) -> str:
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
-    """Return the layers that run by CSR.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Canonical name of the weight -> layer.
-    """
+    """Return the layers that run by CSR."""
     places = ((name, submodule(model, name.rpartition(".")[0])) for name in named_parameters(model))
     return {name: at for name, at in places if name.endswith("weight") and isinstance(at, SparseLinear)}
 
 
 def dense_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the optimizer's state dict as if all layers ran masked dense, for a checkpoint that any backend loads.
-
-    Args:
-        model: The model.
-        optimizer: An optimizer over its parameters.
-
-    Returns:
-        ``optimizer.state_dict()`` with state of live values laid out at their places.
-    """
+    """Return the optimizer's state dict as if every layer ran masked dense, so that any backend can load it."""
     return _restated(model, optimizer, optimizer.state_dict(), lambda layer, value: layer.scatter(value), dense=False)
 
 
 def load_dense_state_(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load what ``dense_state`` returned, or the state dict of a masked dense run, whatever the layers run as now.
-
-    Args:
-        model: The model, its masks those of the checkpoint.
-        optimizer: An optimizer over its parameters, in the same order.
-        state: The state dict.
-    """
+    """Load what ``dense_state`` returned, or a masked dense run's state dict; the model must hold its masks already."""
     loaded = _restated(model, optimizer, state, lambda layer, value: layer.gather(value), dense=True)
     optimizer.load_state_dict(loaded)
 

@@ -1,4 +1,4 @@
-"""The coordinate check: train a few steps at several widths and densities, and see that nothing grows or vanishes.
+"""The coordinate check: train a few steps at several widths and densities and see that nothing grows or vanishes.
 
     check = coordinate_check(lambda width: MLP(width), widths=(64, 128, 256), densities=(1, 1/2, 1/4))
     assert check.passed, check.failures
@@ -7,11 +7,10 @@ A parameterization is right when the entries of every layer's output, of the gra
 of its output since the start, ΔY = X (ΔW ⊙ M), are of one size at every width and density. Gradients are given in units
 of 1/width, as the source does: multiplied by width over base width.
 
-Three things move slopes that no rule can mend. Few neurons: the size of a layer scatters by about 1/√(2 · width ·
-samples), so average seeds. Many samples: the sum of updates is coherent with an input only where there are fewer
-different samples than live inputs; a large batch of unrelated rows shows the square root of density instead. Large
-logits: after some steps gradients have the size of what is not yet learnt; a readout that begins at zero keeps them
-comparable.
+Three things move slopes under any rule. Few neurons: the size of a layer scatters by about 1/√(2 · width · samples),
+so average seeds. Many samples: the sum of updates is coherent with an input only where there are fewer different
+samples than live inputs; a large batch of unrelated rows shows the square root of density instead. Large logits: after
+some steps gradients have the size of the residual loss; a readout initialized to zero keeps them comparable.
 
 Source: Dey, Bergsma & Hestness 2024, section 3 and figure 5 (arXiv:2405.15743); Yang et al. 2022, appendix D.1
 (arXiv:2203.03466).
@@ -34,7 +33,7 @@ from sparing.scaling.coordinate_batch import Batch, default_batch, loss_of
 from sparing.scaling.coordinate_probe import Probe
 from sparing.scaling.coordinate_slopes import Slope, slopes
 from sparing.scaling.masks import ConstantFanIn, Law
-from sparing.scaling.plan import Plan, plan
+from sparing.scaling.planning import Plan, plan
 from sparing.scaling.rules import Rule, SuPar
 from sparing.seeds import number
 
@@ -44,11 +43,8 @@ if TYPE_CHECKING:
 Make = Callable[[int], nn.Module]
 Loss = Callable[[nn.Module, Batch], Tensor]
 
-BETAS, EPS = (0.9, 0.95), 1e-12
-"""Of Adam in the check; ε is small so that small gradients are not damped."""
-
-LOOSENESS = 2.0
-"""Gradient and update may slope this many times as much as the forward size."""
+BETAS, EPS = (0.9, 0.95), 1e-12  # of Adam; a small ε does not damp small gradients
+LOOSENESS = 2.0  # gradient and update may slope this many times as much as the forward size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +52,10 @@ class Check:
     """What a coordinate check found."""
 
     rule: str
-    """Name of the rule."""
+    # columns module, role, width, density, live (fewest live inputs of a neuron in the model), step, seed, loss,
+    # forward, gradient, update
     rows: tuple[Mapping[str, Any], ...]
-    """Columns module, role, width, density, live (fewest live inputs of a neuron in the model), step, seed, loss,
-    forward, gradient, update."""
-    slopes: tuple[Slope, ...]
-    """At the last step."""
+    slopes: tuple[Slope, ...]  # at the last step
 
     @property
     def failures(self) -> tuple[Slope, ...]:
@@ -70,20 +64,20 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether every slope that is judged is within its limit; nothing judged is no pass."""
+        """Whether every judged slope is within its limit; false if none is judged."""
         return any(one.limit is not None for one in self.slopes) and not self.failures
 
     @property
     def worst(self) -> Slope | None:
         """The slope that is nearest to its limit or furthest beyond it."""
         judged = [one for one in self.slopes if one.limit is not None]
-        return max(judged, key=_excess, default=None)
+        return max(judged, key=_share_of_limit, default=None)
 
     def plot(self) -> list[Figure]:
         """One picture a statistic: its size over density, a line a module."""
-        from sparing.scaling.coordinate_plot import figures
+        from sparing.scaling.coordinate_plot import figures  # plotting is loaded only when a picture is asked for
 
-        return figures(self)
+        return figures(self.rule, self.rows, self.slopes)
 
     def record(self) -> Record:
         """Rows and slopes, to be written or shown."""
@@ -98,7 +92,7 @@ class Check:
         return found
 
 
-def _excess(one: Slope) -> float:
+def _share_of_limit(one: Slope) -> float:
     share = abs(one.slope) / (one.limit or 1.0)
     return share if share == share else float("inf")  # a slope that is not a number is the worst
 
@@ -132,8 +126,8 @@ def coordinate_check(
         densities: Densities to try, in (0, 1].
         rule: Parameterization; ``SuPar()`` by default.
         optimizer: "adam" (AdamW) or "sgd".
-        lr: The base's learning rate. ΔY is judged apart, so a small one will do; with a large one a few rows are learnt
-            by heart within the check, and gradients have the size of what is left.
+        lr: The base's learning rate. ΔY is judged separately, so a small one is enough; with a large one a few rows are
+            memorized within the check, and gradients have the size of the residual loss.
         steps: Optimizer steps (count).
         loss: (model, batch) -> scalar; by default ``model(**batch).loss`` or cross-entropy.
         batch: A mapping of keyword arguments or a pair (inputs, targets), the same at every width; by default random
@@ -153,19 +147,20 @@ def coordinate_check(
     base = min(widths) if base_width is None else base_width
     law = masks or ConstantFanIn()
     chosen = rule or SuPar()
-    given = batch if batch is not None else default_batch(_made(make_model, base, 0))
+    given = batch if batch is not None else default_batch(_build(make_model, base, 0))
     rows: list[Mapping[str, Any]] = []
     for seed in seeds:
         for width in widths:
             for density in densities:
-                model, narrow = _made(make_model, width, seed), _made(make_model, base, seed)
+                model, narrow = _build(make_model, width, seed), _build(make_model, base, seed)
                 extra = {"rule": chosen, "optimizer": optimizer, "least_fan_in": 1, **(planned or {})}
                 masked = apply_(model, plan(model, base=narrow, density=density, **extra), seed=seed, masks=law)
                 place = {"width": width, "density": density, "live": live_inputs(masked.plan), "seed": seed}
-                found = _walk(model, masked.plan, given, loss or loss_of, _optimizer(optimizer, model, masked.plan, lr))
-                rows += [place | row for row in _first(found, steps, width / base)]
-    spread = LOOSENESS * limit if loose is None else loose
-    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=slopes(rows, limit=limit, loose=spread))
+                stepper = _optimizer(optimizer, model, masked.plan, lr)
+                found = _train_steps(model, masked.plan, given, loss or loss_of, stepper)
+                rows += [place | row for row in _rows_of_steps(found, steps, width / base)]
+    loose = LOOSENESS * limit if loose is None else loose
+    return Check(rule=type(chosen).__name__, rows=tuple(rows), slopes=slopes(rows, limit=limit, loose=loose))
 
 
 def _check(widths: Sequence[int], densities: Sequence[float], steps: int, optimizer: str) -> None:
@@ -178,13 +173,13 @@ def _check(widths: Sequence[int], densities: Sequence[float], steps: int, optimi
 
 
 def live_inputs(planned: Plan) -> float:
-    """Return the fewest live inputs of a neuron over the hidden layers of a plan; infinite where there are none."""
+    """Return the fewest live inputs of a neuron over the hidden layers (count); infinite without hidden layers."""
     hidden = [entry for entry in planned.entries.values() if entry.role == "hidden"]
     return min((entry.fan_in * entry.density for entry in hidden), default=float("inf"))
 
 
-def _made(make_model: Make, width: int, seed: int) -> nn.Module:
-    """A fresh model whose numbers belong to the seed, without dropout; the global generator is as before."""
+def _build(make_model: Make, width: int, seed: int) -> nn.Module:
+    """Build a model seeded by ``seed`` and width, without dropout; the global generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "coordinate", "model", width))
         model = make_model(width)
@@ -200,10 +195,11 @@ def _optimizer(name: str, model: nn.Module, planned: Plan, lr: float) -> torch.o
     return torch.optim.AdamW(planned.groups(model, lr=lr, eps=EPS), lr=lr, betas=BETAS, weight_decay=0.0)
 
 
-def _walk(
+def _train_steps(
     model: nn.Module, planned: Plan, batch: Batch, loss: Loss, optimizer: torch.optim.Optimizer
 ) -> Iterator[list[dict[str, Any]]]:
-    """Step for ever; each time yield one row a module."""
+    """Yield one row per module after each optimizer step, without end."""
+    # ΔY is the change since the start, as in section 3 of the paper, not since the last step.
     origin = {name: weight.detach().clone() for name, weight in named_parameters(model).items()}
     while True:
         with Probe(model, origin) as probe:
@@ -224,8 +220,8 @@ def _role(planned: Plan, owner: str, tied_readout: bool) -> str:
     return "readout" if tied_readout or role == "output" else role
 
 
-def _first(found: Iterator[list[dict[str, Any]]], steps: int, widening: float) -> Iterator[dict[str, Any]]:
-    """Rows of the first steps, gradients in units of 1/width."""
+def _rows_of_steps(found: Iterator[list[dict[str, Any]]], steps: int, widening: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the first ``steps`` steps, gradients in units of 1/width."""
     for step, rows in zip(range(steps), found, strict=False):
         for row in rows:
             slope = row["gradient"]

@@ -1,4 +1,4 @@
-"""A batch for models that need no telling: language models, image classifiers and chains that begin with a Linear."""
+"""Default batches: for language models, image classifiers and chains that begin with a Linear."""
 
 from __future__ import annotations
 
@@ -15,21 +15,13 @@ from sparing.seeds import stream
 Batch = Mapping[str, Any] | tuple[Tensor, Tensor]
 """Keyword arguments of the model, or inputs and classes."""
 
+# Sequences or images, tokens in a sequence, and vectors (counts). Few, because an update is coherent with a layer's
+# inputs only where there are fewer different ones than live inputs; outputs of a ReLU have a mean, so 64 vectors pass.
 ROWS, LENGTH, VECTORS = 2, 4, 64
-"""Sequences or images, tokens in a sequence, and vectors (counts). Few: an update is coherent with a layer's inputs
-only where there are fewer different ones than live inputs; those of a ReLU have a mean, so that more will do."""
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss a model gives itself, or cross-entropy.
-
-    Args:
-        model: Any.
-        batch: A mapping, or a pair of inputs and classes.
-
-    Returns:
-        Scalar.
-    """
+    """Return the loss that the model computes itself, or cross-entropy for a pair (inputs, classes)."""
     if isinstance(batch, Mapping):
         found = model(**batch).loss
         return found if isinstance(found, Tensor) else torch.as_tensor(found)
@@ -39,18 +31,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def default_batch(model: nn.Module) -> Batch:
-    """Make a batch of random inputs and targets that a model can be trained on.
-
-    Args:
-        model: A Hugging Face causal language model or image classifier, or a module that begins with a Linear and ends
-            in one.
-
-    Returns:
-        Always the same one for models of the same inputs and outputs.
-
-    Raises:
-        UserError: If the model says nothing of what it takes.
-    """
+    """Return random inputs and targets that fit the model: the same for models of equal inputs and outputs."""
     config: Any = getattr(model, "config", None)
     generator = stream(0, "coordinate", "batch")
     dtype = next((p.dtype for p in model.parameters()), torch.float32)

@@ -1,8 +1,8 @@
 """What one training step does to each layer: root mean squares of its output, of the gradient at its input, of ΔY.
 
-Every module that owns a matrix (Linear, Conv1D, ConvNd, Embedding and their kin) is watched while the model runs; a
-module that runs several times in a pass counts with all its calls. ΔY = X (ΔW ⊙ M) is had by running the module on its
-own input with ΔW for the weight and zero for the bias: exact, because such a module is linear in its weight.
+Every module that owns a matrix (Linear, Conv1D, ConvNd, Embedding and the like) is watched while the model runs; a
+module that runs several times in a pass counts with all its calls. ΔY = X (ΔW ⊙ M) is computed by running the module
+on its input with ΔW for the weight and zero for the bias: exact, because such a module is linear in its weight.
 """
 
 from __future__ import annotations
@@ -21,23 +21,16 @@ from sparing.blocks.names import walk
 
 
 @dataclass(slots=True)
-class Seen:
-    """What a module met in one pass."""
+class LayerTrace:
+    """What one layer saw in one pass."""
 
     module: nn.Module
-    """Which one."""
-    owner: str
-    """Canonical name of its weight."""
-    readout: bool
-    """Whether it reads out through a weight that another module owns (a tied head)."""
-    before: Tensor
-    """Its weight before the step."""
-    inputs: list[Tensor] = field(default_factory=list)
-    """X of each call, before any multiplier."""
-    outputs: list[Tensor] = field(default_factory=list)
-    """Y of each call, after any multiplier."""
-    gradients: list[Tensor] = field(default_factory=list)
-    """Gradient of the loss at X, through this module alone."""
+    owner: str  # canonical name of its weight
+    readout: bool  # whether it reads out through a weight that another module owns (a tied head)
+    before: Tensor  # its weight before the step
+    inputs: list[Tensor] = field(default_factory=list)  # X of each call, before any multiplier
+    outputs: list[Tensor] = field(default_factory=list)  # Y of each call, after any multiplier
+    gradients: list[Tensor] = field(default_factory=list)  # gradient of the loss at X, through this module alone
 
 
 def rms(tensors: Iterable[Tensor]) -> float | None:
@@ -59,16 +52,11 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> None:
-        """Find the layers; nothing is hooked before the ``with`` block.
-
-        Args:
-            model: Whose modules are watched.
-            origin: Weights from which changes are counted, by canonical name; those at ``with`` by default.
-        """
+        """Watch a model; changes are counted from ``origin`` (canonical name -> weight), else from ``with`` on."""
         self.model, self._origin = model, origin or {}
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, LayerTrace] = {}
         self._handles: list[Any] = []
-        self._deaf = False
+        self._paused = False
 
     def __enter__(self) -> Self:
         """Hook every module that owns a matrix."""
@@ -82,7 +70,7 @@ class Probe:
             owner = aliases.get(weight, weight)
             before = self._origin.get(owner)
             own: Any = module.weight
-            seen = Seen(module, owner, weight in aliases, own.detach().clone() if before is None else before)
+            seen = LayerTrace(module, owner, weight in aliases, own.detach().clone() if before is None else before)
             self.seen[name] = seen
             first = module.register_forward_pre_hook(self._on_input(seen), prepend=True)
             self._handles += [first, module.register_forward_hook(self._on_output(seen))]
@@ -96,42 +84,39 @@ class Probe:
             handle.remove()
         self._handles.clear()
 
-    def _on_input(self, seen: Seen) -> Callable[..., Any]:
+    def _on_input(self, seen: LayerTrace) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            if self._deaf or not args or not isinstance(args[0], Tensor):
+            if self._paused or not args or not isinstance(args[0], Tensor):
                 return None
             seen.inputs.append(args[0].detach())
             if not args[0].requires_grad:
                 return None
-            own = args[0].view_as(args[0])  # others may read the same tensor: this one's gradient is the module's own
-            own.register_hook(lambda slope: seen.gradients.append(slope.detach()))  # type: ignore[no-untyped-call]
-            return (own, *args[1:])
+            # Several layers may read one tensor; through a view of it comes this layer's share of the gradient alone.
+            view = args[0].view_as(args[0])
+            view.register_hook(lambda slope: seen.gradients.append(slope.detach()))  # type: ignore[no-untyped-call]
+            return (view, *args[1:])
 
         return hook
 
-    def _on_output(self, seen: Seen) -> Callable[..., None]:
+    def _on_output(self, seen: LayerTrace) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if not self._deaf and isinstance(output, Tensor):
+            if not self._paused and isinstance(output, Tensor):
                 seen.outputs.append(output.detach())
 
         return hook
 
     def statistics(self) -> dict[str, dict[str, float | None]]:
-        """Root mean squares by module, once the optimizer has stepped; modules that did not run are left out.
-
-        Returns:
-            Name -> ``forward``, ``gradient`` (None where the input needs none) and ``update``.
-        """
-        self._deaf = True
+        """Return the three root mean squares by module, once the optimizer has stepped; None without a gradient."""
+        self._paused = True  # the modules run again below, which must not be recorded
         try:
             return {
                 name: {
-                    "forward": rms(seen.outputs), "gradient": rms(seen.gradients), "update": rms(_changes(seen))
+                    "forward": rms(seen.outputs), "gradient": rms(seen.gradients), "update": rms(_output_changes(seen))
                 }
                 for name, seen in self.seen.items() if seen.outputs
             }  # fmt: skip
         finally:
-            self._deaf = False
+            self._paused = False
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -139,8 +124,8 @@ def _is_layer(module: nn.Module) -> bool:
     return isinstance(weight, nn.Parameter) and weight.ndim >= 2
 
 
-def _changes(seen: Seen) -> list[Tensor]:
-    """ΔY of each call."""
+def _output_changes(seen: LayerTrace) -> list[Tensor]:
+    """Return ΔY of each call."""
     weight = seen.module._parameters["weight"]
     assert weight is not None
     change = {"weight": weight.detach() - seen.before}

@@ -12,8 +12,7 @@ Along = Literal["density", "width"]
 Stat = Literal["forward", "gradient", "update"]
 STATS: tuple[Stat, ...] = ("forward", "gradient", "update")
 
-LEAST_LIVE = 16
-"""Live inputs per neuron (count) below which a point is left out: the law of large numbers has not set in."""
+LEAST_LIVE = 16  # live inputs per neuron (count); below, the law of large numbers has not set in and a point is omitted
 
 Row = Mapping[str, Any]
 
@@ -23,35 +22,23 @@ class Slope:
     """The slope of one statistic of one module along one axis."""
 
     module: str
-    """Path of the module."""
-    role: str
-    """What its weight's dimensions do as the model widens; "readout" for the last layer."""
+    role: str  # what its weight's dimensions do as the model widens; "readout" for the last layer
     stat: Stat
-    """Which root mean square."""
     along: Along
-    """Which axis."""
-    at: float
-    """What the other one is fixed at."""
-    points: int
-    """Points on the line (count)."""
-    slope: float
-    """log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite."""
-    limit: float | None
-    """Largest |slope| that passes; None where the slope is only shown."""
-    error: float = 0.0
-    """Standard error of the slope over seeds; 0 with one seed."""
+    at: float  # what the other one is fixed at
+    points: int  # points on the line (count)
+    slope: float  # log2 of the statistic per log2 of the axis; NaN where the statistic is zero or not finite
+    limit: float | None  # largest |slope| that passes; None where the slope is only shown
+    error: float = 0.0  # standard error of the slope over seeds; 0 with one seed
 
     @property
     def passed(self) -> bool:
-        """Whether the slope is within its limit, or beyond it by no more than two standard errors; NaN does not pass.
-
-        A model of few neurons scatters: with hundreds of slopes some leave the limit by chance. With one seed nothing
-        is known of chance and the limit is strict.
-        """
+        """Whether the slope is within its limit, or beyond by at most two standard errors; NaN does not pass."""
+        # Of hundreds of slopes some leave the limit by chance. With one seed the error is 0 and the limit strict.
         return self.limit is None or abs(self.slope) - 2 * self.error <= self.limit
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """One line of text."""
         fixed = f"{'width' if self.along == 'density' else 'density'} {self.at:g}"
         limit = "not judged" if self.limit is None else f"limit {self.limit:g}"
         if self.limit is not None and self.passed and abs(self.slope) > self.limit:
@@ -61,13 +48,7 @@ class Slope:
 
 
 def slope(points: Iterable[tuple[float, float]]) -> float:
-    """Fit a line to the logarithms by least squares.
-
-    Args:
-        points: Pairs (x, y), all positive; at least two different x.
-
-    Returns:
-        d log y / d log x; NaN where a value is zero, negative or not finite, or the fit has fewer than two places.
+    """Return d log y / d log x by least squares; NaN where a value is not positive and finite, or all x are equal.
 
     Example:
         >>> slope([(1.0, 3.0), (0.25, 1.5), (4.0, 6.0)])
@@ -85,17 +66,7 @@ def slope(points: Iterable[tuple[float, float]]) -> float:
 def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, ...]:
     """Fit every module's statistics along both axes at the last step.
 
-    Seeds are averaged in the logarithm; how much they differ gives the standard error. The forward size of a readout is
-    shown and not judged: with width it falls as 1/√width at the start, which the rule wants, until learning sets in. A
-    gradient is None where the input needs none.
-
-    Args:
-        rows: As ``coordinate_check`` makes them.
-        limit: Largest |slope| of the forward size.
-        loose: Largest |slope| of gradient and update.
-
-    Returns:
-        One slope per module, statistic, axis and fixed value with at least two points.
+    Seeds are averaged in the logarithm; their spread gives the standard error. A gradient may be None.
     """
     last = max((row["step"] for row in rows), default=0)
     kept = [row for row in rows if row["step"] == last and row["live"] >= LEAST_LIVE]
@@ -103,13 +74,13 @@ def slopes(rows: Sequence[Row], *, limit: float, loose: float) -> tuple[Slope, .
     for along, fixed in (("density", "width"), ("width", "density")):
         for module in dict.fromkeys(row["module"] for row in kept):
             for at in dict.fromkeys(row[fixed] for row in kept):
-                mine = [row for row in kept if row["module"] == module and row[fixed] == at]
-                found += _of(mine, along, at, limit, loose)  # type: ignore[arg-type]
+                points = [row for row in kept if row["module"] == module and row[fixed] == at]
+                found += _module_slopes(points, along, at, limit, loose)  # type: ignore[arg-type]
     return tuple(found)
 
 
-def _of(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float) -> list[Slope]:
-    """Slopes of one module at one fixed value."""
+def _module_slopes(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float) -> list[Slope]:
+    """Return the slopes of one module at one fixed value."""
     places = sorted({row[along] for row in rows})
     if len(places) < 2:
         return []
@@ -119,11 +90,12 @@ def _of(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float
         if any(row[stat] is None for row in rows):
             continue
         each = [slope((row[along], row[stat]) for row in rows if row["seed"] == seed) for seed in seeds]
-        gate = limit if stat == "forward" else loose
+        bound = limit if stat == "forward" else loose
+        # A readout's output falls as 1/√width at the start, as the rule intends: it is shown and not judged.
         found.append(
             Slope(
                 module=module, role=role, stat=stat, along=along, at=at, points=len(places), slope=fmean(each),
-                limit=None if stat == "forward" and role == "readout" else gate,
+                limit=None if stat == "forward" and role == "readout" else bound,
                 error=_error(each),
             )
         )  # fmt: skip
@@ -131,7 +103,7 @@ def _of(rows: Sequence[Row], along: Along, at: float, limit: float, loose: float
 
 
 def _error(values: Sequence[float]) -> float:
-    """Standard error of a mean; 0 where chance is not known."""
+    """Return the standard error of a mean; 0 for one value, or where a value is not finite."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return 0.0
     return float(stdev(values) / len(values) ** 0.5)

@@ -1,8 +1,8 @@
 """Two-of-four and block-sparse linear layers for training on CUDA, with the kernels that torch ships.
 
 The weight stays a dense parameter that is zero off its mask, so optimizer, gate and state dict are those of the masked
-dense layer; only products change. A step compresses the weight anew and computes its gradient dense, so what is gained
-is part of the forward pass and, for blocks and masks that are two of four both ways, of the gradient of the input.
+dense layer; only products change. A step compresses the weight anew and computes its gradient dense, so the gain is
+part of the forward pass and, for blocks and for masks that are 2:4 both ways, of the gradient of the input.
 """
 
 from __future__ import annotations
@@ -22,33 +22,21 @@ from sparing.scaling.sparse import prepare
 CudaBackend = Literal["2:4", "block"]
 """Kernels: cuSPARSELt or CUTLASS for two of four, Triton for blocks."""
 
-_SIDE = 64  # both sides a multiple: the transpose is compressed too, and rows of 32 and columns of 64 are asked for
+_HALF = {torch.float16, torch.bfloat16}
+_SIDE = 64  # sides are multiples of it: kernels need rows by 32 and columns by 64, and the transpose is compressed too
 
 
 class BlockPattern(NamedTuple):
     """Which square blocks of a matrix [out, in] are live."""
 
-    size: int
-    """Side of a block (count)."""
-
-    crow: Tensor
-    """Live blocks before each row of blocks, shape (out / size + 1,)."""
-
-    row: Tensor
-    """Row of each live block, ascending, shape (blocks,)."""
-
-    col: Tensor
-    """Column of each live block, shape (blocks,)."""
+    size: int  # side of a block (count)
+    crow: Tensor  # live blocks before each row of blocks, shape (out / size + 1,)
+    row: Tensor  # row of each live block, ascending, shape (blocks,)
+    col: Tensor  # column of each live block, shape (blocks,)
 
 
 def is_two_of_four(mask: Tensor) -> bool:
-    """Say whether at most two of each four neighbours in a row are live.
-
-    Args:
-        mask: bool, [out, in].
-
-    Returns:
-        Whether the sparse tensor cores can hold it; false if the fan-in is no multiple of four.
+    """Tell whether at most two of each four neighbours in a row of [out, in] are live, as sparse tensor cores need.
 
     Example:
         >>> is_two_of_four(torch.tensor([[True, False, True, False]])), is_two_of_four(torch.ones(1, 4).bool())
@@ -58,15 +46,7 @@ def is_two_of_four(mask: Tensor) -> bool:
 
 
 def blocks_of(mask: Tensor, size: int) -> BlockPattern | None:
-    """Return the live blocks of a mask; None where it does not consist of whole blocks.
-
-    Args:
-        mask: bool, [out, in].
-        size: Side of a block (count).
-
-    Returns:
-        The pattern.
-    """
+    """Return the live blocks of a mask [out, in], ``size`` entries a side; None unless it consists of whole blocks."""
     if mask.shape[0] % size or mask.shape[1] % size:
         return None
     tiles = mask.view(mask.shape[0] // size, size, mask.shape[1] // size, size).transpose(1, 2).flatten(2)
@@ -77,16 +57,8 @@ def blocks_of(mask: Tensor, size: int) -> BlockPattern | None:
     return BlockPattern(size, torch.cat([row.new_zeros(1), live.sum(1).cumsum(0)]), row, col)
 
 
-def turned(pattern: BlockPattern, columns: int) -> BlockPattern:
-    """Return the pattern of the transpose.
-
-    Args:
-        pattern: Of a matrix [out, in].
-        columns: Columns of blocks (count), in / size.
-
-    Returns:
-        That of [in, out].
-    """
+def transpose_pattern(pattern: BlockPattern, columns: int) -> BlockPattern:
+    """Return the pattern of the transpose; ``columns`` counts columns of blocks, in / size."""
     order = torch.argsort(pattern.col, stable=True)
     counts = torch.bincount(pattern.col, minlength=columns)
     crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -94,15 +66,7 @@ def turned(pattern: BlockPattern, columns: int) -> BlockPattern:
 
 
 def block_matrix(weight: Tensor, pattern: BlockPattern) -> Tensor:
-    """Return the live blocks of a weight as torch's BSR tensor.
-
-    Args:
-        weight: [out, in].
-        pattern: Its live blocks.
-
-    Returns:
-        BSR, of the same shape; blocks off the pattern are left out.
-    """
+    """Return the live blocks of a weight [out, in] as a BSR tensor of its shape."""
     size = pattern.size
     tiles = weight.view(weight.shape[0] // size, size, weight.shape[1] // size, size).transpose(1, 2)
     values = tiles[pattern.row, pattern.col].contiguous()
@@ -116,6 +80,7 @@ class _TwoOfFour(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, both: bool) -> Tensor:
         """Return Y, shape (N, out)."""
+        # Saved dense and compressed anew in backward, which multiplies by the transpose.
         ctx.save_for_backward(x, weight)
         ctx.both = both
         return F.linear(x, torch.sparse.to_sparse_semi_structured(weight))
@@ -142,13 +107,13 @@ class _Blocks(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of X and W."""
         x, weight = ctx.saved_tensors
-        back = turned(ctx.pattern, weight.shape[1] // ctx.pattern.size)
+        back = transpose_pattern(ctx.pattern, weight.shape[1] // ctx.pattern.size)
         return _product(block_matrix(weight.t().contiguous(), back), grad), grad.t() @ x, None
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
     """Return ``X Aᵀ`` for a block matrix A, shape (N, out)."""
-    from torch.sparse import _triton_ops
+    from torch.sparse import _triton_ops  # imports Triton, which not every machine has
 
     out = x.new_zeros(matrix.shape[0], x.shape[0])
     product = _triton_ops.bsr_dense_addmm(out, matrix, x.t().contiguous(), beta=0)
@@ -158,48 +123,35 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
 class TwoOfFourLinear(nn.Linear):
     """A linear layer whose products run on the sparse tensor cores; made by ``convert_cuda_``."""
 
-    _both: bool
-    """Whether the transpose is two of four as well."""
+    _both: bool  # whether the transpose is two of four as well
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out)."""
         y = _TwoOfFour.apply(x.reshape(-1, self.in_features), self.weight, self._both)  # type: ignore[no-untyped-call]
-        return _finished(cast("Tensor", y), x, self)
+        return _with_bias(cast("Tensor", y), x, self)
 
 
 class BlockLinear(nn.Linear):
     """A linear layer whose products run over live blocks; made by ``convert_cuda_``."""
 
-    _blocks: BlockPattern
-    """The live blocks."""
+    _blocks: BlockPattern  # the live blocks
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x Wᵀ + b``, shape (..., out)."""
         y = _Blocks.apply(x.reshape(-1, self.in_features), self.weight, self._blocks)  # type: ignore[no-untyped-call]
-        return _finished(cast("Tensor", y), x, self)
+        return _with_bias(cast("Tensor", y), x, self)
 
 
-def _finished(y: Tensor, x: Tensor, layer: nn.Linear) -> Tensor:
+def _with_bias(y: Tensor, x: Tensor, layer: nn.Linear) -> Tensor:
     y = y if layer.bias is None else y + layer.bias
     return y.view(*x.shape[:-1], layer.out_features)
 
 
 def convert_cuda_(model: nn.Module, masks: Mapping[str, Tensor], *, backend: CudaBackend, size: int = 64) -> list[str]:
-    """Let masked linear layers run by sparse kernels of the GPU, in place; call again when masks have changed.
+    """Run masked linear layers by the GPU's sparse kernels, in place, and return their names.
 
-    Parameters, optimizer state and state dict stay what they are, so there is nothing to move and nothing to save.
-
-    Args:
-        model: The model on its device, its masks applied.
-        masks: Canonical name of a weight -> bool mask.
-        backend: "2:4" or "block".
-        size: Side of a block (count), for "block".
-
-    Returns:
-        Names of the layers that run so.
-
-    Raises:
-        UserError: If a layer cannot, with the reason; then nothing was changed.
+    Call it again when masks have changed. ``size`` is the side of a block (count), for "block". A refusal changes
+    nothing. Parameters, optimizer state and state dict stay as they are, so there is nothing to move or save.
     """
     if backend not in {"2:4", "block"}:
         raise UserError("backend", got=repr(backend), why="on CUDA there are 2:4 and block", do="see convert_ for CSR")
@@ -210,6 +162,7 @@ def convert_cuda_(model: nn.Module, masks: Mapping[str, Tensor], *, backend: Cud
     for name, layer in layers.items():
         mask = masks[name]
         if backend == "2:4":
+            # The class changes and not the module: its hooks, buffers and name are those of the masked dense layer.
             layer.__class__ = TwoOfFourLinear
             layer.__dict__["_both"] = is_two_of_four(mask.t())
         else:
@@ -219,11 +172,7 @@ def convert_cuda_(model: nn.Module, masks: Mapping[str, Tensor], *, backend: Cud
 
 
 def revert_cuda_(model: nn.Module) -> None:
-    """Let all layers run masked dense again; nothing else changes.
-
-    Args:
-        model: The model.
-    """
+    """Run all layers masked dense again; nothing else changes."""
     for layer in model.modules():
         if isinstance(layer, TwoOfFourLinear | BlockLinear):
             layer.__class__ = nn.Linear  # type: ignore[assignment]
@@ -232,30 +181,29 @@ def revert_cuda_(model: nn.Module) -> None:
 
 
 def _obstacle(layer: nn.Module, mask: Tensor, backend: CudaBackend, size: int) -> str:
-    """Say why a layer cannot run so; empty where it can."""
+    """Say why a layer cannot run by these kernels; empty where it can."""
     if type(layer) not in {nn.Linear, TwoOfFourLinear, BlockLinear}:
         return f"{type(layer).__name__} has no such form, only Linear has"
     weight = cast("Tensor", layer.weight)
     if weight.device.type != "cuda":
         return f"the layer lies on {weight.device.type}, and these kernels are CUDA's"
-    half = weight.dtype in {torch.float16, torch.bfloat16}
-    return _two_of_four_obstacle(weight, mask, half) if backend == "2:4" else _block_obstacle(mask, half, size)
+    return _two_of_four_obstacle(weight, mask) if backend == "2:4" else _block_obstacle(weight, mask, size)
 
 
-def _two_of_four_obstacle(weight: Tensor, mask: Tensor, half: bool) -> str:
+def _two_of_four_obstacle(weight: Tensor, mask: Tensor) -> str:
     if torch.cuda.get_device_capability(weight.device) < (8, 0):
         return "sparse tensor cores begin with compute capability 8.0"
-    if not half:
+    if weight.dtype not in _HALF:
         return f"its weight is {weight.dtype}, and the kernels take half precision"
     if weight.shape[0] % _SIDE or weight.shape[1] % _SIDE:
         return f"its shape is {tuple(weight.shape)}, and sides must be multiples of {_SIDE}"
     return "" if is_two_of_four(mask) else "its mask is not two of four along the fan-in; draw NofM(n=2, m=4)"
 
 
-def _block_obstacle(mask: Tensor, half: bool, size: int) -> str:
+def _block_obstacle(weight: Tensor, mask: Tensor, size: int) -> str:
     if not _triton.has_triton():
         return "Triton is not installed"
-    if not half:
+    if weight.dtype not in _HALF:
         return "its weight is not in half precision"
     if size not in {16, 32, 64, 128}:
         return f"blocks of {size} do not fit the kernels, which take 16, 32, 64, 128"

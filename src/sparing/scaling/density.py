@@ -1,12 +1,13 @@
-"""How many weights of each layer live: one number, numbers by pattern, or more where layers are small (ER, ERK)."""
+"""The density of each layer: one number, numbers by pattern, or laws that give small layers more (ER, ERK)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from typing import TypeVar
 
 from sparing.errors import UserError, require
 from sparing.scaling.roles import Facts
@@ -24,7 +25,7 @@ class ERK:
     """Live weights of all masked layers together, over their weights."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no share."""
+        """Refuse a total outside (0, 1]."""
         require(0 < self.total <= 1, "ERK.total", self.total, "it is a share of the weights", "pass 0 < total <= 1")
 
     def of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
@@ -43,6 +44,7 @@ class ERK:
         size = {name: math.prod(shape) for name, shape in shapes.items()}
         live = self.total * sum(size.values())
         dense: set[str] = set()
+        # Each pass makes layers that would exceed 1 dense and shares what they leave among the others.
         while True:
             open_ = [name for name in shapes if name not in dense]
             left = live - sum(size[name] for name in dense)
@@ -62,7 +64,7 @@ class ER:
     """About how many live weights a unit has (count), ε."""
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing."""
+        """Refuse an ε that leaves no weights."""
         require(self.epsilon > 0, "ER.epsilon", self.epsilon, "no weight would live", "pass epsilon > 0")
 
     def of(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
@@ -80,24 +82,17 @@ class ER:
         }
 
 
+Value = TypeVar("Value")
+
 Density = float | str | Mapping[str, float] | ERK | ER
 """One for all, by pattern of names (the first that fits; others are dense), or a law, also in words (``"erk:0.1"``)."""
 
 
-def worded(word: str) -> ERK | ER:
-    """Read a law of densities from its words, as the command line spells it.
-
-    Args:
-        word: ``erk:0.1`` or ``erk:1/10``, the total; ``er:20``, ε.
-
-    Returns:
-        The law.
-
-    Raises:
-        UserError: If it is no such word, or its number is missing or out of range.
+def parse_law(word: str) -> ERK | ER:
+    """Read a law as the command line spells it: ``erk:0.1`` or ``erk:1/10`` (the total), ``er:20`` (ε).
 
     Example:
-        >>> worded("erk:1/10"), worded("er:20")
+        >>> parse_law("erk:1/10"), parse_law("er:20")
         (ERK(total=0.1), ER(epsilon=20.0))
     """
     law, _, rest = word.partition(":")
@@ -119,26 +114,13 @@ def densities(
     sparse: Sequence[str] | None = None,
     least_fan_in: int = 4,
 ) -> dict[str, float]:
-    """Return the density of every weight that gets a mask.
+    """Return canonical name -> density of every weight that gets a mask; density 1 gets none.
 
-    Embeddings, readouts, stems, depthwise filters and vectors stay dense: only hidden weights are masked.
-
-    Args:
-        known: Facts by canonical name.
-        roles: Roles by canonical name.
-        density: One number, numbers by pattern, or a law.
-        sparse: Patterns of the weights to mask instead; they must have at least two dimensions.
-        least_fan_in: Live inputs that a unit must keep (count). Below about 8 the corrections lose their accuracy, and
-            units may die.
-
-    Returns:
-        Canonical name -> density, of masked weights only; those of density 1 are left out.
-
-    Raises:
-        UserError: If a density is not in (0, 1], too few live inputs would be left, or a pattern fits nothing.
+    Hidden weights are masked, or those that the patterns in ``sparse`` match. ``least_fan_in`` is the number of live
+    inputs that a unit must keep: below about 8 the corrections lose their accuracy, and units may die.
     """
     names = _masked(known, roles, sparse)
-    found = _numbers(density, {name: known[name].shape for name in names})
+    found = _values(density, {name: known[name].shape for name in names})
     for name, value in found.items():
         if not 0 < value <= 1:
             raise UserError("density", got=f"{value} for {name}", why="it is a share", do="pass 0 < density <= 1")
@@ -156,23 +138,24 @@ def _masked(known: Mapping[str, Facts], roles: Mapping[str, Role], sparse: Seque
     return chosen
 
 
-def _numbers(density: Density, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
+def _values(density: Density, shapes: Mapping[str, Sequence[int]]) -> dict[str, float]:
     if isinstance(density, str):
-        density = worded(density)
+        density = parse_law(density)
     if isinstance(density, ERK | ER):
         return density.of(shapes)
     if isinstance(density, Mapping):
         _require_fits(list(density), shapes, "density")
-        first = {name: next((p for p in density if fnmatchcase(name, p)), None) for name in shapes}
-        return {name: density[pattern] for name, pattern in first.items() if pattern is not None}
+        return by_pattern(density, shapes)
     if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
-        raise UserError(
-            "density",
-            got=repr(density),
-            why="it is a share of live weights",
-            do='pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or "erk:0.1", ER() or "er:20"',
-        )
+        do = 'pass 0 < density <= 1, {"pattern": share}, ERK(total=...) or "erk:0.1", ER() or "er:20"'
+        raise UserError("density", got=repr(density), why="it is a share of live weights", do=do)
     return dict.fromkeys(shapes, float(density))
+
+
+def by_pattern(patterns: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
+    """Return for each name the value of the first pattern that matches it; names without a match are omitted."""
+    first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
+    return {name: patterns[pattern] for name, pattern in first.items() if pattern is not None}
 
 
 def _require_fits(patterns: Sequence[str], names: Mapping[str, object], what: str) -> None:

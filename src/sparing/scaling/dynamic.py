@@ -1,9 +1,5 @@
 """Masks that change while the model trains: pure updates of one layer, and when they are due.
 
-    method = RigL(share=0.3, every=100)
-    if method.due(step, steps):
-        mask = method.update(weight, mask, gradient, step=step, steps=steps, generator=...)
-
 A step is the index of an optimizer step, from 0; ``steps`` is how many the whole run has. Nothing here touches a live
 model: see ``evolve``.
 """
@@ -52,21 +48,20 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Exchange:
-    """Schedule of the methods that drop and grow equally many weights."""
+class _DropAndGrow:
+    """Schedule of the methods that drop and grow the same number of weights."""
 
     every: int = 100
     """Optimizer steps between updates, ΔT (count)."""
-
     until: float = 0.75
     """Share of the run after which the mask stays, T_end/steps."""
-
     share: float = 0.3
     """Share of the live weights that the first update of RigL (α), or every one of SET (ζ), would exchange."""
 
     def __post_init__(self) -> None:
         """Reject shares that exchange nothing or everything, and schedules that never end or never begin."""
-        _check_share(self.share)
+        do = "pass a number between 0 and 1"
+        require(0 < self.share < 1, "share", self.share, "some weights go and some stay", do)
         _check_every(self.every)
         require(0 < self.until <= 1, "until", self.until, "it is a share of the run", "pass a number in (0, 1]")
 
@@ -75,7 +70,7 @@ class _Exchange:
 
         Args:
             step: Index of the optimizer step.
-            steps: Steps of the whole run.
+            steps: OptimizerLike of the whole run.
 
         Returns:
             True at multiples of ``every`` before ``until``; never at step 0.
@@ -88,7 +83,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RigL(_Exchange):
+class RigL(_DropAndGrow):
     """Drops the smallest weights and grows where the dense gradient is largest; fewer as the run goes on.
 
     Source: Evci et al. 2020 (arXiv:1911.11134), equation 1 and algorithm 1; a weight that was dropped may be grown
@@ -102,7 +97,7 @@ class RigL(_Exchange):
 
         Args:
             step: Index of the optimizer step, t.
-            steps: Steps of the whole run.
+            steps: OptimizerLike of the whole run.
 
         Returns:
             In [0, α]; 0 from T_end on.
@@ -127,7 +122,7 @@ class RigL(_Exchange):
             mask: Boolean, the same shape.
             gradient: Dense gradient, the same shape.
             step: Index of the optimizer step.
-            steps: Steps of the whole run.
+            steps: OptimizerLike of the whole run.
             generator: Not used.
 
         Returns:
@@ -138,7 +133,7 @@ class RigL(_Exchange):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SET(_Exchange):
+class SET(_DropAndGrow):
     """Drops the smallest weights and grows at random, an equal share in every update.
 
     Source: Mocanu et al. 2018 (arXiv:1707.04780), algorithm 1, ζ = 0.3; there an update follows every epoch, and the
@@ -178,16 +173,12 @@ class GMP:
 
     final: float
     """Density at the end, in every layer, ρ_f."""
-
     start: float = 0.25
     """Share of the run before the first weight goes."""
-
     until: float = 0.75
     """Share of the run after which the mask stays."""
-
     every: int = 100
     """Optimizer steps between updates, Δt (count)."""
-
     initial: float = 1.0
     """Density before, ρ_i."""
 
@@ -206,7 +197,7 @@ class GMP:
 
         Args:
             step: Index of the optimizer step.
-            steps: Steps of the whole run.
+            steps: OptimizerLike of the whole run.
 
         Returns:
             True at ``every`` steps in the window, and at its end, where the final density is reached.
@@ -223,7 +214,7 @@ class GMP:
 
         Args:
             step: Index of the optimizer step.
-            steps: Steps of the whole run.
+            steps: OptimizerLike of the whole run.
 
         Returns:
             Between final and initial density.
@@ -256,37 +247,19 @@ METHODS: tuple[type[Method], ...] = (RigL, SET, GMP)
 
 
 def exchange(weight: Tensor, mask: Tensor, score: Tensor, *, fraction: float) -> Tensor:
-    """Drop the smallest live weights and grow as many entries of the highest scores among all that are then masked.
-
-    Args:
-        weight: Any shape.
-        mask: Boolean, the same shape.
-        score: The same shape; ties go to the lower index.
-        fraction: Share of the live weights, rounded down to a count.
-
-    Returns:
-        Boolean, the same shape and count.
-    """
+    """Drop a fraction of the live weights, the smallest, and grow as many of the highest scores; counts round down."""
     flat = mask.flatten()
     count = int(fraction * int(flat.sum()))
     kept = flat.clone()
     kept[_lowest(weight.abs().flatten(), flat, count)] = False
+    # Dropped entries may be grown again at once, as in RigL's algorithm 1: ``~kept`` and not ``~flat``.
     grown = kept.clone()
     grown[_lowest(-score.flatten(), ~kept, count)] = True
     return grown.view_as(mask)
 
 
 def prune(weight: Tensor, mask: Tensor, density: float) -> Tensor:
-    """Keep the largest live weights.
-
-    Args:
-        weight: Any shape.
-        mask: Boolean, the same shape.
-        density: Share of all entries that stay, rounded to a count of at least one.
-
-    Returns:
-        Boolean, the same shape; never an entry that was masked.
-    """
+    """Keep the largest live weights, ``density`` of all entries (rounded, at least one); none comes back to life."""
     flat = mask.flatten().clone()
     leaving = int(flat.sum()) - max(1, round(density * flat.numel()))
     flat[_lowest(weight.abs().flatten(), flat, max(0, leaving))] = False
@@ -294,39 +267,14 @@ def prune(weight: Tensor, mask: Tensor, density: float) -> Tensor:
 
 
 def energy(weight: Tensor, mask: Tensor) -> float:
-    """Return the sum of squares of the live weights, in double precision.
-
-    Args:
-        weight: Any shape.
-        mask: Boolean, the same shape.
-
-    Returns:
-        Σ W² over live entries.
-    """
+    """Return Σ W² over the live weights, in double precision."""
     return float(weight.detach().double().square()[mask].sum())
 
 
-def retained(weight: Tensor, mask: Tensor) -> float:
-    """Return what share of a matrix's second moment a mask lets live, κ: the variance that the layer passes on.
-
-    Args:
-        weight: Dense weights, any shape.
-        mask: Boolean, the same shape.
-
-    Returns:
-        κ in [0, 1]; about the density for a random mask, more for one by magnitude.
-    """
-    return energy(weight, mask) / energy(weight, torch.ones_like(mask))
-
-
 def retained_gaussian(density: float) -> float:
-    """Return κ of the largest weights of a Gaussian: ρ + 2 t φ(t), with t the threshold that a share ρ exceeds.
+    """Return κ, the share of the second moment that the largest ρ of a Gaussian's weights keep.
 
-    Args:
-        density: Share of the weights that stay, ρ in (0, 1].
-
-    Returns:
-        κ in (0, 1].
+    κ = ρ + 2 t φ(t), with t the magnitude that a share ρ exceeds; a random mask has κ = ρ.
 
     Example:
         >>> f"{retained_gaussian(1 / 8):.3f}"
@@ -341,25 +289,15 @@ def retained_gaussian(density: float) -> float:
 
 
 def prefill(second: Tensor, kept: Tensor, grown: Tensor, floor: Tensor | None = None) -> Tensor:
-    """Give grown weights a second moment, so that an Adam whose step count is high does not leap.
+    """Return a second moment in which grown weights have the mean of their row's kept ones, at least ``floor``.
 
-    With both moments at zero the first step of a grown weight is (1 − β₁)/√(1 − β₂) rates long: 3.2 for (0.9, 0.999).
-    With v₀ it is (1 − β₁)|g|/√(β₂v₀ + (1 − β₂)g²), less than (1 − β₁)/√β₂ rates where v₀ ≥ g².
-
-    Args:
-        second: Second moment, rows are neurons, any further dimensions.
-        kept: Boolean, entries that live before and after.
-        grown: Boolean, entries that begin to live.
-        floor: Squares of the gradients by which weights were grown, in the units of ``second``.
-
-    Returns:
-        A new tensor: mean over the kept entries of the row in grown places (of the layer where the row has none), at
-        least ``floor``; all else as it was.
+    With both moments at zero the first Adam step of a grown weight late in training is (1 − β₁)/√(1 − β₂) rates long:
+    3.2 for (0.9, 0.999). With v₀ it is (1 − β₁)|g|/√(β₂v₀ + (1 − β₂)g²), less than (1 − β₁)/√β₂ rates where v₀ ≥ g².
     """
-    rows, alive = second.flatten(1), kept.flatten(1)
+    rows, alive = second.flatten(1), kept.flatten(1)  # rows are neurons
     counts, sums = alive.sum(1), (rows * alive).sum(1)
     layer = sums.sum() / counts.sum().clamp(min=1)
-    means = torch.where(counts > 0, sums / counts.clamp(min=1), layer)
+    means = torch.where(counts > 0, sums / counts.clamp(min=1), layer)  # a row without kept weights takes the layer's
     filled = means[:, None].expand_as(rows).reshape(second.shape)
     if floor is not None:
         filled = torch.maximum(filled, floor)
@@ -375,7 +313,3 @@ def _lowest(score: Tensor, among: Tensor, count: int) -> Tensor:
 
 def _check_every(every: int) -> None:
     require(every >= 1, "every", every, "an update needs a step", "pass every >= 1")
-
-
-def _check_share(share: float) -> None:
-    require(0 < share < 1, "share", share, "some weights go and some stay", "pass a number between 0 and 1")

@@ -1,4 +1,4 @@
-"""One parameter's line of a plan, and the arithmetic from facts and a rule to its factors."""
+"""One parameter's entry in a plan, and the arithmetic from facts and a rule to its factors."""
 
 from __future__ import annotations
 
@@ -23,61 +23,42 @@ class Entry:
 
     name: str
     """Canonical name."""
-
     role: Role
     """What its dimensions do as the model widens."""
-
     why: str
     """Reason for the role."""
-
     kind: str
     """Class of its layer."""
-
     shape: tuple[int, ...]
     """Shape in the model."""
-
     fan_in: int
     """Inputs of the layer (count)."""
-
     fan_out: int
     """Outputs (count)."""
-
     m_in: float
     """Times the base's fan-in."""
-
     m_out: float
     """Times the base's fan-out."""
-
     density: float = 1.0
     """Share of live weights, ρ."""
-
     part: str = ""
     """Of attention: query, key, value, qkv (packed) or none."""
-
     residual: bool = False
     """Whether it ends a residual branch."""
-
     transposed: bool = False
     """Whether inputs are the first dimension."""
-
     init: Init = "constant"
     """How its initial scale depends on width as the model draws it."""
-
     factors: Factors
     """Multipliers on the base's values."""
-
     depth: float = 1.0
     """Times the base's depth if it lies in a block, else 1."""
-
     m_init: float = 1.0
     """Times the base's fan-in, as the model's initialisation sees it."""
-
     undo: float = 1.0
     """Factor that takes a depth-dependent initial scale back to that of the base's depth (CompleteP)."""
-
     drawn: float | None = None
     """Standard deviation of the weights as the model drew them; None if they are on the meta device."""
-
     own: float = 1.0
     """Times the base's number by which the model's own code multiplies what the table gives; the rule undoes it."""
 
@@ -93,15 +74,13 @@ class Entry:
 
     @property
     def rescale(self) -> float:
-        """Factor on the weights as the model drew them, due exactly once.
-
-        A ``UserError`` says so if it is not known how the model draws them.
-        """
+        """Factor on the weights as the model drew them, due exactly once; refused if the initialization is unknown."""
         if self.init == "unknown":
             error = unknown_init([self.name])
             raise error
         if self.init in {"zero", "given"}:
             return 1.0
+        # The model has shrunk its weights by the root of this ratio already: undo it before the rule's factor.
         drawn_by = {"fan_in": self.m_init, "fan_out": self.m_out}.get(self.init, 1.0)
         return self.factors.std * self.undo * math.sqrt(drawn_by)
 
@@ -112,7 +91,7 @@ class Entry:
 
 
 def unknown_init(names: list[str]) -> UserError:
-    """Return the error that says for which parameters the initial scale must be told, and how."""
+    """Return the error that lists parameters whose initialization must be stated, and says how."""
     return UserError(
         "init",
         got=f"{len(names)} weights whose scale fits neither law: {', '.join(names[:4])}" + " …" * (len(names) > 4),
@@ -122,108 +101,60 @@ def unknown_init(names: list[str]) -> UserError:
     )
 
 
-def factors_of(line: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
-    """Return the factors of an entry under a rule, in a form that its layer can carry.
+def rule_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
+    """Return what a rule says of an entry at some density."""
+    return rule.factors(
+        entry.role, fan_in=entry.m_in, fan_out=entry.m_out, density=density, depth=entry.depth, optimizer=optimizer,
+        residual=entry.residual, part=entry.part,
+    )  # fmt: skip
 
-    Only layers that are called as modules can scale their input or output. Attention with packed weights, recurrent
-    layers and bare parameters carry the factor in the weights instead, which is the same.
 
-    Args:
-        line: The entry; its own factors do not matter.
-        rule: The rule.
-        optimizer: Whose step.
-
-    Returns:
-        The factors.
-    """
-    found = rule.factors(
-        line.role,
-        fan_in=line.m_in,
-        fan_out=line.m_out,
-        density=line.density,
-        depth=line.depth,
-        optimizer=optimizer,
-        residual=line.residual,
-        part=line.part,
-    )
-    if line.own != 1.0:
-        found = replace(found, forward=found.forward / line.own)
-    if found.forward != 1.0 and not _carries(line):
-        return shift(found, 1.0 / found.forward, stepper(line.role, optimizer))
+def entry_factors(entry: Entry, rule: Rule, optimizer: Optimizer) -> Factors:
+    """Return the factors of an entry under a rule, in a form that its layer can hold."""
+    found = rule_factors(entry, rule, optimizer, entry.density)
+    if entry.own != 1.0:
+        found = replace(found, forward=found.forward / entry.own)
+    # A hook can scale only layers that are called as modules. Attention with packed weights, recurrent layers and bare
+    # parameters take the factor into the weights instead, which is the same function.
+    called = entry.kind in _HOOKED or (entry.role == "embedding" and entry.kind in _LOOKED_UP)
+    if found.forward != 1.0 and not called:
+        return shift(found, 1.0 / found.forward, stepper(entry.role, optimizer))
     return found
 
 
-def entry(facts: Facts, role: tuple[Role, str], rule: Rule, optimizer: Optimizer, **known: float | str | None) -> Entry:
-    """Make a parameter's line.
-
-    Args:
-        facts: What is known of it.
-        role: Its role and the reason.
-        rule: The rule.
-        optimizer: Whose step.
-        known: Fields of ``Entry`` that other parts of the plan decide.
-
-    Returns:
-        The line with its factors.
-    """
-    line = Entry(
-        name=facts.name,
-        role=role[0],
-        why=role[1],
-        kind=facts.kind,
-        shape=facts.shape,
-        fan_in=facts.fan_in,
-        fan_out=facts.fan_out,
-        m_in=facts.m_in,
-        m_out=facts.m_out,
-        part=facts.part,
-        residual=facts.residual,
-        transposed=facts.transposed,
-        m_init=facts.m_init,
-        factors=Factors(),
+def make_entry(
+    facts: Facts, role: tuple[Role, str], rule: Rule, optimizer: Optimizer, **known: float | str | None
+) -> Entry:
+    """Return a parameter's entry; ``role`` is the role and its reason, ``known`` what the facts do not say."""
+    entry = Entry(
+        name=facts.name, role=role[0], why=role[1], kind=facts.kind, shape=facts.shape,
+        fan_in=facts.fan_in, fan_out=facts.fan_out, m_in=facts.m_in, m_out=facts.m_out, m_init=facts.m_init,
+        part=facts.part, residual=facts.residual, transposed=facts.transposed, factors=Factors(),
         **known,  # type: ignore[arg-type]
-    )
-    return replace(line, factors=factors_of(line, rule, optimizer))
+    )  # fmt: skip
+    return replace(entry, factors=entry_factors(entry, rule, optimizer))
 
 
-def _carries(line: Entry) -> bool:
-    """Say whether the layer is called as a module, so that a hook can scale what goes in or comes out."""
-    return line.kind in _HOOKED or (line.role == "embedding" and line.kind in _LOOKED_UP)
-
-
-def kind_of(name: str) -> str:
-    """The name of a parameter without the number of its layer.
-
-    Args:
-        name: Canonical name.
-
-    Returns:
-        The pattern that its kin in other layers share.
+def layer_pattern(name: str) -> str:
+    """Return a parameter's name with ``*`` for the number of its layer.
 
     Example:
-        >>> kind_of("model.layers.3.mlp.up_proj.weight")
+        >>> layer_pattern("model.layers.3.mlp.up_proj.weight")
         'model.layers.*.mlp.up_proj.weight'
     """
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
-def alike(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put rows together that differ in the number of their layer only.
-
-    Args:
-        rows: With ``parameter`` and ``std``.
-
-    Returns:
-        One row per kind with ``layers`` (count) and the mean of ``std``; a row without kin keeps its name.
-    """
+def merge_layers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Merge rows that differ in the number of their layer only; ``layers`` counts them, ``std`` is their mean."""
     kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         same = tuple(value for name, value in row.items() if name not in {"parameter", "std"})
-        kinds.setdefault((kind_of(row["parameter"]), *same), []).append(row)
+        kinds.setdefault((layer_pattern(row["parameter"]), *same), []).append(row)
     found = []
-    for (kind, *_), kin in kinds.items():
-        stds = [row["std"] for row in kin if row["std"] != ""]
-        name = kind if len(kin) > 1 else kin[0]["parameter"]
+    for (kind, *_), merged in kinds.items():
+        stds = [row["std"] for row in merged if row["std"] != ""]
+        name = kind if len(merged) > 1 else merged[0]["parameter"]
         mean = sum(stds) / len(stds) if stds else ""
-        found.append({"parameter": name, "layers": len(kin)} | {**kin[0], "parameter": name, "std": mean})
+        found.append({"parameter": name, "layers": len(merged)} | {**merged[0], "parameter": name, "std": mean})
     return found

@@ -1,4 +1,4 @@
-"""Masks that change while somebody else's loop trains the model: weights, optimizer state and factors go along.
+"""Masks that change while the user's loop trains the model: weights, optimizer state and factors follow.
 
 evolution = Evolution(model, masks, optimizer, RigL(), steps=10_000)
 for step in range(10_000):
@@ -17,18 +17,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from sparing.blocks import submodule
 from sparing.errors import UserError, require
 from sparing.scaling.dynamic import Method, energy, prefill
-from sparing.scaling.entries import Entry
-from sparing.scaling.gates import sharers
+from sparing.scaling.entries import Entry, rule_factors
 from sparing.scaling.live import Masks
 from sparing.scaling.masks import oriented
-from sparing.scaling.multipliers import attach_, set_, value
-from sparing.scaling.plan import APPLIED, Plan
+from sparing.scaling.multipliers import attach_, factor_of, set_factor_
+from sparing.scaling.planning import APPLIED, Plan
+from sparing.scaling.ranks import average, from_rank_zero
 from sparing.scaling.rules import Factors, Optimizer, Rule, shift, stepper
+from sparing.scaling.structure import modules_sharing_weight
 from sparing.seeds import stream
 
 Scale = Literal["density", "energy", "none"]
@@ -47,7 +47,7 @@ class _Layer:
     modules: list[nn.Module]
     start: float  # density at which the groups were built
     forward: float  # factor on the input at the start
-    density: float  # of now
+    density: float  # now
     scale: float = 1.0  # factor on the input since the start, A
 
 
@@ -56,12 +56,12 @@ class Evolution:
 
     Dropped weights and their optimizer state become zero. Grown weights begin at zero, with zero momentum and the
     second moment of their neighbours (``prefill``), so that their first step is no longer than others.
-    All processes change alike: dense gradients are averaged, and the masks of process 0 count.
+    All processes make the same changes: dense gradients are averaged, and the masks of process 0 are used.
 
     With ``scale`` "density" or "energy" the layer's input is multiplied by A(t), and the optimizer's options follow
     during its step: lr, weight decay and ε of the weight are those of the rule at the present density with the
     factor A in the forward pass. Between steps the groups hold what the scheduler wrote, so every scheduler works,
-    and so does ``check_optimizer`` of the plan at the initial densities; ``lr_factor`` of a group tells the factor.
+    and so does ``check_optimizer`` of the plan at the initial densities; ``lr_factor`` in a group is the factor.
     Build it before the scheduler, and before ``optimizer.load_state_dict``: each weight gets a group of its own.
 
     Source: the update rules in ``dynamic``; factors after Dey et al. 2024 (arXiv:2405.15743), κ our own.
@@ -80,7 +80,7 @@ class Evolution:
         names: Sequence[str] | None = None,
         group: Any = None,
     ) -> None:
-        """Check, cover what is to be pruned with masks, and hook into the optimizer.
+        """Give masks to weights that are to be pruned, and hook into the optimizer.
 
         Args:
             model: The scaled model, wrapped or not.
@@ -98,27 +98,25 @@ class Evolution:
         require(scale in known, "scale", scale, "no such choice", f"pass one of {', '.join(known)}")
         self.model, self.masks, self.optimizer, self.method = submodule(model, ""), masks, optimizer, method
         self.steps, self.seed, self.scale = steps, seed, scale
-        self.closed = False
-        """Whether masks stay as they are from now on."""
-        self.done = -1
-        """Step last seen; −1 before the first."""
+        self.closed = False  # whether masks stay as they are from now on
+        self.done = -1  # last step seen; −1 before the first
+        # One row per update: step, weights dropped and grown (counts), density over all weights concerned.
         self.history: list[dict[str, Any]] = []
-        """One row per update: step, weights dropped and grown (counts), density over all weights concerned."""
         self._group = group
-        self._scales = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
+        self._scaled = scale == "energy" or (scale == "density" and method.density(0, steps) is not None)
         chosen = list(names or masks or [n for n, e in masks.plan.entries.items() if e.role == "hidden"])
         masks.cover_(chosen)
         self._layers = {name: self._layer(name) for name in chosen}
-        if self._scales:
+        if self._scaled:
             for layer in self._layers.values():
-                self._carry_(layer)
+                self._attach_factor_(layer)
         self._saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        optimizer.register_step_pre_hook(lambda *_: self._enter_())
-        optimizer.register_step_post_hook(lambda *_: self._leave_())
+        optimizer.register_step_pre_hook(lambda *_: self._scale_options_())
+        optimizer.register_step_post_hook(lambda *_: self._restore_options_())
 
     @property
     def plan(self) -> Plan:
-        """The plan at the densities of now; the optimizer's groups keep to ``masks.plan``, so check them with that."""
+        """The plan at present densities; the optimizer's groups follow ``masks.plan``, so check them with that."""
         return self.masks.plan.with_densities(self.masks.densities)
 
     def factors(self, name: str) -> Factors:
@@ -131,11 +129,12 @@ class Evolution:
             Ones where nothing is scaled.
         """
         layer = self._layers[name]
-        if not self._scales:
+        if not self._scaled:
             return Factors()
+        # In the rescaled form the whole factor is in the weights; ``shift`` then moves A into the forward pass.
         plan, kind = self.masks.plan, stepper(layer.entry.role, self.masks.plan.optimizer)
-        start = flat_factors(layer.entry, plan.rule, plan.optimizer, layer.start)
-        now = shift(flat_factors(layer.entry, plan.rule, plan.optimizer, layer.density), layer.scale, kind)
+        start = rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, layer.start)
+        now = shift(rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, layer.density), layer.scale, kind)
         ratios = {option: getattr(now, option) / getattr(start, option) for option in ("lr", "weight_decay", "eps")}
         return Factors(forward=layer.scale, **ratios)
 
@@ -151,18 +150,16 @@ class Evolution:
         if not self.closed and self.method.due(step, self.steps):
             dense = self.masks.dense_gradient
             if self.method.dense_gradient and not dense:
-                raise UserError(
-                    "Evolution.step",
-                    got=f"step {step} without dense gradients",
-                    why="they are collected in the pass before an update only",
-                    do="call evolution.step(step) after every optimizer step, in order",
-                )
+                why = "they are collected in the pass before an update only"
+                do = "call evolution.step(step) after every optimizer step, in order"
+                raise UserError("Evolution.step", got=f"step {step} without dense gradients", why=why, do=do)
             self._update_(step, dense)
         self.done = step
-        self._listen_()
+        # Dense gradients cost memory: they are collected in the one pass before an update.
+        self._request_dense_gradient_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside model and optimizer: plain JSON values."""
+        """Return what a resumed run needs besides model and optimizer: plain JSON values."""
         layers = {name: [layer.start, layer.forward, layer.scale] for name, layer in self._layers.items()}
         return {"settings": self._settings(), "done": self.done, "layers": layers, "history": list(self.history)}
 
@@ -176,24 +173,21 @@ class Evolution:
             UserError: If it is of another method, length, seed or set of weights.
         """
         if state["settings"] != self._settings() or state["layers"].keys() != self._layers.keys():
-            raise UserError(
-                "Evolution.load_state_dict",
-                got=state["settings"],
-                why=f"this run has {self._settings()}, or other weights",
-                do="resume with the settings of the saved run",
-            )
+            why, do = f"this run has {self._settings()}, or other weights", "resume with the settings of the saved run"
+            raise UserError("Evolution.load_state_dict", got=state["settings"], why=why, do=do)
         self.done, self.history = state["done"], list(state["history"])
         for name, layer in self._layers.items():
             layer.start, layer.forward, layer.scale = state["layers"][name]
             layer.density = self.masks.density(name)
-            self._put_(name)
+            self._write_factor_(name)
+        # Loading the model has set its plan to present densities, but the groups were scaled at those of the start.
         self.masks.plan = self.masks.plan.with_densities({n: layer.start for n, layer in self._layers.items()})
         self.model.__dict__[APPLIED] = self.masks.plan
-        self._listen_()
+        self._request_dense_gradient_()
 
     def close(self) -> None:
-        """Change masks no more; the factors of now stay, in the forward pass and in the steps of the optimizer."""
-        self._leave_()
+        """Freeze the masks; the present factors stay in force, in the forward pass and in the optimizer's steps."""
+        self._restore_options_()
         self.closed = True
         self.masks.keep_dense_gradient(False)
 
@@ -201,13 +195,13 @@ class Evolution:
         return repr((self.method, self.steps, self.seed, self.scale))
 
     def _layer(self, name: str) -> _Layer:
-        _own_group_(self.optimizer, self.masks.parameter(name), name, split=self._scales)
+        _own_group_(self.optimizer, self.masks.parameter(name), name, split=self._scaled)
         entry = self.masks.plan.entries[name]
-        modules = sharers(self.model, entry.module)
-        return _Layer(entry, modules, entry.density, value(modules[0], "forward_scale"), self.masks.density(name))
+        modules = modules_sharing_weight(self.model, entry.module)
+        return _Layer(entry, modules, entry.density, factor_of(modules[0], "forward_scale"), self.masks.density(name))
 
-    def _carry_(self, layer: _Layer) -> None:
-        """Let the layer's input carry a factor."""
+    def _attach_factor_(self, layer: _Layer) -> None:
+        """Give the layer a factor on its input, 1 for now."""
         if not layer.entry.name.endswith(".weight") and layer.entry.name != "weight":
             do = "pass scale='none', or use layers of their own"
             raise UserError(layer.entry.name, got="a bare parameter", why="no call of its own can be scaled", do=do)
@@ -215,7 +209,7 @@ class Evolution:
             if "forward_scale" not in module._buffers:
                 attach_(module, "forward_scale", 1.0, where="input")
 
-    def _listen_(self) -> None:
+    def _request_dense_gradient_(self) -> None:
         """Collect dense gradients in the passes before an update that needs them."""
         due = not self.closed and self.method.due(self.done + 1, self.steps)
         self.masks.keep_dense_gradient(self.method.dense_gradient and due)
@@ -226,18 +220,20 @@ class Evolution:
         for name, layer in self._layers.items():
             old, parameter = self.masks[name].clone(), self._dense(name)
             weight = parameter.detach()
-            gradient = _mean(dense[name], self._group) if name in dense else None
+            gradient = average(dense[name], self._group) if name in dense else None
+            # A stream per weight and step: a resumed run draws the same without saving generators.
             generator = stream(self.seed, "evolve", name, step)
             new = self.method.update(weight, old, gradient, step=step, steps=self.steps, generator=generator)
-            new = _from_first(new, self._group)
-            before = energy(weight, old)
+            new = from_rank_zero(new, self._group)  # sums differ in their last bits between ranks
+            before = energy(weight, old)  # ``weight`` shares storage: after ``set_`` dropped entries are gone
             state = self.optimizer.state.get(parameter, {})
             betas = _groups(self.optimizer)[id(parameter)].get("betas")
-            floor = _floor(parameter, state, betas, old, gradient)
+            floor = _second_moment_floor(parameter, state, betas, old, gradient)
             self.masks.set_(name, new)
             layer.density = self.masks.density(name)
             _move_state_(state, old, new, floor, transposed=layer.entry.transposed)
-            if self._scales:
+            # Grown weights are zero still, so this is the energy of the kept ones: no jump in the output's scale.
+            if self._scaled:
                 self._rescale_(name, before, energy(weight, new))
             dropped, grown = dropped + int((old & ~new).sum()), grown + int((new & ~old).sum())
         live = sum(int(self.masks[name].sum()) for name in self._layers)
@@ -257,21 +253,21 @@ class Evolution:
             layer.scale *= (before / after) ** 0.5 if after > 0 else 1.0
         else:
             now, start = (
-                flat_factors(layer.entry, plan.rule, plan.optimizer, density).std
+                rescaled_form_factors(layer.entry, plan.rule, plan.optimizer, density).std
                 for density in (layer.density, layer.start)
             )
             layer.scale = now / start
-        self._put_(name)
+        self._write_factor_(name)
 
-    def _put_(self, name: str) -> None:
+    def _write_factor_(self, name: str) -> None:
         layer = self._layers[name]
-        for module in layer.modules if self._scales else ():
-            set_(module, "forward_scale", layer.forward * layer.scale)
+        for module in layer.modules if self._scaled else ():
+            set_factor_(module, "forward_scale", layer.forward * layer.scale)
 
-    def _enter_(self) -> None:
-        """Give the optimizer the options of now for the time of its step."""
-        self._leave_()  # a step that raised left them in place
-        if not self._scales:
+    def _scale_options_(self) -> None:
+        """Scale the optimizer's options for the duration of its step."""
+        self._restore_options_()  # a step that raised has left them scaled
+        if not self._scaled:
             return
         groups = _groups(self.optimizer)
         for name in self._layers:
@@ -281,45 +277,25 @@ class Evolution:
                 group[option] = group[option] * getattr(factors, option)
             group["lr_factor"] = factors.lr
 
-    def _leave_(self) -> None:
+    def _restore_options_(self) -> None:
         for group, options in self._saved:
             group.update(options)
         self._saved.clear()
 
 
-def flat_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
-    """Return a weight's factors at some density, with the whole factor in the weights (rescaled form).
-
-    Args:
-        entry: Line of the plan.
-        rule: The rule.
-        optimizer: Whose step.
-        density: Live share.
-
-    Returns:
-        The factors.
-    """
+def rescaled_form_factors(entry: Entry, rule: Rule, optimizer: Optimizer, density: float) -> Factors:
+    """Return a weight's factors at some density, with the whole factor in the weights."""
     flat: Any = replace(rule, form="rescaled") if hasattr(rule, "form") else rule  # type: ignore[type-var]
-    found: Factors = flat.factors(
-        entry.role,
-        fan_in=entry.m_in,
-        fan_out=entry.m_out,
-        density=density,
-        depth=entry.depth,
-        optimizer=optimizer,
-        residual=entry.residual,
-        part=entry.part,
-    )
-    return found
+    return rule_factors(entry, flat, optimizer, density)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
-    """Return the group of each parameter by its ``id``; asked anew each time, since loading replaces the groups."""
+    """Return parameter ``id`` -> group; not cached, since loading a state dict replaces the groups."""
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
 def _own_group_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, *, split: bool) -> None:
-    """Require that a parameter has a group, one that holds nothing else if ``split``."""
+    """Require that the optimizer has a parameter; if ``split``, move it into a group of its own."""
     held = _groups(optimizer).get(id(parameter))
     if held is None:
         raise UserError(
@@ -327,6 +303,7 @@ def _own_group_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name:
         )
     if not split or len(held["params"]) == 1:
         return
+    # A scheduler has counted the groups: one more would step without it.
     if "initial_lr" in held:
         do = "build Evolution first, then the scheduler"
         raise UserError("optimizer", got="a scheduler on it", why="each weight needs a group of its own", do=do)
@@ -345,49 +322,26 @@ def _move_state_(state: Mapping[str, Any], old: Tensor, new: Tensor, floor: Tens
         if not isinstance(held, Tensor) or held.shape != old.shape:
             continue
         held.masked_fill_(~kept, 0)
+        # With a zero under the root the first steps of grown weights would be too long.
         if key in _SECOND:
             second, stays, begins = (oriented(part, transposed=transposed) for part in (held, kept, grown))
             least = None if floor is None else oriented(floor.to(held.dtype), transposed=transposed)
             held.copy_(oriented(prefill(second, stays, begins, least), transposed=transposed))
 
 
-def _floor(
+def _second_moment_floor(
     parameter: nn.Parameter,
     state: Mapping[str, Any],
     betas: tuple[float, float] | None,
     mask: Tensor,
     gradient: Tensor | None,
 ) -> Tensor | None:
-    """Return squares of the dense gradient in the units of Adam's second moment; None where there is none.
-
-    A gradient that was clipped or unscaled after it was collected differs by one factor, known from live weights. The
-    moment at step t is 1 − β₂ᵗ times what it estimates.
-    """
+    """Return squares of the dense gradient in the units of Adam's second moment; None where there is none."""
     if gradient is None or betas is None or "exp_avg_sq" not in state:
         return None
+    # Clipping or unscaling after the gradient was collected changed it by one factor, known from the live weights.
     seen, used = gradient[mask].norm(), parameter.grad
     unit = used.norm() / seen if used is not None and float(seen) > 0 else 1.0
-    maturity = 1.0 - betas[1] ** float(state["step"])
+    maturity = 1.0 - betas[1] ** float(state["step"])  # Adam's moment is this share of what it estimates
     squares: Tensor = (gradient * unit).square() * maturity
     return squares
-
-
-def _several(group: Any) -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
-
-
-def _mean(gradient: Tensor, group: Any) -> Tensor:
-    if not _several(group):
-        return gradient
-    total = gradient.clone()
-    dist.all_reduce(total, group=group)
-    return total / dist.get_world_size(group)
-
-
-def _from_first(mask: Tensor, group: Any) -> Tensor:
-    """Return the mask of the first process."""
-    if not _several(group):
-        return mask
-    sent = mask.to(torch.uint8)
-    dist.broadcast(sent, group_src=0, group=group)
-    return sent.to(torch.bool)

@@ -1,7 +1,7 @@
-"""Export: every multiplier goes into weights, and what is left is an ordinary model.
+"""Export: every multiplier is folded into weights, which leaves an ordinary model.
 
-A tied table E both looks up, times α, and reads out, on inputs times c. With E' = α E the lookup is right, and the
-readout is if its inputs are multiplied by c/α, which the gain of the final norm takes over.
+A tied table E both looks up, times α, and reads out, on inputs times c. With E' = α E the lookup is right, and so is
+the readout once the gain of the final norm has taken over a factor c/α on its inputs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from sparing.blocks import find_blocks, named_parameters, submodule, tied
 from sparing.errors import UserError
-from sparing.scaling.apply import masks_of, remove_
-from sparing.scaling.attention import attentions, own_scaling, query_rows
-from sparing.scaling.live import Masks
-from sparing.scaling.multipliers import Slot, Where, held, value
-from sparing.scaling.plan import Plan
+from sparing.scaling.attention import attentions, original_scaling, query_rows, unscale_attention_
+from sparing.scaling.cuda import revert_cuda_
+from sparing.scaling.gates import gates_in
+from sparing.scaling.live import MASKS, Masks, masks_of
+from sparing.scaling.loading import FINGERPRINT, detach_guards_
+from sparing.scaling.multipliers import SLOTS, Slot, Where, active_slots, detach_, factor_of
+from sparing.scaling.planning import APPLIED, Plan
 from sparing.scaling.structure import is_embedding, is_transposed
 
 
@@ -27,45 +29,54 @@ def fold_(model: nn.Module, masks: Masks | Plan | None = None, *, untie: bool = 
 
     The model then computes the same to rounding, has the keys its author gave it, and passes through
     ``save_pretrained`` and ``from_pretrained``. Masked weights are exact zeros: ``live_weights`` finds the masks again.
-    It is for the end: the factors on learning rates do not apply to folded weights, and a weight that has just been
-    grown, and is zero, looks masked.
+    Fold at the end of training: factors on learning rates do not apply to folded weights, and a weight that has just
+    been grown, and is zero, looks masked.
 
     Args:
         model: A scaled model, wrapped or not.
-        masks: What ``apply_`` gave, or the plan; neither is needed, both are accepted for clarity of the call.
-        untie: Give a tied readout weights of its own, where no norm can take its factor over.
+        masks: What ``apply_`` returned, or the plan; neither is needed, both are accepted for clarity of the call.
+        untie: Give a tied readout weights of its own, where no norm can absorb its factor.
 
     Returns:
         The same model.
 
     Raises:
-        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can take;
+        UserError: If the model was not scaled, or a tied weight has factors that it cannot hold and no norm can absorb;
             nothing was changed then.
     """
     root, found = submodule(model, ""), masks_of(model)
+    # Whatever can refuse comes before the first weight is changed.
     for one in attentions(root, found.plan.entries.values()):
-        if one.packed and own_scaling(one.module) is not None:
-            query_rows(one)  # refuses layouts that are not known
+        if one.packed and original_scaling(one.module) is not None:
+            query_rows(one)
     for users in _shared_tables(root):
         _fold_tied_(root, users, untie=untie)
     _fold_attention_(root, found.plan)
     for module in list(root.modules()):
-        for slot, where in held(module).items():
-            _fold_slot_(module, slot, where, value(module, slot))
+        for slot, where in active_slots(module).items():
+            _fold_slot_(module, slot, where, factor_of(module, slot))
     remove_(root)
     return model
 
 
+def remove_(model: nn.Module) -> None:
+    """Take all hooks, buffers and marks off a scaled model; weights stay as they are, multipliers are lost."""
+    root = submodule(model, "")
+    for module in root.modules():
+        for slot in SLOTS:
+            detach_(module, slot)
+        for gate in gates_in(module).values():
+            gate.remove_()
+    revert_cuda_(root)
+    unscale_attention_(root)
+    detach_guards_(root)
+    root._buffers.pop(FINGERPRINT, None)
+    for mark in (MASKS, APPLIED, "save_pretrained"):  # the last hides the class's own method
+        root.__dict__.pop(mark, None)
+
+
 def live_weights(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """Find the masks of a folded or reloaded model by its exact zeros.
-
-    Args:
-        model: The model.
-        plan: The plan it was scaled by.
-
-    Returns:
-        Canonical name -> boolean mask, of the weights that the plan masks.
-    """
+    """Find the masks of a folded or reloaded model by its exact zeros: canonical name -> boolean mask."""
     params = named_parameters(model)
     return {name: params[name].detach() != 0 for name, entry in plan.entries.items() if entry.masked}
 
@@ -97,30 +108,29 @@ def _shared_tables(root: nn.Module) -> list[list[str]]:
         users.setdefault(owner, [owner]).append(alias)
     paths = [[name.rpartition(".")[0] for name in names if name.endswith(".weight")] for names in users.values()]
     modules = [{id(submodule(root, path)): path for path in row} for row in paths]
+    # One module may be registered under several names: it counts once.
     return [list(row.values()) for row in modules if len(row) > 1]
 
 
 def _fold_tied_(root: nn.Module, users: list[str], *, untie: bool) -> None:
-    """Fold the factors of a weight that several modules share; afterwards they are 1, or the weight is untied."""
+    """Fold the factors of a weight that several modules share, or untie it."""
     layers = [submodule(root, path) for path in users]
-    lookups = {value(layer, "forward_scale") for layer in layers if is_embedding(layer)}
-    readers = {value(layer, "forward_scale") for layer in layers if not is_embedding(layer)}
+    lookups = {factor_of(layer, "forward_scale") for layer in layers if is_embedding(layer)}
+    readers = {factor_of(layer, "forward_scale") for layer in layers if not is_embedding(layer)}
     if _fold_table_(root, layers[0].get_parameter("weight"), lookups, readers):
         for layer in layers:
             _set_one_(layer, "forward_scale")
     elif untie:
         _untie_(root, layers)
     else:
-        raise UserError(
-            f"fold_: {', '.join(users)}",
-            got=f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere",
-            why="it cannot hold both, and no norm before the readout can take their ratio",
-            do="pass untie=True: each gets a weight of its own",
-        )
+        got = f"one tied weight with factors {sorted(lookups)} where it is looked up and {sorted(readers)} elsewhere"
+        why = "it cannot hold both, and no norm before the readout can take their ratio"
+        do = "pass untie=True: each gets a weight of its own"
+        raise UserError(f"fold_: {', '.join(users)}", got=got, why=why, do=do)
 
 
 def _fold_table_(root: nn.Module, table: Tensor, lookups: set[float], readers: set[float]) -> bool:
-    """Fold what can be held by one table; False, and nothing changed, where it cannot."""
+    """Fold the factors of one table and return True; False, and nothing changed, where one table cannot hold them."""
     if len(lookups) > 1 or len(readers) > 1:
         return False
     lookup, reader = next(iter(lookups), None), next(iter(readers), None)
@@ -146,27 +156,18 @@ def _final_norm(root: nn.Module) -> nn.Module | None:
         tail = [block for block in find_blocks(root) if block.role == "tail"]
     except UserError:
         return None
-    found = {name.rpartition(".")[0] for block in tail for name, p in block.params.items() if _is_gain(name, p)}
+    gains = (name for block in tail for name, p in block.params.items() if p.ndim == 1)
+    found = {name.rpartition(".")[0] for name in gains if name.rpartition(".")[2] == "weight"}
     return submodule(root, found.pop()) if len(found) == 1 else None
 
 
-def _is_gain(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 1 and name.rpartition(".")[2] == "weight"
-
-
 def _scale_norm_(norm: nn.Module, factor: float) -> bool:
-    """Multiply what a norm gives by a factor, and prove it on numbers; False if its gain does not work as known.
-
-    Two kinds of gain are known: w, and 1 + w (Gemma).
-
-    Returns:
-        Whether it was done.
-    """
+    """Multiply the output of a norm by a factor, checked on numbers; False if its gain is neither w nor 1 + w."""
     gain, bias = norm.get_parameter("weight"), norm._parameters.get("bias")
     kept = [(p, p.clone()) for p in (gain, bias) if p is not None]
     probe = torch.linspace(-2, 3, 4 * gain.numel(), dtype=gain.dtype, device=gain.device).view(4, -1).sin()
     expected = norm(probe) * factor
-    for offset in (0.0, 1.0):
+    for offset in (0.0, 1.0):  # 1 + w is Gemma's
         gain.copy_((gain + offset) * factor - offset)
         _multiply_(bias, factor)
         if torch.allclose(norm(probe), expected, rtol=16 * torch.finfo(gain.dtype).eps, atol=1e-6):
@@ -179,7 +180,7 @@ def _scale_norm_(norm: nn.Module, factor: float) -> bool:
 def _fold_attention_(root: nn.Module, plan: Plan) -> None:
     """Fold the factor on ``scaling`` attributes into the queries; ``remove_`` gives the attributes back."""
     for one in attentions(root, plan.entries.values()):
-        if own_scaling(one.module) is None:
+        if original_scaling(one.module) is None:
             continue
         if one.norm is not None:
             _scale_norm_(one.norm, plan.attention)

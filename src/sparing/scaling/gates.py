@@ -6,9 +6,9 @@ model. What writes to them all the same is undone: an optimizer's step as soon a
 moving average, a load into a part of the model) at the next forward pass or ``state_dict``. A tensor that stands in
 for the weight during a call, as under ``torch.func.functional_call``, is masked in that call.
 
-Writing to ``parameter.data`` leaves no trace that torch shows. On the CPU the sum of the weight tells; a write that
+Writing to ``parameter.data`` leaves no trace in torch. On the CPU the sum of the weight is compared; a write that
 keeps the sum to the last bit (a permutation of entries) is undone by the next optimizer step or ``state_dict`` only.
-Elsewhere, where reading a sum would hold the device up, the weight is masked at each pass.
+On other devices, where reading a sum would synchronize, the weight is masked at each pass.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
-from sparing.scaling.structure import is_embedding
 
 _GATES = "_sparing_gates"  # in the module's __dict__: name of the parameter there -> gate
 _WATCH = "_sparing_gate_hooks"  # there too: ids of the hooks that run before and after its forward pass
 _BY_PARAMETER: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # id of a hooked parameter -> its gate
-SUFFIX = "_mask"
-"""What follows a parameter's name in the name of its mask."""
+SUFFIX = "_mask"  # follows a parameter's name in the name of its mask
 
 
 class Gate:
@@ -40,18 +38,10 @@ class Gate:
     """
 
     def __init__(self, module: nn.Module, local: str, mask: Tensor) -> None:
-        """Register the mask and hook the gradient.
-
-        Args:
-            module: Owner of the parameter.
-            local: Its name there.
-            mask: Boolean, of its shape.
-        """
+        """Register the mask and hook the gradient."""
         self.module, self.local = module, local
-        self.keep = False
-        """Whether to collect the gradient as it was before masking."""
-        self.dense: Tensor | None = None
-        """Sum of the unmasked gradients since ``keep`` was set."""
+        self.keep = False  # whether to collect the gradient as it was before masking
+        self.dense: Tensor | None = None  # sum of the unmasked gradients since ``keep`` was set
         parameter = cast("nn.Parameter", module._parameters[local])
         module.register_buffer(local + SUFFIX, mask.to(parameter.device))
         module.__dict__.setdefault(_GATES, {})[local] = self
@@ -72,76 +62,68 @@ class Gate:
         return cast("nn.Parameter", self.module._parameters.get(self.local))
 
     @property
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the module still has the parameter that was hooked."""
         return self.module._parameters.get(self.local) is self._hooked
 
     @torch.no_grad()
     def set_(self, mask: Tensor) -> None:
-        """Replace the mask in place, and put weight and gradient off the new one to zero.
-
-        Args:
-            mask: Boolean, of the same shape.
-        """
+        """Replace the mask in place and zero weight and gradient off the new one."""
         self.mask.copy_(mask)
         self.zero_()
 
     def zero_(self) -> None:
-        """Put weight and gradient off the mask to zero."""
+        """Zero weight and gradient off the mask."""
         off = ~self.mask
         with torch.no_grad():
             self.parameter.masked_fill_(off, 0)
             if self.parameter.grad is not None:
                 self.parameter.grad.masked_fill_(off, 0)
-        self._note()
+        self._remember()
 
     def settle_(self, *, written: bool = False) -> None:
-        """Put the weight to zero off the mask if something has written to it since it was last seen to be.
-
-        Args:
-            written: Something has, also where it left no trace, as writing to ``parameter.data`` does.
-        """
-        if not self.holds or (parameter := self.parameter).is_inference():
+        """Zero the weight off the mask if something has written to it; ``written`` says so where no trace is left."""
+        if not self.is_current or (parameter := self.parameter).is_inference():
             return
         if getattr(parameter, "numbers_are_away", False):
             return  # a sharded model's between uses; what is gathered for the next pass is masked then
-        if written or not self._same():
-            parameter.data.masked_fill_(~self.mask, 0)  # no new version: a backward pass may be waiting for the weight
-            self._note()
+        if written or not self._unchanged():
+            # Through ``data``, which makes no new version: a backward pass may be waiting for the weight.
+            parameter.data.masked_fill_(~self.mask, 0)
+            self._remember()
 
-    def enter_(self) -> None:
-        """Mask what the module is about to multiply by, for the time of a call if it is not its own parameter."""
+    def mask_input_weight_(self) -> None:
+        """Mask what the module is about to multiply by, for this call only if it is not its own parameter."""
         found = self.module._parameters.get(self.local)
         if found is None:
-            raise UserError(
-                f"{type(self.module).__name__}.{self.local}",
-                got="no parameter of that name any more",
-                why="pruning, parametrization or weight norm has put another in its place, which no mask holds",
-                do="do that before plan and apply_, or take it off (prune.remove, remove_parametrizations)",
-            )
+            got = "no parameter of that name any more"
+            why = "pruning, parametrization or weight norm has put another in its place, which no mask holds"
+            do = "do that before plan and apply_, or take it off (prune.remove, remove_parametrizations)"
+            raise UserError(f"{type(self.module).__name__}.{self.local}", got=got, why=why, do=do)
+        # Another tensor of this shape stands in for the weight, as under functional_call; another shape is not ours.
         if found is self._hooked:
             self.settle_()
         elif found.shape == self.mask.shape:
-            self._guests.append(found)
+            self._replaced.append(found)
             self.module._parameters[self.local] = cast("Any", torch.where(self.mask, found, _zero_like(found)))
 
-    def leave_(self) -> None:
-        """Give back what ``enter_`` replaced."""
-        if self._guests:
-            self.module._parameters[self.local] = self._guests.pop()
+    def restore_weight_(self) -> None:
+        """Put back what ``mask_input_weight_`` replaced."""
+        if self._replaced:
+            self.module._parameters[self.local] = self._replaced.pop()
 
     def rehook_(self) -> None:
-        """Follow the module to another parameter, such as one that ``load_state_dict(assign=True)`` has put there."""
-        if not self.holds:
+        """Hook the module's present parameter, such as one that ``load_state_dict(assign=True)`` has put there."""
+        if not self.is_current:
             self._handle.remove()
             self._hook(self.parameter)
 
     def leaks(self) -> bool:
-        """Tell whether a weight lives off the mask."""
+        """Tell whether a weight off the mask is not zero."""
         return bool(self.parameter.detach()[~self.mask].count_nonzero())
 
     def remove_(self) -> None:
-        """Take hook, buffer and gate away; the weight stays as it is."""
+        """Remove hook, buffer and gate; the weight stays as it is."""
         self._handle.remove()
         _BY_PARAMETER.pop(id(self._hooked), None)
         module = self.module
@@ -151,16 +133,17 @@ class Gate:
         if not gates:
             before, after = module.__dict__.pop(_WATCH)
             del module.__dict__[_GATES]
+            # Ids are the same in copies of the module; a handle would remove the hook of the module it was made on.
             module._forward_pre_hooks.pop(before, None)
             for hooks in (module._forward_hooks, module._forward_hooks_always_called):
                 cast("dict[int, Any]", hooks).pop(after, None)
 
-    def _note(self) -> None:
+    def _remember(self) -> None:
         """Remember the weight as it is."""
         self._version, self._sum = self.parameter._version, _sum_of(self.parameter)
 
-    def _same(self) -> bool:
-        """Tell whether the weight is as it was, also where something has written to ``data``."""
+    def _unchanged(self) -> bool:
+        """Tell whether the weight is as it was, by version and, for writes to ``data``, by its sum."""
         parameter = self.parameter
         if parameter._version != self._version:
             return False
@@ -171,18 +154,19 @@ class Gate:
     def _hook(self, parameter: nn.Parameter) -> None:
         _watch_optimizers()
         trains = parameter.requires_grad
-        self._hooked, self._guests = parameter, cast("list[nn.Parameter]", [])
+        self._hooked, self._replaced = parameter, cast("list[nn.Parameter]", [])
         self._version, self._sum = parameter._version, _sum_of(parameter)
         _BY_PARAMETER[id(parameter)] = self
-        tensor = cast("Any", parameter.requires_grad_(True))  # torch hooks nothing that is frozen
+        tensor = cast("Any", parameter.requires_grad_(True))  # torch refuses hooks on frozen tensors
         self._handle = tensor.register_hook(self._masked)
         parameter.requires_grad_(trains)
 
     def _masked(self, gradient: Tensor) -> Tensor:
         if self.keep:
+            # Cloned, for the memory is autograd's. Several passes add up, as they do in ``grad``.
             seen = gradient.detach()
             self.dense = seen.clone() if self.dense is None else self.dense + seen
-        if gradient.is_sparse:  # of a table that is looked up with sparse=True: only the rows that were
+        if gradient.is_sparse:  # of nn.Embedding(sparse=True): only the rows that were looked up
             rows = gradient.coalesce()
             values = rows.values().where(self.mask[tuple(rows.indices())], 0)
             return torch.sparse_coo_tensor(
@@ -200,7 +184,7 @@ class Gate:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
         twin: Gate = object.__new__(Gate)
-        memo[id(self)] = twin
+        memo[id(self)] = twin  # first: the module holds this gate, so copying it comes back here
         twin.local, twin.keep, twin.dense = self.local, False, None
         twin.module = copy.deepcopy(self.module, memo)
         twin._hook(copy.deepcopy(self._hooked, memo))
@@ -209,7 +193,7 @@ class Gate:
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """Look at masked weights after every step of every optimizer, from the first gate of the process on."""
+    """Check masked weights after every step of every optimizer, from the first gate of the process on."""
     register_optimizer_step_post_hook(_after_step)
 
 
@@ -226,17 +210,17 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _before_forward(module: nn.Module, _: Any) -> None:
     if not torch.compiler.is_compiling():
         for gate in module.__dict__[_GATES].values():
-            gate.enter_()
+            gate.mask_input_weight_()
 
 
 def _after_forward(module: nn.Module, *_: Any) -> None:
     if not torch.compiler.is_compiling():
         for gate in module.__dict__[_GATES].values():
-            gate.leave_()
+            gate.restore_weight_()
 
 
 def _sum_of(parameter: Tensor) -> float | None:
-    """Return the sum of a weight on the CPU; None where reading it would wait for a device, or there are no numbers."""
+    """Return the sum of a weight on the CPU; None where reading it would synchronize, or the tensor is fake."""
     if type(parameter) is not nn.Parameter or not parameter.is_cpu or torch._C._len_torch_dispatch_stack():
         return None
     with torch.no_grad():
@@ -248,42 +232,11 @@ def _zero_like(tensor: Tensor) -> Tensor:
 
 
 def gates_in(module: nn.Module) -> dict[str, Gate]:
-    """Return the gates of a module's own parameters.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Name of the parameter in the module -> gate.
-    """
+    """Return local parameter name -> gate, of a module's own parameters."""
     return dict(module.__dict__.get(_GATES, {}))
 
 
-def place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Find the module that owns a parameter.
-
-    Args:
-        model: The model, wrapped or not.
-        name: Canonical name of the parameter.
-
-    Returns:
-        The module and the parameter's name there.
-    """
+def owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module that owns a parameter, and the parameter's name there."""
     path, _, local = name.rpartition(".")
     return submodule(model, path), local
-
-
-def sharers(model: nn.Module, path: str) -> list[nn.Module]:
-    """Find the layers that multiply by, or look up in, one weight: tied layers are several.
-
-    Args:
-        model: The model, wrapped or not.
-        path: Canonical path of one layer.
-
-    Returns:
-        That layer first, then the others of its kind, lookup or product.
-    """
-    layer = submodule(model, path)
-    weight = layer._parameters.get("weight")
-    alike = (m for m in model.modules() if weight is not None and m._parameters.get("weight") is weight)
-    return [layer, *(m for m in alike if m is not layer and is_embedding(m) == is_embedding(layer))]

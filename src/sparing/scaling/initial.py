@@ -1,4 +1,4 @@
-"""How initial weights depend on width, so that a correction is made once: constant, by fan-in, or zero."""
+"""How initial weights depend on width, so that width is corrected for once: constant, by fan-in, or zero."""
 
 from __future__ import annotations
 
@@ -14,48 +14,33 @@ from sparing.scaling.roles import Facts
 
 Init = Literal["constant", "fan_in", "fan_out", "zero", "given", "unknown"]
 """``constant``: the same standard deviation at any width; ``fan_in``, ``fan_out``: ∝ 1/√fan; ``zero``: all zero;
-``given``: the weights are already as they shall be; ``unknown``: nothing tells."""
+``given``: the weights are already as they should be; ``unknown``: no law fits."""
 
-_SIGMAS = 4.0
+_SIGMAS = 4.0  # sampling errors within which a spread fits a law
 
 
-def initial(
+def measure_inits(
     known: Mapping[str, Facts], model: nn.Module, base: nn.Module | None, *, scales: Sequence[float] = ()
 ) -> dict[str, Init]:
-    """Tell for every parameter how its initial scale depends on width, by measuring it at two.
+    """Measure at two widths how the initial scale of every parameter depends on width.
 
-    Args:
-        known: Facts by canonical name.
-        model: The model, freshly initialised.
-        base: The base, freshly initialised too; None or on the meta device if its weights cannot be had.
-        scales: Standard deviations that the model's configuration prescribes at any width.
-
-    Returns:
-        Canonical name -> kind. A table whose scale does not tell is taken as constant: no library default falls with
-        width there; a bias too short to tell goes with the matrix of its layer.
+    ``scales`` are standard deviations that the model's configuration prescribes at any width.
     """
     ours, theirs = named_parameters(model), named_parameters(base) if base is not None else {}
-    found = {
-        name: kind(
-            ours[name],
-            theirs.get(name),
-            fact.m_init,
-            fact.init_fan,
-            scales,
-            out_ratio=fact.m_out if fact.matrix else 1.0,
-        )
-        for name, fact in known.items()
-    }
-    tables = {name for name, fact in known.items() if len(fact.shape) > 1 and not fact.matrix}
-    told = {name: "constant" if value == "unknown" and name in tables else value for name, value in found.items()}
-    beside = {fact.module: told[name] for name, fact in known.items() if fact.matrix}
-    return {
-        name: beside.get(known[name].module, value) if value == "unknown" and len(known[name].shape) == 1 else value
-        for name, value in told.items()
-    }
+    found: dict[str, Init] = {}
+    for name, fact in known.items():
+        out_ratio = fact.m_out if fact.matrix else 1.0
+        kind = init_kind(ours[name], theirs.get(name), fact.m_init, fact.init_fan, scales, out_ratio=out_ratio)
+        table = len(fact.shape) > 1 and not fact.matrix
+        # No library default of a table falls with width.
+        found[name] = "constant" if kind == "unknown" and table else kind
+    # A bias too short to measure follows the matrix of its layer.
+    matrices = {fact.module: found[name] for name, fact in known.items() if fact.matrix}
+    short = [name for name, kind in found.items() if kind == "unknown" and len(known[name].shape) == 1]
+    return found | {name: matrices.get(known[name].module, "unknown") for name in short}
 
 
-def kind(
+def init_kind(
     weight: Tensor,
     base: Tensor | None,
     ratio: float,
@@ -64,18 +49,9 @@ def kind(
     *,
     out_ratio: float = 1.0,
 ) -> Init:
-    """Tell one parameter's kind.
+    """Return how a weight depends on width, from its ratio of fan-in (and of fan-out) to the base's.
 
-    Args:
-        weight: As the model has it.
-        base: As the base has it, if it has weights.
-        ratio: Fan-in over the base's.
-        fan_in: Fan-in by which torch's default goes (count).
-        scales: Standard deviations that the configuration prescribes.
-        out_ratio: Fan-out over the base's; where both ratios are 1 there is nothing to tell apart.
-
-    Returns:
-        The kind; ``unknown`` if neither the two widths nor a known law tells. A fan-out law is seen at two widths only.
+    ``fan_in`` is that of torch's default. Without the base's weights the known laws are tried at one width.
     """
     if weight.is_meta:
         return "constant" if ratio == 1 else "unknown"
@@ -98,22 +74,13 @@ def spread(weight: Tensor) -> float:
 
 
 def depth_factor(weight: float, others: float, layers: int) -> float:
-    """Return by how much a depth-dependent initialisation shrank the last matrix of a residual branch.
-
-    Args:
-        weight: Standard deviation of that matrix.
-        others: Standard deviation of other hidden matrices of the model.
-        layers: Blocks (count), L.
-
-    Returns:
-        1/√(2L) if the ratio is that within 10 %, as in GPT-2; else 1.
-    """
+    """Return 1/√(2 layers) if the deviation of a branch's last matrix is that share of the others' (GPT-2), else 1."""
     expected = (2 * layers) ** -0.5
     return expected if others > 0 and abs(weight / others / expected - 1) < 0.1 else 1.0
 
 
 def _fitting(weight: Tensor, base: Tensor, ratio: float, out_ratio: float) -> list[Init]:
-    """Return the laws that two widths allow: the log of the ratio of spreads is 0 or −½ log m, to sampling error."""
+    """Return the laws that two widths allow: the log ratio of spreads is 0 or −½ log m within sampling error."""
     ours, theirs = spread(weight), spread(base)
     if theirs == 0:
         return []
@@ -121,7 +88,7 @@ def _fitting(weight: Tensor, base: Tensor, ratio: float, out_ratio: float) -> li
     seen, margin = math.log(ours / theirs), max(_SIGMAS * error, 0.05)
     laws: dict[Init, float] = {"constant": 1.0}
     for law, m in (("fan_in", ratio), ("fan_out", out_ratio)):
-        if m not in laws.values():  # two laws of one ratio need not be told apart
+        if m not in laws.values():  # laws of one ratio are the same correction
             laws["fan_in" if law == "fan_in" else "fan_out"] = m
     return [law for law, m in laws.items() if abs(seen + 0.5 * math.log(m)) < margin]
 

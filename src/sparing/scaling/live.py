@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sparing.blocks import named_parameters
+from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.scaling import masks as laws
-from sparing.scaling.gates import Gate, place
+from sparing.scaling.gates import Gate, owner_and_name
 from sparing.scaling.initial import spread
-from sparing.scaling.plan import APPLIED, Plan
+from sparing.scaling.planning import APPLIED, Plan
 
-MASKS = "_sparing_scaling_masks"
-"""Attribute of a scaled model that holds its masks; no part of a checkpoint, which has the buffers."""
-
-_WATCHING: WeakValueDictionary[int, Masks] = WeakValueDictionary()  # by id; those whose weights nobody has used yet
+MASKS = "_sparing_scaling_masks"  # attribute of a scaled model that holds its masks; checkpoints have the buffers
+_WATCHING: WeakValueDictionary[int, Masks] = WeakValueDictionary()  # by id; those whose weights are not used yet
 _RELATIVE = 1e-3  # of a standard deviation: rounding to bf16 moves it less, a fresh draw of 10⁴ weights usually more
 
 
@@ -39,7 +37,7 @@ class Masks(Mapping[str, Tensor]):
         """The plan at the densities of the masks."""
         self._gates = dict(gates)
         self.watched = False
-        """Whether the next forward pass or optimizer step looks if the weights are those that were scaled or loaded."""
+        """Whether the next forward pass or optimizer step verifies that the weights are those scaled or loaded."""
         self._expected: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -52,18 +50,13 @@ class Masks(Mapping[str, Tensor]):
         return len(self._gates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Masks:
-        """Copy without the watch: what becomes of a copy (an average, a target network) is its owner's business.
-
-        A model that was drawn anew before it was copied is found out in the copy too.
-
-        Returns:
-            The masks of the copied model.
-        """
+        """Copy without the watch, unless the weights have been drawn anew already."""
         twin: Masks = object.__new__(Masks)
         memo[id(self)] = twin
-        spoilt = self.watched and next(self._changes(), None) is not None
+        redrawn = self.watched and next(self._changes(), None) is not None
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        if not spoilt:
+        # A copy (an average, a target network) may be written to before its first call: it is not verified.
+        if not redrawn:
             twin._expected, twin.watched = {}, False
         return twin
 
@@ -89,7 +82,7 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def dead(self) -> dict[str, tuple[int, int]]:
-        """Weights that cut something off -> neurons without input and inputs that nobody reads (counts)."""
+        """Weights that cut something off -> neurons without input and inputs that no neuron reads (counts)."""
         found = {n: laws.dead(mask, transposed=self.plan.entries[n].transposed) for n, mask in self.items()}
         return {name: (len(out), len(into)) for name, (out, into) in found.items() if len(out) + len(into)}
 
@@ -112,22 +105,20 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def dense_gradient(self) -> dict[str, Tensor]:
-        """Gradients before masking, as collected; weights without any are left out. Of this process only."""
+        """Gradients before masking, as collected in this process; weights without any are omitted."""
         return {name: gate.dense for name, gate in self._gates.items() if gate.dense is not None}
 
     @torch.no_grad()
     def zero_(self) -> None:
-        """Put weights and gradients off the masks to zero."""
+        """Zero weights and gradients off the masks."""
         for gate in self._gates.values():
             gate.zero_()
 
     def settle_(self) -> None:
-        """Undo what has been written off the masks, also by putting other parameters in the place of masked ones.
-
-        Runs by itself before every ``state_dict``.
-        """
+        """Undo writes off the masks, also by replacing masked parameters; runs before every ``state_dict``."""
         for gate in self._gates.values():
-            if not gate.holds and type(gate.parameter) is nn.Parameter:
+            # Stand-ins, as under functional_call, are masked where they are used; only parameters are taken over.
+            if not gate.is_current and type(gate.parameter) is nn.Parameter:
                 gate.rehook_()
                 gate.zero_()
             gate.settle_(written=True)
@@ -170,16 +161,16 @@ class Masks(Mapping[str, Tensor]):
         """Give weights that have none a full mask, so that pruning can begin.
 
         Args:
-            names: Canonical names; those that are masked already are passed over.
+            names: Canonical names; those that are masked already are skipped.
         """
         for name in names:
             if name not in self._gates:
-                module, local = place(self.model, name)
+                module, local = owner_and_name(self.model, name)
                 full = torch.ones_like(module.get_parameter(local), dtype=torch.bool)
                 self._gates[name] = Gate(module, local, full)
 
     def refresh_(self) -> None:
-        """Bring the plan, and so the groups it gives, to the densities that the masks have now."""
+        """Update the plan, and so the groups it gives, to the present densities of the masks."""
         self.plan = self.plan.with_densities(self.densities)
         self.model.__dict__[APPLIED] = self.plan
 
@@ -189,11 +180,12 @@ class Masks(Mapping[str, Tensor]):
         _WATCHING[id(self)] = self
         _watch_optimizers()
         params = named_parameters(self.model)
+        # Only rescaled weights: a fresh draw of any other has the scale that the plan wants.
         self._expected = {n: spread(params[n]) for n, e in self.plan.entries.items() if e.rescale != 1.0}
         self._expected |= {n: spread(self.parameter(n)) for n in self}
 
     def accept_(self) -> None:
-        """Take the weights as they are: they were loaded or set on purpose. Masked ones are put to zero."""
+        """Accept the weights as they are, loaded or set on purpose; masked ones are set to zero."""
         self._expected, self.watched = {}, True
         for gate in self._gates.values():
             gate.rehook_()
@@ -208,22 +200,17 @@ class Masks(Mapping[str, Tensor]):
         Raises:
             UserError: Names the first weight that lives off its mask, has another scale, or is another tensor.
         """
-        found = next(self._changes(), None)
-        if found is not None:
-            name, got = found
-            raise UserError(
-                name,
-                got=got,
-                why="something drew or replaced the weights after apply_ (init_weights, reset_parameters, fully_shard)",
-                do="call apply_ last, or masks.accept_() if what is there now is meant",
-            )
+        for name, got in self._changes():
+            why = "something drew or replaced the weights after apply_ (init_weights, reset_parameters, fully_shard)"
+            do = "call apply_ last, or masks.accept_() if what is there now is meant"
+            raise UserError(name, got=got, why=why, do=do)
         self._expected, self.watched = {}, False
         _WATCHING.pop(id(self), None)
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         params = named_parameters(self.model)
         for name, gate in self._gates.items():
-            if not gate.holds:
+            if not gate.is_current:
                 yield name, "another parameter in its place"
             elif gate.leaks():
                 yield name, "weights off the mask"
@@ -236,14 +223,23 @@ class Masks(Mapping[str, Tensor]):
                 yield name, f"standard deviation {now:.4g}, where {std:.4g} was set"
 
 
+def masks_of(model: nn.Module) -> Masks:
+    """Return the masks of a scaled model, such as a copy of one."""
+    found = submodule(model, "").__dict__.get(MASKS)
+    if not isinstance(found, Masks):
+        raise UserError("model", got="no masks", why="it was not scaled", do="call apply_ or restore_ first")
+    return found
+
+
 @functools.cache
 def _watch_optimizers() -> None:
-    """Look before every step of every optimizer, from the first scaled model of the process on."""
+    """Verify before steps of every optimizer, from the first scaled model of the process on."""
     register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Verify weights that are trained without a call of the model itself (``training_step``) while they are as set."""
+    """Verify weights that are trained without a call of the model itself (``training_step``)."""
+    # Models that train by their parts are never called themselves: their optimizer's step is the first sign of use.
     if not _WATCHING:
         return
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -1,6 +1,6 @@
-"""What guards a scaled model: its checkpoints must fit it, and nobody may draw its weights anew.
+"""Guards of a scaled model: its checkpoints must fit it, and its weights must not be drawn anew.
 
-A state dict is checked as a whole before any of it is loaded, and the first forward pass looks once whether the
+A state dict is checked as a whole before any of it is loaded, and the first forward pass verifies once that the
 weights are still those that were scaled.
 """
 
@@ -14,59 +14,35 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import UserError
-from sparing.scaling.gates import SUFFIX, Gate, gates_in, place
+from sparing.scaling.gates import SUFFIX, Gate, gates_in, owner_and_name
 from sparing.scaling.live import MASKS, Masks
 from sparing.scaling.multipliers import HIDDEN, SLOTS, attach_
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 
-FINGERPRINT = "scaling_plan"
-"""Buffer of the model that tells by which plan it was scaled: 32 bytes."""
-
-
+FINGERPRINT = "scaling_plan"  # buffer of the model with the hash of its plan: 32 bytes
 _GUARDS = "_sparing_scaling_guards"
 _HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_pre_hooks", "_state_dict_pre_hooks")
 
 
-class Key(NamedTuple):
-    """One gate and where a state dict has what belongs to it."""
+class GateKeys(NamedTuple):
+    """One gate with the state dict's keys of its weight and mask."""
 
     weight: str
-    """Key of the weight."""
-
     mask: str
-    """Key of the mask."""
-
     gate: Gate
-    """The gate."""
 
 
 def fingerprint(plan: Plan) -> Tensor:
-    """Hash what of a plan a checkpoint depends on: the rule and each parameter's role and ratios, not its density.
-
-    Args:
-        plan: Any plan.
-
-    Returns:
-        32 bytes, uint8.
-    """
+    """Hash what a checkpoint depends on: rule, roles and ratios, not densities; 32 bytes, uint8."""
     lines = [(name, e.role, tuple(e.shape), e.m_in, e.m_out) for name, e in sorted(plan.entries.items())]
     text = repr((plan.rule, plan.optimizer, lines))
     return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
 def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
-    """Refuse a state dict that does not fit a scaled model.
-
-    Args:
-        root: The model; nothing is changed.
-        state: What is to be loaded.
-        prefix: What stands before the model's own keys, such as that of a wrapper.
-
-    A ``UserError`` says if it is of another plan, a mask or multiplier is missing or has another shape, or weights
-    live off their mask.
-    """
+    """Refuse a state dict of another plan, or with missing masks or multipliers, or with weights off their masks."""
     _check_fingerprint(root, state, prefix)
-    for key in keys(root, prefix):
+    for key in gate_keys(root, prefix):
         _check_mask(key, state)
     for path, module in root.named_modules():
         for slot in SLOTS:
@@ -75,33 +51,17 @@ def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> 
                 _refuse(wanted, "no such key", "the model multiplies by this number")
 
 
-def keys(root: nn.Module, prefix: str = "") -> Iterator[Key]:
-    """Yield the gates of a model with their keys as its state dict has them: wrapped children included.
-
-    Args:
-        root: The model.
-        prefix: What stands before its own keys.
-
-    Yields:
-        One row per gate.
-    """
+def gate_keys(root: nn.Module, prefix: str = "") -> Iterator[GateKeys]:
+    """Yield the gates of a model with the keys of its state dict, names of wrapped children included."""
     for path, module in root.named_modules():
         for local, gate in gates_in(module).items():
-            yield Key(_join(prefix, path, local), _join(prefix, path, local + SUFFIX), gate)
+            yield GateKeys(_join(prefix, path, local), _join(prefix, path, local + SUFFIX), gate)
 
 
-def foreign(root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the places where a state dict has a buffer that the model does not have yet.
-
-    Args:
-        root: The model.
-        state: What is to be loaded.
-        prefix: What stands before its own keys.
-        suffix: How the wanted keys end.
-
-    Yields:
-        Module, and what the key has after the module's path.
-    """
+def missing_buffers(
+    root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str
+) -> Iterator[tuple[nn.Module, str]]:
+    """Yield module and local name of buffers that a state dict has and the model does not have yet."""
     modules = dict(root.named_modules())
     for key in state:
         if key.startswith(prefix) and key.endswith(suffix):
@@ -111,11 +71,7 @@ def foreign(root: nn.Module, state: Mapping[str, Any], prefix: str, suffix: str)
 
 
 def attach_guards_(root: nn.Module) -> None:
-    """Watch a scaled model: loads are checked, and its first forward pass verifies the weights.
-
-    Args:
-        root: The model, without wrappers.
-    """
+    """Hook a scaled model: loads are checked, and its first forward pass verifies the weights."""
     untyped = cast("Any", root)
     held = [
         untyped.register_load_state_dict_pre_hook(_before_load),
@@ -127,11 +83,7 @@ def attach_guards_(root: nn.Module) -> None:
 
 
 def detach_guards_(root: nn.Module) -> None:
-    """Take the guards off; nothing happens where there are none.
-
-    Args:
-        root: The model, without wrappers.
-    """
+    """Remove the guards, if there are any."""
     guards: list[int] = root.__dict__.pop(_GUARDS, [])
     for name in _HOOKS:
         for identity in guards:
@@ -140,13 +92,15 @@ def detach_guards_(root: nn.Module) -> None:
 
 def _before_load(root: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
     masks: Masks = root.__dict__[MASKS]
+    # The plan first: a state dict of another one has nothing to add.
     _check_fingerprint(root, state, prefix)
-    hidden = {place(root, e.name): e.name for e in masks.plan.entries.values() if e.role == "hidden"}
-    for module, local in list(foreign(root, state, prefix, SUFFIX)):
+    # A run whose masks changed has saved masks and factors that a freshly restored model does not have: add them first.
+    hidden = {owner_and_name(root, e.name): e.name for e in masks.plan.entries.values() if e.role == "hidden"}
+    for module, local in list(missing_buffers(root, state, prefix, SUFFIX)):
         masks.cover_(n for at, n in hidden.items() if at == (module, local.removesuffix(SUFFIX)))
     layers = {module for module, _ in hidden}
-    for module, local in list(foreign(root, state, prefix, "forward_scale")):
-        if local == "forward_scale" and module in layers:  # a changing mask has put a factor there
+    for module, local in list(missing_buffers(root, state, prefix, "forward_scale")):
+        if local == "forward_scale" and module in layers:
             attach_(module, "forward_scale", 1.0, where="input")
     check_checkpoint(root, state, prefix)
 
@@ -161,21 +115,18 @@ def _before_forward(root: nn.Module, _: Any) -> None:
     if torch.compiler.is_compiling():
         return
     masks: Masks = root.__dict__[MASKS]
-    if masks.watched and all(isinstance(tensor, nn.Parameter) for tensor in _held(root)):
-        masks.verify()  # not of tensors that stand in for the weights, as under functional_call
+    # Under functional_call tensors stand in for the weights, of which nothing is to be verified.
+    held = (tensor for module in root.modules() for tensor in module._parameters.values() if tensor is not None)
+    if masks.watched and all(isinstance(tensor, nn.Parameter) for tensor in held):
+        masks.verify()
     for gate in masks.gates:
-        if type(gate.module).__name__ in HIDDEN:  # no call of its own undoes what was written
+        if type(gate.module).__name__ in HIDDEN:  # its forward is never called, so no hook of its own undoes writes
             gate.settle_()
 
 
 def _before_save(root: nn.Module, *_: Any) -> None:
     masks: Masks = root.__dict__[MASKS]
     masks.settle_()
-
-
-def _held(root: nn.Module) -> Iterator[Tensor]:
-    for module in root.modules():
-        yield from (tensor for tensor in module._parameters.values() if tensor is not None)
 
 
 def _check_fingerprint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
@@ -186,7 +137,7 @@ def _check_fingerprint(root: nn.Module, state: Mapping[str, Any], prefix: str) -
         _refuse(key, "the mark of another plan", "its weights belong to other factors")
 
 
-def _check_mask(key: Key, state: Mapping[str, Any]) -> None:
+def _check_mask(key: GateKeys, state: Mapping[str, Any]) -> None:
     if key.mask not in state:
         _refuse(key.mask, "no such key", "without its mask the layer would be another one")
     mask, weight = state[key.mask], state.get(key.weight)

@@ -1,4 +1,4 @@
-"""What an expression in a module's source stands for: its attributes, globals, shapes and tests, looked up live."""
+"""What an expression in a module's source stands for: attributes, globals, shapes and tests, looked up live."""
 
 from __future__ import annotations
 
@@ -10,44 +10,27 @@ from typing import Any
 
 from torch import Tensor
 
-Given = Mapping[int | str, float | None]
-"""Ratios of arguments, by place or name; None for a tensor."""
-
-Way = tuple[float, ...]
-"""Factors other than 1 that are met on one way through the branches."""
+Arguments = Mapping[int | str, float | None]  # ratios of arguments, by position or name; None for a tensor
+PathFactors = tuple[float, ...]  # factors other than 1 on one path through the branches
 
 
 @dataclass
 class Scope:
     """One function that is being read."""
 
-    me: str
-    """Name of its first argument, if it is a method."""
-    owner: Any
-    """What that is, in the model."""
-    base: Any
-    """The same in the base."""
+    self_name: str  # name of its first argument, if it is a method
+    owner: Any  # what that is, in the model
+    base: Any  # the same in the base
     globals: dict[str, Any]
-    depth: int
-    """Calls that lead here."""
-    names: dict[str, float | None] = field(default_factory=dict)
-    """Local name -> ratio; None for a tensor."""
-    ways: set[Way] = field(default_factory=lambda: {()})
-    """Factors so far, one row per way through the branches."""
-    ended: set[Way] = field(default_factory=set)
-    """The same of ways that have returned."""
+    depth: int  # calls that lead here
+    names: dict[str, float | None] = field(default_factory=dict)  # local name -> ratio; None for a tensor
+    paths: set[PathFactors] = field(default_factory=lambda: {()})  # factors so far, by path through the branches
+    returned: set[PathFactors] = field(default_factory=set)  # the same of paths that have returned
     result: float | None = None
 
 
 def names_in(node: ast.expr) -> list[str]:
-    """Return the parts of ``a.b.c``.
-
-    Args:
-        node: An expression.
-
-    Returns:
-        Its names in order; nothing for other expressions.
-    """
+    """Return the parts of ``a.b.c``."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -56,44 +39,20 @@ def names_in(node: ast.expr) -> list[str]:
 
 
 def get(held: Any, path: Sequence[str]) -> Any:
-    """Follow attributes.
-
-    Args:
-        held: Where to begin.
-        path: Names.
-
-    Returns:
-        What is there, or None.
-    """
+    """Follow attributes; None where one is missing."""
     for name in path:
         held = getattr(held, name, None)
     return held
 
 
 def global_(name: str, names: dict[str, Any]) -> Any:
-    """Look a name up as a function does that has no local one.
-
-    Args:
-        name: The name.
-        names: Globals of the function.
-
-    Returns:
-        What it stands for, or None.
-    """
+    """Look up a name that is not local; None where there is none."""
     builtins: Any = names.get("__builtins__", {})
     return names.get(name, builtins.get(name) if isinstance(builtins, dict) else getattr(builtins, name, None))
 
 
 def ratio_of(value: Any, base: Any) -> float | None:
-    """Compare two numbers, or tensors of one entry.
-
-    Args:
-        value: Of the model.
-        base: Of its base.
-
-    Returns:
-        Their ratio; None where there are no numbers, not a number where the base's is zero or unknown.
-    """
+    """Return value over base of numbers or one-entry tensors; None for others, NaN where the base is 0 or meta."""
     if isinstance(value, Tensor) and isinstance(base, Tensor) and value.numel() == base.numel() == 1:
         value, base = (float(one) if not one.is_meta else math.nan for one in (value, base))
     if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(base, int | float):
@@ -102,34 +61,19 @@ def ratio_of(value: Any, base: Any) -> float | None:
 
 
 def truth(test: ast.expr, scope: Scope) -> bool | None:
-    """Return what a test of an attribute of the module comes to; None for any other test.
-
-    Args:
-        test: The condition of a branch.
-        scope: The function it stands in.
-
-    Returns:
-        Which side is taken.
-    """
+    """Return the truth of a test of an attribute of the module; None for any other test."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = truth(test.operand, scope)
         return None if inner is None else not inner
     path = names_in(test)
-    if len(path) < 2 or path[0] != scope.me or path[-1] == "training":
+    if len(path) < 2 or path[0] != scope.self_name or path[-1] == "training":
         return None
     value = get(scope.owner, path[1:])
     return bool(value) if isinstance(value, bool | int | float | str) else None
 
 
 def shape_of(node: ast.expr) -> ast.expr | None:
-    """Find the tensor whose shape an expression is.
-
-    Args:
-        node: Such as ``x.shape`` or ``x.size()``.
-
-    Returns:
-        The expression of the tensor, or None.
-    """
+    """Return the tensor of ``x.shape`` or ``x.size()``, else None."""
     if isinstance(node, ast.Attribute) and node.attr == "shape":
         return node.value
     call = isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Attribute)

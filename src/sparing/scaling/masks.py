@@ -2,8 +2,8 @@
 
 Every law ranks the entries of a matrix by numbers that depend on the seed and the parameter's name only, and keeps the
 first ones: the mask of a lower density is part of the mask of a higher one, and another density changes nothing else
-of a run (spec: nested and paired masks). Shapes are oriented ``(fan_out, fan_in, ...)``; a caller whose weight is
-stored the other way round (``Conv1D``, transposed convolutions) swaps the first two dimensions before and after.
+of a run. Shapes are oriented ``(fan_out, fan_in, ...)``; a caller whose weight is stored the other way round
+(``Conv1D``, transposed convolutions) swaps the first two dimensions before and after.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from sparing.seeds import stream
 
 
 class Law(Protocol):
-    """How the live entries of a matrix are chosen; a value."""
+    """How the live entries of a matrix are chosen; a value.
+
+    ``draw`` returns a boolean mask of ``shape``, (fan_out, fan_in, ...), that depends on nothing but its arguments:
+    ``seed`` of the run, ``name`` of the parameter, and ``density``, a live fraction in (0, 1] of what each law says.
+    """
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Return the live entries, True, of a weight of ``shape`` (fan-out first)."""
+        """Draw a mask."""
         ...
 
 
@@ -37,17 +41,7 @@ class Bernoulli:
     """
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Draw a mask.
-
-        Args:
-            shape: ``(fan_out, fan_in, ...)``.
-            density: Probability of an entry to live, in (0, 1]; seen in steps of 2⁻²⁴.
-            seed: Experiment.
-            name: Parameter.
-
-        Returns:
-            Boolean, of ``shape``.
-        """
+        """Draw a boolean mask of ``shape``; ``density`` is the probability of an entry to live, in steps of 2⁻²⁴."""
         _check(shape, density)
         return _scores(tuple(shape), seed, name) < density
 
@@ -60,17 +54,7 @@ class ExactCount:
     """
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Draw a mask.
-
-        Args:
-            shape: ``(fan_out, fan_in, ...)``.
-            density: Live fraction of the entries, in (0, 1].
-            seed: Experiment.
-            name: Parameter.
-
-        Returns:
-            Boolean, of ``shape``.
-        """
+        """Draw a boolean mask of ``shape``; ``density`` is the live fraction of all entries."""
         _check(shape, density)
         scores = _scores((1, math.prod(shape)), seed, name)
         return _first(scores, _count(density, scores.shape[1])).view(*shape)
@@ -91,17 +75,7 @@ class ConstantFanIn:
     nesting hold together at every shape."""
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Draw a mask.
-
-        Args:
-            shape: ``(fan_out, fan_in, ...)``.
-            density: Live fraction of each neuron's inputs, in (0, 1].
-            seed: Experiment.
-            name: Parameter.
-
-        Returns:
-            Boolean, of ``shape``.
-        """
+        """Draw a boolean mask of ``shape``; ``density`` is the live fraction of each neuron's inputs."""
         _check(shape, density)
         fan_out, fan_in = shape[0], math.prod(shape[1:])
         count = _count(density, fan_in)
@@ -128,17 +102,7 @@ class Blocks:
         require(self.size >= 1, "Blocks.size", self.size, "a block holds at least one entry", "pass size >= 1")
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Draw a mask.
-
-        Args:
-            shape: ``(fan_out, fan_in, ...)``.
-            density: Live fraction of each row of blocks, in (0, 1].
-            seed: Experiment.
-            name: Parameter.
-
-        Returns:
-            Boolean, of ``shape``.
-        """
+        """Draw a boolean mask of ``shape``; ``density`` is the live fraction of each row of blocks."""
         _check(shape, density)
         fan_out, fan_in = shape[0], math.prod(shape[1:])
         grid = (math.ceil(fan_out / self.size), math.ceil(fan_in / self.size))
@@ -153,7 +117,6 @@ class NofM:
 
     n: int = 2
     """Live inputs in a group (count)."""
-
     m: int = 4
     """Inputs in a group (count)."""
 
@@ -162,20 +125,11 @@ class NofM:
         require(1 <= self.n <= self.m, "NofM", f"{self.n}:{self.m}", "a group keeps 1 to m of m", "pass 1 <= n <= m")
 
     def draw(self, shape: Sequence[int], density: float, *, seed: int, name: str) -> Tensor:
-        """Draw a mask; the density of a law that fixes it must be n/m (or 1: nothing is masked).
-
-        Args:
-            shape: ``(fan_out, fan_in, ...)``; the fan-in, kernel included, a multiple of m.
-            density: n/m, or 1.
-            seed: Experiment.
-            name: Parameter.
-
-        Returns:
-            Boolean, of ``shape``.
-        """
+        """Draw a boolean mask of ``shape``, whose fan-in m divides; ``density`` is n/m, or 1: nothing is masked."""
         _check(shape, density)
         if density == 1:
             return torch.ones(*shape, dtype=torch.bool)
+        # A law that fixes the density must be planned with it: the factors would be those of another one.
         own = self.n / self.m
         require(abs(density - own) < 1e-9, name, density, f"{self.n}:{self.m} has density {own}", f"plan with {own}")
         fan_in = math.prod(shape[1:])
@@ -189,58 +143,29 @@ LAWS: tuple[type[Law], ...] = (Bernoulli, ExactCount, ConstantFanIn, Blocks, Nof
 
 
 def realised(mask: Tensor) -> float:
-    """Return the live fraction of a mask's entries.
-
-    Args:
-        mask: Boolean, any shape.
-
-    Returns:
-        In [0, 1].
-    """
+    """Return the live fraction of a mask's entries, in [0, 1]."""
     return int(mask.sum()) / mask.numel()
 
 
 def oriented(mask: Tensor, *, transposed: bool) -> Tensor:
-    """Turn between the stored order of dimensions and ``(fan_out, fan_in, ...)``.
-
-    Args:
-        mask: Any tensor of two dimensions or more.
-        transposed: Whether the weight is stored with the fan-in first.
-
-    Returns:
-        The same entries, contiguous; its own inverse.
-    """
+    """Convert between the stored order of dimensions and ``(fan_out, fan_in, ...)``, either way."""
     return mask.transpose(0, 1).contiguous() if transposed else mask
 
 
 def dead(mask: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """Find what a mask cuts off.
-
-    Args:
-        mask: Boolean, as stored, two dimensions or more.
-        transposed: Whether the weight is stored with the fan-in first.
-
-    Returns:
-        Indices of neurons without any input, and of inputs (channels) that no neuron reads.
+    """Return indices of neurons without input and of inputs (channels) that no neuron reads; the mask is as stored.
 
     Example:
         >>> dead(torch.tensor([[True, False], [False, False]]))
         (tensor([1]), tensor([1]))
     """
-    turned = oriented(mask, transposed=transposed)
-    per_neuron, per_input = turned.flatten(1).any(1), turned.transpose(0, 1).flatten(1).any(1)
+    rows = oriented(mask, transposed=transposed)
+    per_neuron, per_input = rows.flatten(1).any(1), rows.transpose(0, 1).flatten(1).any(1)
     return (~per_neuron).nonzero().flatten(), (~per_input).nonzero().flatten()
 
 
 def digest(masks: Mapping[str, Tensor]) -> str:
-    """Hash masks, to tell whether two runs or processes have the same.
-
-    Args:
-        masks: Name -> boolean tensor.
-
-    Returns:
-        SHA-256 over names, shapes and bits, in hexadecimal.
-    """
+    """Return the SHA-256 of names, shapes and bits, to tell whether two runs or processes have the same masks."""
     total = hashlib.sha256()
     for name in sorted(masks):
         mask = masks[name]
@@ -256,7 +181,7 @@ def _check(shape: Sequence[int], density: float) -> None:
 
 
 def _scores(shape: tuple[int, ...], seed: int, name: str) -> Tensor:
-    """Uniform numbers in [0, 1) that are the same at every density."""
+    """Return uniform numbers in [0, 1) that are the same at every density."""
     return torch.rand(shape, generator=stream(seed, "mask", name), dtype=torch.float32)
 
 
@@ -265,17 +190,14 @@ def _count(density: float, entries: int) -> int:
 
 
 def _first(scores: Tensor, count: int) -> Tensor:
-    """Mark the ``count`` lowest scores of each row; a stable order, so equal scores cannot break the nesting."""
+    """Mark the ``count`` lowest scores of each row."""
+    # Stable: float32 scores collide in large matrices, and ties in another order would break the nesting.
     order = torch.sort(scores, dim=1, stable=True).indices[:, :count]
     return torch.zeros(scores.shape, dtype=torch.bool).scatter_(1, order, value=True)
 
 
 def _balanced_ranks(fan_out: int, fan_in: int, generator: torch.Generator) -> Tensor:
-    """Rank the inputs of each neuron so that the first k of all rows together use every input equally, for every k.
-
-    Returns:
-        Shape (fan_out, fan_in), int32: each row a permutation of 0 … fan_in − 1.
-    """
+    """Rank each neuron's inputs (out, in; int32) so that for every k the first k of all rows use each input equally."""
     sizes = [fan_in] * (fan_out // fan_in) + ([fan_out % fan_in] if fan_out % fan_in else [])
     return torch.cat([_strip_ranks(rows, fan_in, generator) for rows in sizes])
 
@@ -286,9 +208,6 @@ def _strip_ranks(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     At rank k row i takes the place ``i + (k mod b)·rows + T[k div b]`` on a circle of ``columns`` places, with g the
     greatest common divisor, b = columns/g and T a random order of 0 … g − 1: b successive ranks cover the circle
     rows/g times without a gap, and no row takes a place twice. Rows and columns are then shuffled.
-
-    Returns:
-        Shape (rows, columns), int32.
     """
     shared = math.gcd(rows, columns)
     turns = columns // shared

@@ -1,9 +1,9 @@
-"""Numbers in the forward pass of modules that nobody edited: hooks that read them from buffers of the module.
+"""Numbers in the forward pass of unmodified modules: hooks that read them from buffers of the module.
 
 The number is a 0-d buffer, so checkpoints hold it and ``to`` moves it; the hook is a plain function that finds it in
-the module it runs on, so copies of a model have their own. It takes part in training, evaluation and ``generate()``
-alike; only a loss that reads the readout's weight without calling the readout (fused cross-entropies) would pass it
-by: fold such a model first. Three slots can hold one each:
+the module it runs on, so copies of a model have their own. It acts in training, evaluation and ``generate()``; only a
+loss that reads the readout's weight without calling the readout (fused cross-entropies) would miss it: fold such a
+model first. Three slots can hold one each:
 
     forward_scale   the input of a layer, or the output of an embedding
     branch_scale    the output of a layer, bias included
@@ -30,22 +30,11 @@ keys and values), or the first input of an attention that takes queries, keys an
 SLOTS: tuple[Slot, ...] = ("forward_scale", "branch_scale", "query_scale")
 
 _HANDLES = "_sparing_scale_handles"  # in the module's __dict__: slot -> (handle, where)
-HIDDEN = ("NonDynamicallyQuantizableLinear",)
-"""Layers that their parent reads as tensors: their forward is never called."""
+HIDDEN = ("NonDynamicallyQuantizableLinear",)  # layers that their parent reads as tensors: forward is never called
 
 
 def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> None:
-    """Multiply something by a number in every forward pass of a module, from now on.
-
-    Args:
-        module: Module to hook.
-        slot: Which buffer holds the number.
-        value: The number; 1 is multiplied like any other.
-        where: What it multiplies.
-
-    Raises:
-        UserError: If the slot is taken, or the module is one whose forward pass is never called.
-    """
+    """Multiply by a number in every forward pass of a module; 1 is multiplied like any other."""
     kind = type(module).__name__
     if slot in module._buffers:
         why = "a second factor would multiply the first"
@@ -63,14 +52,10 @@ def attach_(module: nn.Module, slot: Slot, value: float, *, where: Where) -> Non
 
 
 def detach_(module: nn.Module, slot: Slot) -> None:
-    """Take a number out of a module, with its hook and buffer; nothing happens where there is none.
-
-    Args:
-        module: Module that may be hooked.
-        slot: Which buffer.
-    """
+    """Remove a number with its hook and buffer, if the module has one."""
     if (held := _handles(module).pop(slot, None)) is not None:
         identity = held[0]
+        # By id: a handle would remove the hook of the module it was made on, not that of a copy.
         for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks):
             cast("dict[int, Any]", hooks).pop(identity, None)
         del module._buffers[slot]
@@ -78,42 +63,21 @@ def detach_(module: nn.Module, slot: Slot) -> None:
         module.__dict__.pop(_HANDLES, None)
 
 
-def value(module: nn.Module, slot: Slot) -> float:
-    """Return the number a module holds.
-
-    Args:
-        module: Any module.
-        slot: Which buffer.
-
-    Returns:
-        The number; 1 where there is none.
-    """
+def factor_of(module: nn.Module, slot: Slot) -> float:
+    """Return the number a module holds; 1 without one."""
     held = module._buffers.get(slot)
     return 1.0 if held is None else float(held)
 
 
-def set_(module: nn.Module, slot: Slot, value: float) -> None:
-    """Change the number a hooked module holds, in place.
-
-    Args:
-        module: Module with this slot.
-        slot: Which buffer.
-        value: The new number.
-    """
+def set_factor_(module: nn.Module, slot: Slot, value: float) -> None:
+    """Change the number a hooked module holds, in place."""
     held = module._buffers[slot]
     assert held is not None
     held.fill_(value)
 
 
-def held(module: nn.Module) -> dict[Slot, Where]:
-    """Return the slots of a module that are in use.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Slot -> what it multiplies.
-    """
+def active_slots(module: nn.Module) -> dict[Slot, Where]:
+    """Return slot -> what it multiplies, of the slots in use."""
     return {slot: where for slot, (_, where) in module.__dict__.get(_HANDLES, {}).items()}
 
 
@@ -123,7 +87,7 @@ def _handles(module: nn.Module) -> dict[Slot, tuple[int, Where]]:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype of the module's own parameters, widened to single precision: halves would round the number."""
+    """Return the parameters' dtype, widened to single precision: half precision would round the number."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     return torch.promote_types(next(floats, torch.float32), torch.float32)
 
@@ -132,13 +96,17 @@ def _device(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
+# Plain functions, one per slot: hooks with a state of their own would not follow copies and pickles of a model.
+
+
 def _scaled(value: Any, number: Tensor) -> Any:
-    """Multiply in the tensor's own dtype, which a 0-d tensor does not widen; of several values the first."""
+    """Multiply a tensor, or the first of several, in its own dtype, which a 0-d factor does not widen."""
     return (value[0] * number, *value[1:]) if isinstance(value, tuple) else value * number
 
 
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], slot: Slot) -> Any:
     number = cast("Tensor", module._buffers[slot])
+    # Some callers pass the input by keyword: the first tensor is it.
     if args:
         return (_scaled(args[0], number), *args[1:]), dict(kwargs)
     name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))

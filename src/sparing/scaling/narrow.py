@@ -1,4 +1,4 @@
-"""The base: the narrower model at which hyperparameters were tuned, as shapes and, where small, with its weights."""
+"""The base: the narrower model at which hyperparameters were tuned, as shapes and, if small, with its weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ Base = nn.Module | int | Callable[[], nn.Module] | Any | None
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-SMALL = 50_000_000
-"""Parameters up to which a base is built with its weights, so that its initial scales can be measured (count)."""
+SMALL = 50_000_000  # parameters (count) up to which a base has weights, so that initial scales can be measured
 
 _WIDTHS = (
     "intermediate_size",
@@ -38,84 +37,47 @@ _HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_h
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Narrower:
-    """What is known of the base."""
+class BuiltBase:
+    """The base of a model."""
 
-    shapes: Shapes
-    """Canonical parameter name -> shape."""
-
+    shapes: Shapes  # canonical parameter name -> shape
+    # the base itself, on the meta device if it would be large; None if the model is its own base
     model: nn.Module | None
-    """The base itself, on the meta device if it would be large; None if the model is its own base."""
 
 
-def narrower(model: nn.Module, base: Base = None) -> Narrower:
-    """Build the base and hold its names and depth against the model's.
-
-    What must be built is built apart from the global random numbers, which stay as they were.
-
-    Args:
-        model: The model to be trained; never changed.
-        base: The narrower one, in any of the forms of ``Base``.
-
-    Returns:
-        Its shapes and the base.
-
-    Raises:
-        UserError: If its parameters have other names, which also means another depth, or other numbers of dimensions.
-    """
+def build_base(model: nn.Module, base: Base = None) -> BuiltBase:
+    """Build the base, without touching the global random state, and require the model's names, depth and dimensions."""
     if base is None:
-        return Narrower(_shapes(model), None)
+        return BuiltBase(_shapes(model), None)
     built = _built(model, base)
     _require_same(model, built)
-    return Narrower(_shapes(built), built)
+    return BuiltBase(_shapes(built), built)
 
 
 def base_shapes(model: nn.Module, base: Base = None) -> dict[str, tuple[int, ...]]:
-    """Return the base's shapes by the canonical names of the model's parameters.
-
-    Args:
-        model: The model to be trained.
-        base: A narrower model, a Hugging Face configuration, the width of one (the model's own configuration is
-            narrowed), a function without arguments that builds one, or None, which gives the model's own shapes.
-
-    Returns:
-        Canonical name -> shape.
+    """Return the base's shapes by canonical parameter name; without a base the model's own.
 
     Example:
         >>> base_shapes(nn.Linear(64, 64), lambda: nn.Linear(8, 8))
         {'weight': (8, 8), 'bias': (8,)}
     """
-    return dict(narrower(model, base).shapes)
+    return dict(build_base(model, base).shapes)
 
 
 def narrow(config: Any, width: int) -> Any:
-    """Clone a Hugging Face configuration at another width: heads keep their size, all other widths go in proportion.
+    """Clone a Hugging Face configuration at another ``hidden_size``: heads keep their size, other widths scale.
 
-    Knows any configuration with ``hidden_size`` and ``num_attention_heads`` under these names or mapped to them: the
-    GPT-2, Llama and ViT families. Key and value heads go in proportion too, or stay as many if that leaves a fraction.
-
-    Args:
-        config: The configuration of the model.
-        width: The new ``hidden_size`` (count).
-
-    Returns:
-        A new configuration.
-
-    Raises:
-        UserError: If the configuration has no such fields, or they do not divide.
+    Needs ``hidden_size`` and ``num_attention_heads``, also under mapped names: the GPT-2, Llama and ViT families.
     """
     old = getattr(config, "hidden_size", None)
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(old, int) or not isinstance(heads, int):
-        raise UserError(
-            "base",
-            got=type(config).__name__,
-            why="only configurations with hidden_size and num_attention_heads can be narrowed",
-            do="pass base= a narrower model or a function that builds one",
-        )
+        got, why = type(config).__name__, "only configurations with hidden_size and num_attention_heads can be narrowed"
+        raise UserError("base", got=got, why=why, do="pass base= a narrower model or a function that builds one")
     head_dim = getattr(config, "head_dim", None) or old // heads
     clone = copy.deepcopy(config)
     clone.hidden_size = width
+    # Written down, or else the clone would derive it from its own width; a property cannot be set.
     if hasattr(config, "head_dim") and not isinstance(getattr(type(config), "head_dim", None), property):
         clone.head_dim = head_dim
     for name in (*_HEADS, *_WIDTHS):
@@ -129,17 +91,13 @@ def narrow(config: Any, width: int) -> Any:
 
 def _scaled(name: str, value: int, width: int, old: int) -> int:
     if value * width % old or value * width < old:
-        raise UserError(
-            "base",
-            got=f"width {width}",
-            why=f"{name}={value} would become {value * width / old:g}",
-            do=f"pass a width that divides it, or base= a configuration; {old} is the model's own",
-        )
+        do = f"pass a width that divides it, or base= a configuration; {old} is the model's own"
+        raise UserError("base", got=f"width {width}", why=f"{name}={value} would become {value * width / old:g}", do=do)
     return value * width // old
 
 
 def _groups(groups: int, heads: int, width: int, old: int) -> int:
-    """Scale key and value heads if that comes out whole; else keep them if they divide the heads."""
+    """Scale key and value heads if that gives a whole number; else keep them if they divide the heads."""
     if groups * width % old == 0 and groups * width >= old:
         return groups * width // old
     return groups if heads % groups == 0 else _scaled("num_key_value_heads", groups, width, old)
@@ -154,44 +112,30 @@ def _built(model: nn.Module, base: Base) -> nn.Module:
     if isinstance(base, int):
         return _narrowed(model, base)
     if callable(base):
-        return _apart(base)
+        return _built_apart(base)
     if not hasattr(base, "hidden_size"):
-        raise UserError(
-            "base",
-            got=repr(base),
-            why="it is no model, configuration, width or function",
-            do="pass a narrower model, or a function without arguments that builds one",
-        )
-    return _apart(lambda: type(submodule(model, ""))(base))
+        do = "pass a narrower model, or a function without arguments that builds one"
+        raise UserError("base", got=repr(base), why="it is no model, configuration, width or function", do=do)
+    return _built_apart(lambda: type(submodule(model, ""))(base))
 
 
 def _narrowed(model: nn.Module, width: int) -> nn.Module:
-    config = narrow(_config(model), width)
-    try:
-        return _apart(lambda: type(submodule(model, ""))(config))
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(
-            "base",
-            got=f"width {width}",
-            why=f"a {type(submodule(model, '')).__name__} of this width cannot be built ({error})",
-            do="pass base= a narrower model or a function that builds one",
-        ) from error
-
-
-def _config(model: nn.Module) -> Any:
+    kind, do = type(submodule(model, "")), "pass base= a narrower model or a function that builds one"
     config = getattr(submodule(model, ""), "config", None)
     if config is None:
-        raise UserError(
-            "base",
-            got="a width",
-            why=f"{type(submodule(model, '')).__name__} has no configuration to narrow",
-            do="pass base= a narrower model or a function that builds one",
-        )
-    return config
+        why = f"{kind.__name__} has no configuration to narrow"
+        raise UserError("base", got="a width", why=why, do=do)
+    narrowed = narrow(config, width)
+    try:
+        return _built_apart(lambda: kind(narrowed))
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        why = f"a {kind.__name__} of this width cannot be built ({error})"
+        raise UserError("base", got=f"width {width}", why=why, do=do) from error
 
 
-def _apart(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build on the meta device, and again with weights if that is cheap or a shape alone cannot be had."""
+def _built_apart(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build on the meta device, and again with weights if the model is small or cannot be built without."""
+    # The global random state and the numbers drawn from it stay as if nothing had been built.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         try:
@@ -213,16 +157,10 @@ def _require_same(model: nn.Module, base: nn.Module) -> None:
     ours, theirs = _shapes(model), _shapes(base)
     if len(wrong := sorted(ours.keys() ^ theirs.keys())):
         only = [f"{name} ({'model' if name in ours else 'base'} only)" for name in wrong[:3]]
-        raise UserError(
-            "base",
-            got=", ".join(only) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""),
-            why="the base must have the same parameters, so the same depth",
-            do="build both from one definition; depth has its own rule, SuPar(depth=CompleteP(base_layers=...))",
-        )
+        got = ", ".join(only) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        do = "build both from one definition; depth has its own rule, SuPar(depth=CompleteP(base_layers=...))"
+        raise UserError("base", got=got, why="the base must have the same parameters, so the same depth", do=do)
     if flat := [name for name, shape in ours.items() if len(shape) != len(theirs[name])]:
-        raise UserError(
-            "base",
-            got=f"{flat[0]} of shape {theirs[flat[0]]}, in the model {ours[flat[0]]}",
-            why="a parameter keeps its number of dimensions",
-            do="build both from one definition",
-        )
+        got = f"{flat[0]} of shape {theirs[flat[0]]}, in the model {ours[flat[0]]}"
+        do = "build both from one definition"
+        raise UserError("base", got=got, why="a parameter keeps its number of dimensions", do=do)

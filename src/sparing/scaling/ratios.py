@@ -1,4 +1,4 @@
-"""Learning rates are ratios between groups: made from a plan's factors, and held against them later."""
+"""Parameter groups from a plan's factors, and checks that their learning rates keep the plan's ratios."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError
-from sparing.groups import Group, bind, groups_of, keep, override, scale
+from sparing.groups import bind, groups_of, keep, override, scale
 from sparing.scaling.entries import Entry
 from sparing.scaling.rules import Optimizer
 
-_SAME = 1e-6
-"""Relative: rates that a scheduler multiplied by one number agree to rounding."""
-
-_NEAR = 0.3
-"""Relative: masks of whole rows miss a density by rounding, one live input in four at worst in each direction."""
+_EXACT = 1e-6  # relative: rates that a scheduler multiplied by one number agree to rounding
+_ROUNDING = 0.3  # relative: masks of whole rows miss a density by one live input in four at worst
 
 _ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 _OTHERS: dict[str, Optimizer] = {"SGD": "sgd", "ASGD": "sgd", "Lion": "lion", "Muon": "muon"}
@@ -43,77 +40,60 @@ def groups(
     weight_decay: float = 0.0,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with every option scaled.
-
-    Args:
-        entries: Lines of the plan.
-        kind: Kind of optimizer.
-        model: The model.
-        lr: Learning rate of the base.
-        names: Only these parameters; all by default.
-        weight_decay: Of the base, for all that has several dimensions.
-        options: Further options, of which ``eps`` is scaled.
-
-    Returns:
-        Groups for an optimizer of torch.
-    """
+    """Return parameter groups with every option scaled from the base's."""
     params = named_parameters(model)
     _require_planned(entries, params, "model")
     _watch_rates()
     if kind == "adam":
         options.setdefault("eps", 1e-8)
     found = groups_of(model, lr=lr, weight_decay=weight_decay, **options)
-    values = [name for name, line in entries.items() if len(line.shape) > 1 and params[name].ndim == 1]
-    if values:  # sparse layers hold their live weights in a row
+    # Sparse layers hold their live weights in a vector, which ``groups_of`` takes for a bias that does not decay.
+    values = [name for name, entry in entries.items() if len(entry.shape) > 1 and params[name].ndim == 1]
+    if values:
         found = override(found, values, weight_decay=weight_decay)
-    found = scale(found, {name: line.factors.lr for name, line in entries.items()})
-    found = scale(found, {name: line.factors.weight_decay for name, line in entries.items()}, option="weight_decay")
+    found = scale(found, {name: entry.factors.lr for name, entry in entries.items()})
+    found = scale(found, {name: entry.factors.weight_decay for name, entry in entries.items()}, option="weight_decay")
     if "eps" in options:
-        found = scale(found, {name: line.factors.eps for name, line in entries.items()}, option="eps")
-    if any(line.factors.lr != 1.0 for line in entries.values()):
+        found = scale(found, {name: entry.factors.eps for name, entry in entries.items()}, option="eps")
+    if any(entry.factors.lr != 1.0 for entry in entries.values()):
         found = override(found, list(entries), lr_kind=kind)
-    for factor in {line.factors.lr for line in entries.values()}:
+    for factor in {entry.factors.lr for entry in entries.values()}:
         found = override(found, [name for name, e in entries.items() if e.factors.lr == factor], lr_scale=factor)
-    return bind(_ordered(found if names is None else keep(found, names), entries), model)
+    found = found if names is None else keep(found, names)
+    order = {name: at for at, name in enumerate(entries)}
+    return bind(sorted(found, key=lambda group: order[group.names[0]]), model)
 
 
 def check(
-    entries: Mapping[str, Entry], kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer], *, touches: bool = True
+    entries: Mapping[str, Entry], kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer], *, rescales: bool = True
 ) -> None:
-    """Refuse optimizers whose rates are not those of a plan, up to one common factor for each.
+    """Refuse optimizers whose rates are not those of a plan, up to one common factor each.
 
-    Args:
-        entries: Lines of the plan.
-        kind: Kind of optimizer.
-        optimizers: That step the model together.
-        touches: Whether the rule scales anything; a rule that does not has no quarrel with L2 in the gradient.
-
-    Raises:
-        UserError: If groups are unscaled, parameters missing or new, ratios broken, or L2 would be rescaled.
+    A rule that scales nothing (``rescales`` is false) allows L2 in the gradient.
     """
     names = [[_names(group, entries) for group in optimizer.param_groups] for optimizer in optimizers]
     _require_planned(entries, [name for rows in names for row in rows for name in row], "optimizer")
     for optimizer, rows in zip(optimizers, names, strict=True):
-        _require_kind(kind, optimizer, touches=touches)
-        if touches:
+        _require_kind(kind, optimizer, rescales=rescales)
+        if rescales:
             _require_decoupled(optimizer)
         rates = list(_rates(optimizer.param_groups, rows, entries))
         common = {lr / factor for lr, factor, _ in rates}
-        if max(common) > min(common) * (1 + _SAME):
-            error = _broken(rates)
+        if max(common) > min(common) * (1 + _EXACT):
+            error = _ratio_error(rates)
             raise error
 
 
 @functools.cache
 def _watch_rates() -> None:
-    """Look at the rates of scaled groups before every step of every optimizer, from the first groups of a plan on."""
+    """Check scaled groups before every step of every optimizer, from the first groups of a plan on."""
     register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Refuse to step with broken ratios or by another kind's; groups without ``lr_scale`` are their owner's."""
+    """Refuse steps with broken ratios, or by an optimizer of another kind; groups without ``lr_scale`` are free."""
     for kind in {group["lr_kind"] for group in optimizer.param_groups if "lr_kind" in group}:
-        _require_kind(kind, optimizer, touches=True)
+        _require_kind(kind, optimizer, rescales=True)
     # torch calls this before the hooks of the optimizer itself, so rates are those that schedulers wrote
     rates = [
         (float(group["lr"]), float(group["lr_scale"]), str(group.get("param_names", ["?"])[0]))
@@ -121,15 +101,15 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if "lr_scale" in group and group["params"] and not isinstance(group["lr"], Tensor)
     ]
     common = [lr / factor for lr, factor, _ in rates]
-    if common and max(common) > min(common) * (1 + _SAME):
-        error = _broken(rates)
+    if common and max(common) > min(common) * (1 + _EXACT):
+        error = _ratio_error(rates)
         raise error
 
 
 def _names(group: Mapping[str, Any], entries: Mapping[str, Entry]) -> list[str]:
-    """Return the parameters of a group, which must say what they are and how they were scaled."""
+    """Return the names of a group's parameters; refuse groups without names or without a scaled rate."""
     names = group.get("param_names")
-    scaled = {line.factors.lr for line in entries.values()} != {1.0}
+    scaled = {entry.factors.lr for entry in entries.values()} != {1.0}
     if names is None or (scaled and "lr_scale" not in group):
         raise UserError(
             "optimizer",
@@ -147,79 +127,54 @@ def _rates(
     """Yield rate, factor and first name of every group; the factor is the plan's, or nearly."""
     for group, row in zip(groups_, names, strict=True):
         factor = group.get("lr_scale", 1.0)
-        if far := [name for name in row if not math.isclose(entries[name].factors.lr, factor, rel_tol=_NEAR)]:
-            raise UserError(
-                "optimizer",
-                got=f"{far[0]} scaled by {factor:g}",
-                why=f"the plan says {entries[far[0]].factors.lr:g}",
-                do="build it from the groups of this plan, or ask the plan that built it",
-            )
+        if far := [name for name in row if not math.isclose(entries[name].factors.lr, factor, rel_tol=_ROUNDING)]:
+            why = f"the plan says {entries[far[0]].factors.lr:g}"
+            do = "build it from the groups of this plan, or ask the plan that built it"
+            raise UserError("optimizer", got=f"{far[0]} scaled by {factor:g}", why=why, do=do)
         if row:
             yield float(group["lr"]), float(factor), row[0]
 
 
-def _broken(rates: Sequence[tuple[float, float, str]]) -> UserError:
-    """Say how the ratios broke: all alike, or which group strays from the others."""
+def _ratio_error(rates: Sequence[tuple[float, float, str]]) -> UserError:
+    """Return the error that says how the ratios broke: all rates equal, or which group is off."""
     if len({lr for lr, _, _ in rates}) == 1:
-        return UserError(
-            "optimizer",
-            got=f"lr {rates[0][0]:g} in every group",
-            why="a scheduler or the loop has set it, where it should multiply",
-            do="use a scheduler that multiplies (LambdaLR), or set group['lr'] = lr * group['lr_scale']",
-        )
+        why = "a scheduler or the loop has set it, where it should multiply"
+        do = "use a scheduler that multiplies (LambdaLR), or set group['lr'] = lr * group['lr_scale']"
+        return UserError("optimizer", got=f"lr {rates[0][0]:g} in every group", why=why, do=do)
     bases = sorted(lr / factor for lr, factor, _ in rates)
-    middle = bases[len(bases) // 2]
+    middle = bases[len(bases) // 2]  # the median is what most groups agree on
     lr, factor, name = max(rates, key=lambda rate: abs(math.log(max(rate[0], 1e-300) / rate[1] / max(middle, 1e-300))))
-    return UserError(
-        "optimizer",
-        got=f"lr {lr:g} for {name}",
-        why=f"beside the other groups it should be {middle * factor:g}",
-        do="multiply all groups by one number, or none (eta_min=0); a group whose rate is your own has no lr_scale",
-    )
+    why = f"beside the other groups it should be {middle * factor:g}"
+    do = "multiply all groups by one number, or none (eta_min=0); a group whose rate is your own has no lr_scale"
+    return UserError("optimizer", got=f"lr {lr:g} for {name}", why=why, do=do)
 
 
 def _require_planned(entries: Mapping[str, Entry], names: Collection[str], what: str) -> None:
-    """Refuse parameters that came after the plan, and those that went."""
+    """Refuse parameters that are new since the plan, or missing."""
     new, gone = [n for n in names if n not in entries], [n for n in entries if n not in names]
     if new or gone:
         listed = [f"{name} (new)" for name in new[:3]] + [f"{name} (missing)" for name in gone[:3]]
         more = len(new) + len(gone) - len(listed)
-        raise UserError(
-            what,
-            got=", ".join(listed) + (f" and {more} more" if more else ""),
-            why="they are not the parameters that were planned",
-            do="plan again once all parameters exist, and build the optimizer on all groups",
-        )
+        why = "they are not the parameters that were planned"
+        do = "plan again once all parameters exist, and build the optimizer on all groups"
+        raise UserError(what, got=", ".join(listed) + (f" and {more} more" if more else ""), why=why, do=do)
 
 
-def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, touches: bool) -> None:
+def _require_kind(kind: Optimizer, optimizer: torch.optim.Optimizer, *, rescales: bool) -> None:
     name = type(optimizer).__name__
-    if touches and name in _NO_RULE:
+    if rescales and name in _NO_RULE:
         raise UserError("optimizer", got=name, why=_NO_RULE[name], do="use one of Adam's, SGD's, Lion's or Muon's kind")
     theirs = _KINDS.get(name)
     if theirs is not None and theirs != kind and (kind, theirs) != ("muon", "adam"):
-        raise UserError(
-            "optimizer",
-            got=type(optimizer).__name__,
-            why=f"the plan was made for {kind}",
-            do=f'plan with optimizer="{theirs}"',
-        )
+        do = f'plan with optimizer="{theirs}"'
+        raise UserError("optimizer", got=type(optimizer).__name__, why=f"the plan was made for {kind}", do=do)
 
 
 def _require_decoupled(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse Adam with L2 in the gradient, which it divides by the gradient's size: decay would follow no rule."""
+    """Refuse Adam with L2 in the gradient: divided by the gradient's size, decay follows no rule (microsoft/mup#73)."""
     for group in optimizer.param_groups:
         l2 = type(optimizer) in {torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam}
         if l2 and group.get("weight_decay", 0) and not group.get("decoupled_weight_decay", False):
-            raise UserError(
-                "optimizer",
-                got=f"{type(optimizer).__name__} with weight_decay={group['weight_decay']:g}",
-                why="decay added to the gradient is rescaled by Adam",
-                do="use AdamW, or pass decoupled_weight_decay=True",
-            )
-
-
-def _ordered(found: Sequence[Group], entries: Mapping[str, Entry]) -> list[Group]:
-    """Put groups in the order of their first parameters."""
-    place = {name: at for at, name in enumerate(entries)}
-    return sorted(found, key=lambda group: place[group.names[0]])
+            got = f"{type(optimizer).__name__} with weight_decay={group['weight_decay']:g}"
+            do = "use AdamW, or pass decoupled_weight_decay=True"
+            raise UserError("optimizer", got=got, why="decay added to the gradient is rescaled by Adam", do=do)

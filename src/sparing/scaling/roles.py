@@ -1,4 +1,4 @@
-"""Every parameter's role, with the reason: what its dimensions do as the model widens, and so which rule is its own."""
+"""Every parameter's role with the reason: what its dimensions do as the model widens, and so which rule it follows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sparing.errors import UserError
 from sparing.scaling.narrow import Base, base_shapes
 from sparing.scaling.rules import Role
 from sparing.scaling.structure import (
-    Frame,
+    Structure,
     channels_per_group,
     fans,
-    frame,
+    find_structure,
     init_fan,
     is_embedding,
     is_matrix,
     is_transposed,
-    kind_of,
+    layer_kind,
     owner,
     part_of,
 )
@@ -34,67 +34,26 @@ class Facts:
     """What is known about one parameter."""
 
     name: str
-    """Canonical name."""
-
-    kind: str
-    """Class of the layer that holds it; ``parameter`` if a module of no known type does."""
-
+    kind: str  # class of the layer that holds it; ``parameter`` if a module of no known type does
     shape: tuple[int, ...]
-    """In the model."""
-
-    base_shape: tuple[int, ...]
-    """In the base."""
-
-    fan_in: int
-    """Inputs of the layer: channels times positions of the kernel (count); 1 for vectors and lookups."""
-
-    fan_out: int
-    """Outputs, packed queries, keys and values or gates counted once (count)."""
-
-    base_fan_in: int
-    """Fan-in in the base."""
-
-    base_fan_out: int
-    """Fan-out in the base."""
-
-    init_fan: int = 1
-    """Fan-in by which torch's default initialisation goes: of a bias that of its weight (count)."""
-
-    base_init_fan: int = 1
-    """The same in the base."""
-
-    transposed: bool = False
-    """Whether inputs are the first dimension (Conv1D of GPT-2, transposed convolutions)."""
-
-    part: str = ""
-    """Of attention: query, key, value, qkv (packed) or none."""
-
-    residual: bool = False
-    """Whether it is the last matrix of a residual branch."""
-
-    readout: bool = False
-    """Whether its module gives the model's output, which a tied embedding does besides looking up."""
-
-    matrix: bool = False
-    """Whether it is a weight of a known layer, by which inputs are multiplied."""
-
-    lookup: bool = False
-    """Whether it is a table of embeddings."""
-
-    stem: bool = False
-    """Whether it is the first to take in data."""
-
-    grouped: int | None = None
-    """Input channels per group of a grouped convolution; 1 is depthwise."""
-
-    body: bool | None = None
-    """Whether it lies in a repeated block; None if the model has no one family of blocks."""
-
-    closed: bool = False
-    """Whether width goes in and a number of features comes out that does not go with it."""
-
-    same: bool = False
-    """Whether model and base have all shapes in common, so that shapes tell nothing."""
+    base_shape: tuple[int, ...]  # in the base
+    fan_in: int  # inputs of the layer: channels times positions of the kernel (count); 1 for vectors and lookups
+    fan_out: int  # outputs, packed queries, keys and values or gates counted once (count)
+    base_fan_in: int  # fan-in in the base
+    base_fan_out: int  # fan-out in the base
+    init_fan: int = 1  # fan-in by which torch's default initialisation goes: of a bias that of its weight (count)
+    base_init_fan: int = 1  # the same in the base
+    transposed: bool = False  # whether inputs are the first dimension (Conv1D of GPT-2, transposed convolutions)
+    part: str = ""  # of attention: query, key, value, qkv (packed) or none
+    residual: bool = False  # whether it is the last matrix of a residual branch
+    readout: bool = False  # whether its module gives the model's output, which a tied embedding does besides looking up
+    matrix: bool = False  # whether it is a weight of a known layer, by which inputs are multiplied
+    lookup: bool = False  # whether it is a table of embeddings
+    stem: bool = False  # whether it is the first to take in data
+    grouped: int | None = None  # input channels per group of a grouped convolution; 1 is depthwise
+    body: bool | None = None  # whether it lies in a repeated block; None if the model has no one family of blocks
+    fixed_outputs: bool = False  # whether width goes in and a number of features comes out that does not go with it
+    same_shapes: bool = False  # whether model and base have all shapes in common, so that shapes tell nothing
 
     @property
     def module(self) -> str:
@@ -123,48 +82,26 @@ class Facts:
 
 
 def facts(model: nn.Module, base: Base | Mapping[str, tuple[int, ...]] = None) -> dict[str, Facts]:
-    """Collect what is known about every parameter.
-
-    Args:
-        model: The model to be trained; only read.
-        base: The narrower model in any form that ``base_shapes`` takes, or its shapes.
-
-    Returns:
-        Canonical name -> facts, in order of registration.
-    """
+    """Collect what is known about every parameter."""
     shapes = dict(base) if isinstance(base, Mapping) else base_shapes(model, base)
-    return facts_in(frame(model, shapes), model, shapes)
+    return facts_in(find_structure(model, shapes), model, shapes)
 
 
-def facts_in(places: Frame, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Facts]:
-    """Collect the facts of a model whose structure is known already.
-
-    Args:
-        places: Structure of the model.
-        model: The model.
-        shapes: The base's.
-
-    Returns:
-        Canonical name -> facts.
-    """
+def facts_in(structure: Structure, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Facts]:
+    """Collect the facts of a model whose structure is known; ``shapes`` are the base's."""
     ours = {name: tuple(parameter.shape) for name, parameter in named_parameters(model).items()}
-    same = all(ours[name] == tuple(shapes[name]) for name in ours)
-    return {name: _facts(name, ours, shapes, places, model, same) for name in ours}
+    same_shapes = all(ours[name] == tuple(shapes[name]) for name in ours)
+    return {name: _facts(name, ours, shapes, structure, model, same_shapes) for name in ours}
 
 
 def role_of(known: Facts) -> tuple[Role | None, str]:
-    """Classify one parameter.
-
-    Args:
-        known: Its facts.
-
-    Returns:
-        The role and the reason; None if nothing tells, and then the reason says what is missing.
+    """Return the role of a parameter and the reason; None with what is missing where nothing tells.
 
     Example:
         >>> role_of(facts(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)))["1.weight"])
         ('hidden', 'multiplies width by width')
     """
+    # A tied table is an embedding first: the factor on its readout is on the readout's input, not in the weight.
     if known.lookup:
         return "embedding", "a table that is looked up" + ("; also read out (tied)" if known.readout else "")
     if known.readout and known.matrix:
@@ -174,23 +111,12 @@ def role_of(known: Facts) -> tuple[Role | None, str]:
     if known.readout or not known.shape:
         return "fixed", "as wide as the output" if known.readout else "a single number"
     if len(known.shape) == 1:
-        return ("vector", "one dimension") if known.widths or known.same else ("fixed", "no dimension grows")
+        return ("vector", "one dimension") if known.widths or known.same_shapes else ("fixed", "no dimension grows")
     return _bare(known)
 
 
 def roles_of(known: Mapping[str, Facts], overrides: Mapping[str, Role] | None = None) -> dict[str, tuple[Role, str]]:
-    """Classify all parameters.
-
-    Args:
-        known: Facts by canonical name.
-        overrides: Pattern of names (``fnmatch``) -> role; the first pattern that fits decides.
-
-    Returns:
-        Canonical name -> role and reason.
-
-    Raises:
-        UserError: If some cannot be classified, with all their names, or an override fits nothing or is no role.
-    """
+    """Return the role and the reason of every parameter; the first pattern of ``overrides`` that matches decides."""
     overrides = overrides or {}
     _require_overrides(overrides, known)
     found: dict[str, tuple[Role, str]] = {}
@@ -213,16 +139,8 @@ def roles_of(known: Mapping[str, Facts], overrides: Mapping[str, Role] | None = 
     return found
 
 
-def as_given(known: Facts, role: Role) -> Facts:
-    """Read a parameter that no known layer holds as the weight it is said to be: outputs, then inputs, last.
-
-    Args:
-        known: Its facts.
-        role: Its role; only ``hidden`` and ``output`` multiply.
-
-    Returns:
-        The facts with the fans of ``nn.Linear``, or as they were.
-    """
+def with_linear_fans(known: Facts, role: Role) -> Facts:
+    """Give a weight of no known layer the fans of ``nn.Linear``, if its role says that it multiplies."""
     if known.matrix or known.lookup or len(known.shape) < 2 or role not in {"hidden", "output"}:
         return known
     (out, into), (base_out, base_in) = known.shape[-2:], known.base_shape[-2:]
@@ -233,10 +151,11 @@ def _matrix(known: Facts) -> tuple[Role | None, str]:
     """Classify a weight of a known layer that does not read out."""
     if known.grouped == 1:
         return "depthwise", "each channel has its own filter: fan-in stays"
-    if known.closed:
+    if known.fixed_outputs:
         return None, f"{known.kind} from width to {known.fan_out}: another head, a router or a bottleneck"
     if known.stem:
         return "embedding", "the first weight, which takes data in"
+    # In a block the same shapes are a bottleneck's way back to width, which is hidden.
     if known.m_in == 1 and known.m_out != 1 and known.grouped is None and not known.body:
         return "embedding", "takes data in: only its outputs grow"
     if known.m_in != 1 and known.m_out == 1:
@@ -246,8 +165,9 @@ def _matrix(known: Facts) -> tuple[Role | None, str]:
 
 def _bare(known: Facts) -> tuple[Role | None, str]:
     """Classify a parameter of several dimensions that no known layer holds."""
-    if known.widths == 0 and not known.same:
+    if known.widths == 0 and not known.same_shapes:
         return "fixed", "no dimension grows"
+    # (1, 1, width) in a block is a gain or a bias; outside it is taken for a class token, an embedding.
     if max(known.shape) == math.prod(known.shape) and known.body is not False:
         return "vector", "one dimension but for ones"
     if known.widths > 1:
@@ -261,65 +181,48 @@ def _facts(
     name: str,
     ours: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str, tuple[int, ...]],
-    places: Frame,
+    structure: Structure,
     model: nn.Module,
-    same: bool,
+    same_shapes: bool,
 ) -> Facts:
     path, local = owner(name)
     module, shape, base = submodule(model, path), ours[name], tuple(shapes[name])
-    held = places.body is not None and name in places.body
     (fan_in, fan_out), (base_in, base_out) = (_fans(module, local, which, base) for which in (shape, base))
     return Facts(
-        name=name,
-        kind=kind_of(module, local),
-        shape=shape,
-        base_shape=base,
-        fan_in=fan_in,
-        fan_out=fan_out,
-        base_fan_in=base_in,
-        base_fan_out=base_out,
-        init_fan=init_fan(module, local, _beside(path, module, ours)),
-        base_init_fan=init_fan(module, local, _beside(path, module, shapes)),
-        transposed=is_transposed(module) and len(shape) > 1,
-        part=part_of(name),
-        residual=name in places.residual,
-        readout=_reads_out(model, places, path, module.get_parameter(local)),
-        matrix=is_matrix(module, local, shape),
-        lookup=is_embedding(module),
-        stem=name == places.stem,
-        closed=name in places.closed,
-        grouped=channels_per_group(module),
-        body=None if places.body is None else held,
-        same=same,
-    )
+        name=name, kind=layer_kind(module, local), shape=shape, base_shape=base,
+        fan_in=fan_in, fan_out=fan_out, base_fan_in=base_in, base_fan_out=base_out,
+        init_fan=init_fan(module, local, _module_shapes(path, module, ours)),
+        base_init_fan=init_fan(module, local, _module_shapes(path, module, shapes)),
+        transposed=is_transposed(module) and len(shape) > 1, part=part_of(name),
+        residual=name in structure.residual, stem=name == structure.stem,
+        readout=_reads_out(model, structure, path, module.get_parameter(local)),
+        matrix=is_matrix(module, local, shape), lookup=is_embedding(module),
+        fixed_outputs=name in structure.fixed_outputs, grouped=channels_per_group(module),
+        body=None if structure.body is None else name in structure.body, same_shapes=same_shapes,
+    )  # fmt: skip
 
 
-def _beside(path: str, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all parameters of a module by their names there; tied ones of other owners are left out."""
+def _module_shapes(path: str, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a module's parameters by their local names, without those tied to another owner's."""
     prefix = f"{path}." if path else ""
     return {local: tuple(shapes[prefix + local]) for local in module._parameters if prefix + local in shapes}
 
 
 def _fans(module: nn.Module, local: str, shape: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, int]:
-    """Return the fans; what no known layer holds is a table of its one growing dimension, unless two grow."""
+    """Return the fans; a weight of no known layer is a table of its one growing dimension, unless two grow."""
     if len(shape) < 2 or is_embedding(module) or is_matrix(module, local, shape):
         return fans(module, local, shape)
-    grows = [
-        at
-        for at, (ours, theirs) in enumerate(zip(module.get_parameter(local).shape, base, strict=True))
-        if ours != theirs
-    ]
-    if len(grows) == 1:
-        return 1, shape[grows[0]]
-    return shape[-1], shape[-2]
+    pairs = zip(module.get_parameter(local).shape, base, strict=True)
+    growing = [axis for axis, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    return (1, shape[growing[0]]) if len(growing) == 1 else (shape[-1], shape[-2])
 
 
-def _reads_out(model: nn.Module, places: Frame, path: str, parameter: nn.Parameter) -> bool:
-    """Say whether a parameter belongs to the readout, itself or tied."""
-    if places.readout is None:
+def _reads_out(model: nn.Module, structure: Structure, path: str, parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter belongs to the readout, itself or tied."""
+    if structure.readout is None:
         return False
-    return path == places.readout or any(
-        other is parameter for other in submodule(model, places.readout).parameters(recurse=False)
+    return path == structure.readout or any(
+        other is parameter for other in submodule(model, structure.readout).parameters(recurse=False)
     )
 
 

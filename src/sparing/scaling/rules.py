@@ -34,23 +34,13 @@ Form = Literal["rescaled", "shifted"]
 class Factors:
     """Multipliers on what the base model has (dimensionless)."""
 
-    std: float = 1.0
-    """On the standard deviation of the initial weights."""
-
-    lr: float = 1.0
-    """On the learning rate."""
-
-    weight_decay: float = 1.0
-    """On the decay coefficient λ; torch shrinks weights by lr · λ in a step."""
-
-    eps: float = 1.0
-    """On ε of Adam."""
-
+    std: float = 1.0  # on the standard deviation of the initial weights
+    lr: float = 1.0  # on the learning rate
+    weight_decay: float = 1.0  # on the decay coefficient λ; torch shrinks weights by lr · λ in a step
+    eps: float = 1.0  # on ε of Adam
+    # on the input of the layer (hidden, output) or on the output of an embedding, at every forward pass
     forward: float = 1.0
-    """On the input of the layer (hidden, output) or on the output of an embedding, at every forward pass."""
-
-    branch: float = 1.0
-    """On the output of the layer, bias included: the residual branch that it ends (CompleteP)."""
+    branch: float = 1.0  # on the output of the layer, bias included: the residual branch that it ends (CompleteP)
 
 
 @runtime_checkable
@@ -84,14 +74,7 @@ class Rule(Protocol):
 
 
 def init_std(fan_in: float, density: float = 1.0) -> float:
-    """Return the factor on the initial standard deviation of a hidden layer: 1/√(m_d m_ρ).
-
-    Args:
-        fan_in: Times the base's fan-in, m_d.
-        density: Share of live weights, m_ρ; the base is dense.
-
-    Returns:
-        The factor.
+    """Return the factor on a hidden layer's initial deviation, 1/√(m_d m_ρ), for m_d times the base's fan-in.
 
     Example:
         >>> init_std(16, 1 / 4)
@@ -101,21 +84,7 @@ def init_std(fan_in: float, density: float = 1.0) -> float:
 
 
 def learning_rate(role: Role, *, fan_in: float, fan_out: float, density: float, optimizer: Optimizer) -> float:
-    """Return the factor on the learning rate of the rescaled form.
-
-    Adam and Lion move every weight by about lr whatever its gradient, and a hidden layer adds up m_d m_ρ times as many
-    such moves. Under SGD the gradient at a layer's output is that of the base over ``fan_out``. Muon's step has
-    spectral norm lr; what a mask does to it has no power law, so density does not enter (see ``spectral``).
-
-    Args:
-        role: Of the parameter.
-        fan_in: Times the base's fan-in.
-        fan_out: Times the base's fan-out.
-        density: Share of live weights.
-        optimizer: Whose step; Muon's parameters that are not hidden are Adam's.
-
-    Returns:
-        The factor.
+    """Return the factor on the learning rate of the rescaled form, for fans in units of the base's.
 
     Example:
         >>> learning_rate("hidden", fan_in=4, fan_out=4, density=0.5, optimizer="adam")
@@ -124,43 +93,27 @@ def learning_rate(role: Role, *, fan_in: float, fan_out: float, density: float, 
         2.0
     """
     if optimizer == "sgd":
+        # The gradient at a layer's output is the base's over ``fan_out``.
         hidden = fan_out / (fan_in * density)
         return {"hidden": hidden, "output": fan_in, "fixed": 1.0}.get(role, fan_out)
     if role != "hidden":
         return 1.0
+    # Adam and Lion move every weight by about lr whatever its gradient, and a hidden layer adds up m_d m_ρ times as
+    # many such moves. Muon's step has spectral norm lr; what a mask does to it has no power law (see ``spectral``).
     return float((fan_out / fan_in) ** 0.5) if optimizer == "muon" else 1.0 / (fan_in * density)
 
 
 def adam_eps(role: Role, *, fan_in: float, fan_out: float) -> float:
-    """Return the factor on ε that keeps it the same share of the gradient, which mask and density leave alone.
-
-    Args:
-        role: Of the parameter.
-        fan_in: Times the base's fan-in.
-        fan_out: Times the base's fan-out.
-
-    Returns:
-        One over the factor on the gradient's entries: the width behind the readout, the layer's own elsewhere.
-    """
+    """Return the factor on ε that keeps it the same share of the gradient, for fans in units of the base's."""
+    # Entries of the gradient fall with the width behind a layer; mask and density leave them alone.
     return 1.0 / {"output": fan_in, "fixed": 1.0}.get(role, fan_out)
 
 
 def decay(mode: Decay, role: Role, *, fan_in: float, density: float, lr: float) -> float:
-    """Return the factor on λ such that the decay per step, lr · λ, follows the mode.
+    """Return the factor on λ such that the decay per step, lr · λ, follows the mode; ``lr`` is the rate's factor.
 
     ``independent`` keeps lr · λ; ``coupled`` keeps λ; ``width`` has lr · λ ∝ 1/width at any density; ``sqrt`` has
-    lr · λ ∝ 1/√(width · density), which is λ ∝ √width beside Adam's lr ∝ 1/width. What is not hidden knows the first
-    two only.
-
-    Args:
-        mode: Which of the four.
-        role: Of the parameter.
-        fan_in: Times the base's fan-in.
-        density: Share of live weights.
-        lr: Factor on the learning rate.
-
-    Returns:
-        The factor on λ.
+    lr · λ ∝ 1/√(width · density), which is λ ∝ √width beside Adam's lr ∝ 1/width. The last two are for hidden weights.
 
     Source: Kosson et al. 2025 (arXiv:2510.19093); Qiu et al. 2025 (arXiv:2512.05620); Fan et al. 2025
     (arXiv:2510.15262).
@@ -176,21 +129,12 @@ def decay(mode: Decay, role: Role, *, fan_in: float, density: float, lr: float) 
 def shift(factors: Factors, by: float, optimizer: Optimizer) -> Factors:
     """Move a factor from the weights into the forward pass: the same function and the same change of it in every step.
 
-    With W = by · V, the gradient of V is ``by`` times that of W: Adam, Lion and Muon need lr/by for V and Adam ε · by,
-    SGD lr/by²; the decay per step, lr · λ, is that of W.
-
-    Args:
-        factors: Of W.
-        by: What the forward pass takes over; the inverse gives it back.
-        optimizer: Whose step.
-
-    Returns:
-        Factors of V.
-
     Example:
         >>> shift(Factors(std=0.5, lr=0.25), 0.5, "adam")
         Factors(std=1.0, lr=0.5, weight_decay=0.5, eps=0.5, forward=0.5, branch=1.0)
     """
+    # With W = by · V, the gradient of V is ``by`` times that of W: Adam, Lion and Muon need lr/by for V and Adam
+    # ε · by, SGD lr/by²; the decay per step, lr · λ, is that of W.
     step = by * by if optimizer == "sgd" else by
     return Factors(
         std=factors.std / by,
@@ -203,7 +147,7 @@ def shift(factors: Factors, by: float, optimizer: Optimizer) -> Factors:
 
 
 def stepper(role: Role, optimizer: Optimizer) -> Optimizer:
-    """Return who steps a parameter: beside Muon, all that is not hidden is Adam's."""
+    """Return the kind that steps a parameter: beside Muon, Adam steps all that is not hidden."""
     return "adam" if optimizer == "muon" and role != "hidden" else optimizer
 
 
@@ -217,7 +161,6 @@ class CompleteP:
 
     base_layers: int
     """Blocks of the base model, L_base (count); their multiplier is 1."""
-
     alpha: float = 1.0
     """Exponent α of the branch multiplier, ½ … 1."""
 
@@ -270,7 +213,7 @@ class SP:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Width:
-    """What the rules that know of width share."""
+    """What all rules that scale with width share."""
 
     rescales: ClassVar[bool] = True
     sparse_init: ClassVar[bool] = False
@@ -278,19 +221,14 @@ class _Width:
 
     decay: Decay = "independent"
     """What stays fixed of weight decay."""
-
     depth: CompleteP | None = None
     """The rule for depth; None leaves depth alone."""
-
     form: Form = "rescaled"
     """Whether hidden weights carry their factor, or the forward pass, as it must where density changes in training."""
-
     input: float = 1.0
     """Multiplier of the embedding's output, α_in (tuned on the base)."""
-
     output: float = 1.0
     """Multiplier of the logits, α_out (tuned on the base)."""
-
     attention: bool = True
     """Whether attention logits go with 1/d_head instead of 1/√d_head where d_head grows."""
 
@@ -323,7 +261,7 @@ class _Width:
             fan_out: Times the base's fan-out, m_out.
             density: Share of live weights, ρ.
             depth: Times the base's depth, m_L, for what lies in a block; 1 elsewhere.
-            optimizer: Who steps; beside Muon, what is not hidden is Adam's.
+            optimizer: Kind of optimizer; beside Muon, Adam steps what is not hidden.
             residual: Whether it is the last matrix of a residual branch.
             part: Of attention: no rule treats queries, keys and values apart from other hidden weights.
 

@@ -9,34 +9,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_NAME = "save_pretrained"
+from sparing.scaling.fold import fold_
 
 
 def attach_saving_(root: nn.Module) -> None:
-    """Let a model of transformers save itself folded, until ``detach_saving_``; other models stay.
-
-    Args:
-        root: The scaled model, without wrappers.
-    """
-    if callable(getattr(type(root), _NAME, None)):
-        root.__dict__[_NAME] = partial(_save_folded, root)  # copies and pickles of the model have one of their own
-
-
-def detach_saving_(root: nn.Module) -> None:
-    """Give the model its own way back.
-
-    Args:
-        root: The model, without wrappers.
-    """
-    root.__dict__.pop(_NAME, None)
+    """Make a transformers model save itself folded, until ``fold.remove_``; other models stay as they are."""
+    if callable(getattr(type(root), "save_pretrained", None)):
+        # A partial of the model, not a closure: copies and pickles of the model then save themselves.
+        root.__dict__["save_pretrained"] = partial(_save_folded, root)
 
 
 def _save_folded(
     root: Any, save_directory: Any, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
 ) -> Any:
     """Save a folded copy, untied where it must be; the model trains on, with its masks and multipliers."""
-    from sparing.scaling.fold import fold_  # it removes what apply_ puts in place, so it stands above
-
     twin = copy.deepcopy(root)
     if state_dict is not None:
         twin.load_state_dict(state_dict)

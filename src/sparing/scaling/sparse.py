@@ -24,25 +24,14 @@ _INT32 = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """Where the live weights of a matrix [out, in] are, by rows and by columns; never changed, so copies share it."""
+    """Where the live weights of a matrix [out, in] are, by rows and by columns; immutable, so copies share it."""
 
-    shape: tuple[int, int]
-    """Fan-out and fan-in (counts)."""
-
-    crow: Tensor
-    """Live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)."""
-
-    col: Tensor
-    """Column of each live weight, row by row and ascending, shape (live,)."""
-
-    crow_t: Tensor
-    """The same of the transpose, shape (in + 1,)."""
-
-    col_t: Tensor
-    """Row of each live weight, column by column, shape (live,)."""
-
-    order: Tensor
-    """Values of the transpose are ``values[order]``, shape (live,)."""
+    shape: tuple[int, int]  # fan-out and fan-in (counts)
+    crow: Tensor  # live weights before each row, int32 (int64 beyond 2³¹), shape (out + 1,)
+    col: Tensor  # column of each live weight, row by row and ascending, shape (live,)
+    crow_t: Tensor  # the same of the transpose, shape (in + 1,)
+    col_t: Tensor  # row of each live weight, column by column, shape (live,)
+    order: Tensor  # values of the transpose are ``values[order]``, shape (live,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pattern:
         return self
@@ -55,7 +44,8 @@ class Pattern:
     @property
     def flat(self) -> Tensor:
         """Ascending positions ``row · in + column`` of the live weights, int64, shape (live,)."""
-        return _rows(self.crow) * self.shape[1] + self.col
+        rows = torch.repeat_interleave(torch.arange(len(self.crow) - 1), self.crow.diff().long())
+        return rows * self.shape[1] + self.col
 
     @property
     def nbytes(self) -> int:
@@ -64,16 +54,7 @@ class Pattern:
 
 
 def pattern_of(mask: Tensor) -> Pattern:
-    """Return where a mask is true.
-
-    Args:
-        mask: bool, [out, in], on the CPU.
-
-    Returns:
-        The pattern; indices are int32 where they fit.
-
-    Raises:
-        UserError: If the mask is no matrix of truth values.
+    """Return the pattern of a boolean mask [out, in] on the CPU; indices are int32 where they fit.
 
     Example:
         >>> pattern_of(torch.eye(3, dtype=torch.bool)).col.tolist()
@@ -83,41 +64,30 @@ def pattern_of(mask: Tensor) -> Pattern:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise UserError("mask", got=got, why="a sparse layer needs a matrix of bool", do="give mask [out, in]")
     rows, cols = mask.nonzero(as_tuple=True)
+    # Made once, for the backward pass, which multiplies by the transpose.
     by_column = torch.argsort(cols * mask.shape[0] + rows)
     kind = torch.int32 if max(len(rows), *mask.shape) < _INT32 else torch.int64
-    parts = (_before(mask.sum(1)), cols, _before(mask.sum(0)), rows[by_column], by_column)
+    parts = (_offsets(mask.sum(1)), cols, _offsets(mask.sum(0)), rows[by_column], by_column)
     out, into = mask.shape
     return Pattern((out, into), *(part.to(kind) for part in parts))
 
 
-def _before(counts: Tensor) -> Tensor:
-    """Return running totals that begin at zero."""
+def _offsets(counts: Tensor) -> Tensor:
+    """Return running totals from zero on: the compressed index of CSR."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def _rows(crow: Tensor) -> Tensor:
-    """Return the row of each live weight, int64."""
-    return torch.repeat_interleave(torch.arange(len(crow) - 1), crow.diff().long())
-
-
-def carry(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
-    """Bring values from one pattern to another of the same shape: kept places keep theirs, new places get zero.
-
-    Args:
-        values: One value per live place of ``old``, shape (live,).
-        old: The pattern they belong to.
-        new: The pattern wanted.
-
-    Returns:
-        Shape (live of ``new``,); nothing dense is made on the way.
+def move_values(values: Tensor, old: Pattern, new: Pattern) -> Tensor:
+    """Move values from one pattern to another of the same shape; new places get zero, nothing dense is made.
 
     Example:
         >>> old, new = (pattern_of(torch.tensor([row]).bool()) for row in ([1, 1, 0], [0, 1, 1]))
-        >>> carry(torch.tensor([5.0, 7.0]), old, new).tolist()
+        >>> move_values(torch.tensor([5.0, 7.0]), old, new).tolist()
         [7.0, 0.0]
     """
     if old.live == 0:
         return values.new_zeros(new.live)
+    # Both ascend, so a binary search finds each place without a dense matrix.
     before, after = old.flat, new.flat
     at = torch.searchsorted(before, after).clamp_(max=old.live - 1)
     return torch.where(before[at] == after, values[at], values.new_zeros(()))
@@ -136,10 +106,8 @@ def unsupported(weight: Tensor) -> str:
 
 @functools.cache
 def prepare() -> None:
-    """Spend torch's one warning that its compressed tensors are in beta, and keep compilers out of the layer.
-
-    The latter loads the compiler, which takes seconds: when the first layer is made, not when the room is imported.
-    """
+    """Silence torch's one warning that compressed tensors are in beta, and exempt the layer from compilation."""
+    # ``disable`` loads the compiler, which takes seconds: at the first layer, not at import.
     SparseLinear.forward = torch.compiler.disable(SparseLinear.forward)  # type: ignore[method-assign,no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -147,7 +115,7 @@ def prepare() -> None:
 
 
 def _csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Wrap as torch's CSR tensor, nothing copied or checked."""
+    """Return torch's CSR tensor, nothing copied or checked."""
     return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
 
 
@@ -157,8 +125,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, values: Tensor, bias: Tensor | None, pattern: Pattern, keep: Any) -> Tensor:
-        """Return Y, shape (N, out), from X, shape (N, in); MKL is fastest on transposes, and backward wants Xᵀ too."""
-        x_t = x.t().contiguous()
+        """Return Y, shape (N, out), from X, shape (N, in)."""
+        x_t = x.t().contiguous()  # MKL is fastest on transposes, and backward needs Xᵀ too
         ctx.save_for_backward(x_t, values)
         ctx.pattern, ctx.keep = pattern, keep
         y = torch.mm(_csr(pattern.crow, pattern.col, values, pattern.shape), x_t).t().contiguous()
@@ -177,6 +145,7 @@ class _Linear(torch.autograd.Function):
             transposed = _csr(pattern.crow_t, pattern.col_t, values[pattern.order], pattern.shape[::-1])
             dx = torch.mm(transposed, grad_t).t().contiguous()
         if ctx.needs_input_grad[1]:
+            # ``sampled_addmm`` computes live places only; of its addend it needs the pattern, of whatever values.
             zeros = _csr(pattern.crow, pattern.col, torch.zeros_like(values), pattern.shape)
             dvalues = torch.sparse.sampled_addmm(zeros, grad_t, x_t.t(), beta=0).values()
             if keep is not None:
@@ -185,12 +154,11 @@ class _Linear(torch.autograd.Function):
 
 
 class SparseLinear(nn.Module):
-    """A linear layer of which only the live weights exist.
+    """A linear layer that stores only its live weights; float32 and float64 on the CPU.
 
     The state dict has the dense ``weight`` and ``weight_mask`` of the masked dense layer, in its orientation, so that
-    checkpoints go both ways; a loaded mask that differs replaces the pattern and makes a new parameter, for which an
-    optimizer must be made after. Not differentiable twice, not traced by
-    ``torch.compile`` (the layer runs as it is between compiled parts); float32 and float64 on the CPU.
+    checkpoints go both ways; a loaded mask that differs makes a new parameter, for which an optimizer must be built
+    afterwards. Not differentiable twice, not traced by ``torch.compile``.
 
     Example:
         >>> layer = SparseLinear(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([[False, True], [False, False]]))
@@ -198,71 +166,47 @@ class SparseLinear(nn.Module):
         ([[6.0, 0.0]], torch.Size([1]))
     """
 
-    weight: nn.Parameter
-    """Live values row by row of [out, in], shape (live,)."""
-
-    bias: nn.Parameter | None
-    """Shape (out,)."""
+    weight: nn.Parameter  # live values row by row of [out, in], shape (live,)
+    bias: nn.Parameter | None  # shape (out,)
 
     def __init__(self, weight: Tensor, mask: Tensor, bias: nn.Parameter | None = None, *, transposed: bool = False):
-        """Take the live weights of a dense layer.
-
-        Args:
-            weight: [out, in], or [in, out] if ``transposed``; zero off the mask. A frozen parameter stays frozen.
-            mask: bool, of the same shape.
-            bias: Shape (out,); the parameter itself is taken over.
-            transposed: Whether the dense layer stores [in, out], as the Conv1D of GPT-2 does.
-
-        Raises:
-            UserError: If CSR cannot run here, the shapes differ, or a weight off the mask is not zero.
-        """
+        """Take the live weights of ``weight``, [out, in] or [in, out] if ``transposed``, which is zero off the mask."""
         super().__init__()
         prepare()
         if why := unsupported(weight):
             raise UserError("sparse layer", got=f"a weight of shape {tuple(weight.shape)}", why=why, do="stay dense")
         self.transposed = transposed
         self.keep_dense_gradient = False
-        self._seen: list[tuple[Tensor, Tensor]] = []
-        trains = weight.requires_grad or not isinstance(weight, nn.Parameter)
-        self._adopt(*_live(weight.detach(), mask, transposed), requires_grad=trains)
+        self._recorded: list[tuple[Tensor, Tensor]] = []
+        trains = weight.requires_grad or not isinstance(weight, nn.Parameter)  # a frozen parameter stays frozen
+        self._set_pattern(*_live(weight.detach(), mask, transposed), requires_grad=trains)
         self.register_parameter("bias", bias)
 
-    def _adopt(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
-        """Take a pattern and its values; the parameter is a new one."""
+    def _set_pattern(self, values: Tensor, pattern: Pattern, *, requires_grad: bool = True) -> None:
+        """Set a pattern and its values, in a new parameter."""
         self.pattern = pattern
         self.out_features, self.in_features = pattern.shape
         self.weight = nn.Parameter(values, requires_grad=requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in).
-
-        Raises:
-            UserError: If the layer was moved or cast to where CSR cannot run, or the last dimension is not the fan-in.
-        """
+        """Return ``x Wᵀ + b``, shape (..., out), from shape (..., in)."""
         if why := unsupported(self.weight):
             raise UserError("sparse layer", got="a call", why=why, do='go back by convert_(…, backend="dense")')
         if x.shape[-1] != self.in_features:
             why = f"the layer's fan-in is {self.in_features}"
             raise UserError("input of a sparse layer", got=f"shape {tuple(x.shape)}", why=why, do="give (..., fan-in)")
-        keep = self._see if self.keep_dense_gradient else None
+        keep = self._record if self.keep_dense_gradient else None
         flat = x.reshape(-1, self.in_features)
         y = _Linear.apply(flat, self.weight, self.bias, self.pattern, keep)  # type: ignore[no-untyped-call]
         return cast("Tensor", y).view(*x.shape[:-1], self.out_features)
 
     @property
     def weight_mask(self) -> Tensor:
-        """The mask as the dense layer has it, bool, made anew at each call."""
+        """The mask as the dense layer has it, bool, built at each access."""
         return self.scatter(torch.ones(self.pattern.live, dtype=torch.bool))
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Return values at their places and zeros elsewhere, in the dense layer's orientation.
-
-        Args:
-            values: Shape (live,): the weights, their gradient or a piece of optimizer state.
-
-        Returns:
-            [out, in], or [in, out] where the dense layer is transposed.
-        """
+        """Return values, shape (live,), at their places and zeros elsewhere, in the dense layer's orientation."""
         full = values.new_zeros(self.pattern.shape)
         full.view(-1)[self.pattern.flat] = values
         return full.t().contiguous() if self.transposed else full
@@ -276,37 +220,28 @@ class SparseLinear(nn.Module):
         return self.scatter(self.weight.detach())
 
     def gradient_rows(self, rows: int = 256) -> Iterator[tuple[int, Tensor]]:
-        """Yield the gradient of all places, live or not, a block of rows at a time.
-
-        It is that of the backward passes run since ``keep_dense_gradient`` was set or ``forget`` was called. Only
-        inputs and output gradients are held, and one block.
-
-        Args:
-            rows: Rows of a block (count).
-
-        Yields:
-            First row and the block, shape (≤ rows, in).
-        """
+        """Yield first row and block, shape (≤ rows, in), of the gradient at all places since it was last cleared."""
+        # Only inputs and output gradients are held, and one block: never a dense gradient of the whole matrix.
         for first in range(0, self.out_features, rows):
             block = self.weight.new_zeros(min(rows, self.out_features - first), self.in_features)
-            for x, grad in self._seen:
+            for x, grad in self._recorded:
                 block.addmm_(grad[:, first : first + rows].t(), x)
             yield first, block
 
     @property
     def dense_gradient(self) -> Tensor | None:
         """The gradient of all places, in the dense layer's orientation; None where no backward pass was kept."""
-        if not self._seen:
+        if not self._recorded:
             return None
         full = torch.cat([block for _, block in self.gradient_rows()])
         return full.t().contiguous() if self.transposed else full
 
-    def forget(self) -> None:
-        """Let go of what the dense gradient is made from."""
-        self._seen.clear()
+    def clear_dense_gradient(self) -> None:
+        """Drop the inputs and output gradients that the dense gradient is computed from."""
+        self._recorded.clear()
 
-    def _see(self, x: Tensor, grad: Tensor) -> None:
-        self._seen.append((x.detach(), grad.detach()))
+    def _record(self, x: Tensor, grad: Tensor) -> None:
+        self._recorded.append((x.detach(), grad.detach()))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -314,11 +249,12 @@ class SparseLinear(nn.Module):
         destination[prefix + "weight_mask"] = self.weight_mask
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        """Take a dense weight and mask; an equal pattern keeps the parameter, another makes a new one."""
+        """Load a dense weight and mask; an equal pattern keeps the parameter, another makes a new one."""
         mask, weight = state.get(prefix + "weight_mask"), state.get(prefix + "weight")
         names = {prefix + "weight", prefix + "weight_mask"}
         others = {name: value for name, value in state.items() if name not in names}
         missing, unexpected, errors = cast("tuple[list[str], list[str], list[str]]", rest[-3:])
+        # torch would compare the dense shape with that of the live values and report our keys: it sees the others only.
         super()._load_from_state_dict(others, prefix, *rest)
         missing[:] = [name for name in missing if name not in names or name not in state]
         unexpected[:] = [name for name in unexpected if name not in names]
@@ -337,7 +273,7 @@ class SparseLinear(nn.Module):
             with torch.no_grad():
                 self.weight.copy_(values)
         else:
-            self._adopt(values, pattern, requires_grad=self.weight.requires_grad)
+            self._set_pattern(values, pattern, requires_grad=self.weight.requires_grad)
 
     def extra_repr(self) -> str:
         """Return sizes and density for ``repr``."""

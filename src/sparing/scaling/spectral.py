@@ -16,24 +16,19 @@ from torch import Tensor, nn
 
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError, require
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 from sparing.scaling.sparse import SparseLinear
 from sparing.seeds import stream
 
-_FIRST = 64  # iterations of a weight's first step, when nothing is known of its singular vectors
+_FIRST = 64  # iterations in a weight's first step, when nothing is known of its singular vectors
 
 
 class Operator(NamedTuple):
-    """A matrix [out, in] known by its products."""
+    """A matrix [out, in] given by its products."""
 
-    shape: tuple[int, int]
-    """Fan-out and fan-in (counts)."""
-
-    times: Callable[[Tensor], Tensor]
-    """v -> A v, shapes (in,) -> (out,)."""
-
-    transposed: Callable[[Tensor], Tensor]
-    """u -> Aᵀ u, shapes (out,) -> (in,)."""
+    shape: tuple[int, int]  # fan-out and fan-in (counts)
+    times: Callable[[Tensor], Tensor]  # v -> A v, shapes (in,) -> (out,)
+    transposed: Callable[[Tensor], Tensor]  # u -> Aᵀ u, shapes (out,) -> (in,)
 
 
 def dense_operator(matrix: Tensor) -> Operator:
@@ -43,7 +38,7 @@ def dense_operator(matrix: Tensor) -> Operator:
 
 
 def sparse_operator(layer: SparseLinear, values: Tensor) -> Operator:
-    """Return the products with values at the live places of a sparse layer; each costs one pass over them."""
+    """Return the products with values at the live places of a sparse layer; each costs one pass over the values."""
     at = layer.pattern
     rows = torch.sparse_csr_tensor(at.crow, at.col, values, at.shape, check_invariants=False)
     columns = torch.sparse_csr_tensor(at.crow_t, at.col_t, values[at.order], at.shape[::-1], check_invariants=False)
@@ -51,21 +46,14 @@ def sparse_operator(layer: SparseLinear, values: Tensor) -> Operator:
 
 
 def spectral_norm(matrix: Operator, right: Tensor, *, iterations: int = 2) -> tuple[Tensor, Tensor]:
-    """Estimate the largest singular value by power iterations.
+    """Return an estimate of the largest singular value, shape (), and the unit vector to start from next time.
 
-    The estimate never exceeds the true value, and grows with every iteration. From a vector at angle θ to the right
-    singular vector, k iterations leave a relative error of at most ``½ tan²θ (σ₂/σ₁)^(4k − 2)`` to leading order.
-
-    Args:
-        matrix: The matrix A.
-        right: Where to start, shape (in,); not zero.
-        iterations: Products with AᵀA (count), at least 1.
-
-    Returns:
-        The estimate, shape (), and the unit vector to start from next time; for a zero matrix zero and ``right``.
+    ``right`` is where to start, shape (in,), not zero. Of a zero matrix zero and ``right`` are returned.
 
     Source: Golub & Van Loan 2013, §8.2.1, on AᵀA.
     """
+    # The estimate never exceeds the true value, and grows with every iteration. From a vector at angle θ to the right
+    # singular vector, k iterations leave a relative error of at most ½ tan²θ (σ₂/σ₁)^(4k − 2) to leading order.
     norm = right.new_zeros(())
     for _ in range(iterations):
         left = matrix.times(right)
@@ -78,14 +66,13 @@ def spectral_norm(matrix: Operator, right: Tensor, *, iterations: int = 2) -> tu
     return norm, right
 
 
-class _Moved(NamedTuple):
+class _HiddenWeight(NamedTuple):
     """One hidden weight in a step."""
 
     name: str
     parameter: nn.Parameter
     group: dict[str, Any]
-    before: Tensor
-    """The weight as it was."""
+    before: Tensor  # the weight as it was
 
 
 class Spectral(torch.optim.Optimizer):
@@ -100,7 +87,7 @@ class Spectral(torch.optim.Optimizer):
     groups that hold both hidden and other weights are split in two.
 
     Example:
-        >>> from sparing.scaling.plan import plan
+        >>> from sparing.scaling import plan
         >>> layers = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
         >>> chosen = plan(layers)
         >>> optimizer = Spectral(torch.optim.SGD(chosen.groups(layers, lr=0.5)), layers, chosen)
@@ -151,10 +138,10 @@ class Spectral(torch.optim.Optimizer):
         self._hidden, self._transposed = hidden, {name for name in hidden if plan.entries[name].transposed}
         self._right: dict[str, Tensor] = {}
         self._norms: dict[str, Tensor] = {}
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
-        """Have the groups and the state of the inner optimizer, not copies."""
+    def _share_state(self) -> None:
+        """Share the groups and the state of the inner optimizer: schedulers and checkpoints then see one set."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -177,50 +164,51 @@ class Spectral(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moved = list(self._moving())
+        weights = list(self._hidden_weights())
         decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
-        for each in moved:
-            each.parameter.zero_()  # what the inner step leaves there is the update and nothing else
-            each.group["weight_decay"] = 0.0
+        for weight in weights:
+            # What the inner step leaves in a zeroed weight is the update and nothing else.
+            weight.parameter.zero_()
+            weight.group["weight_decay"] = 0.0
         try:
             self.inner.step()
-        finally:
+        finally:  # also after a step that raised, which would leave the weights zero
             for group, decay in zip(self.param_groups, decays, strict=True):
                 if "weight_decay" in group:
                     group["weight_decay"] = decay
-            for each in moved:
-                self._finish(each)
+            for weight in weights:
+                self._apply_update(weight)
         return loss
 
-    def _moving(self) -> Iterator[_Moved]:
+    def _hidden_weights(self) -> Iterator[_HiddenWeight]:
         """Yield the hidden weights that have gradients, with copies of what they are."""
         names = {id(parameter): name for name, parameter in named_parameters(self.model).items()}
         for group in self.param_groups:
             for parameter in group["params"]:
                 name = names.get(id(parameter), "")
                 if name in self._hidden and parameter.grad is not None:
-                    yield _Moved(name, parameter, group, parameter.detach().clone())
+                    yield _HiddenWeight(name, parameter, group, parameter.detach().clone())
 
-    def _finish(self, moved: _Moved) -> None:
+    def _apply_update(self, weight: _HiddenWeight) -> None:
         """Scale the update, and apply it to the weight as it was."""
-        update = moved.parameter.detach().clone()
-        layer = submodule(self.model, moved.name.rpartition(".")[0])
-        if not isinstance(layer, SparseLinear) and moved.name in self.masks:
-            update.mul_(self.masks[moved.name])
+        update = weight.parameter.detach().clone()
+        layer = submodule(self.model, weight.name.rpartition(".")[0])
+        # Masked before it is measured: what falls off the mask moves nothing.
+        if not isinstance(layer, SparseLinear) and weight.name in self.masks:
+            update.mul_(self.masks[weight.name])
         exact = update if update.dtype == torch.float64 else update.float()
-        scale = self._scale(moved, self._operator(moved.name, layer, exact), exact)
-        group = moved.group
-        keep = 1 - float(group["lr"]) * float(group.get("weight_decay", 0.0))
-        moved.parameter.copy_(moved.before.mul_(keep).add_(update * scale))
-
-    def _operator(self, name: str, layer: nn.Module, update: Tensor) -> Operator:
-        if isinstance(layer, SparseLinear) and name.endswith("weight"):
-            return sparse_operator(layer, update)
-        matrix = update.flatten(1)
-        return dense_operator(matrix.t() if name in self._transposed else matrix)
+        if isinstance(layer, SparseLinear) and weight.name.endswith("weight"):
+            operator = sparse_operator(layer, exact)
+        else:
+            matrix = exact.flatten(1)
+            operator = dense_operator(matrix.t() if weight.name in self._transposed else matrix)
+        scale = self._scale(weight, operator, exact)
+        keep = 1 - float(weight.group["lr"]) * float(weight.group.get("weight_decay", 0.0))
+        weight.parameter.copy_(weight.before.mul_(keep).add_(update * scale))
 
     def _measure(self, name: str, operator: Operator, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norm and the right singular vector, from the last step's if that leads anywhere."""
+        """Return the norm and the right singular vector, starting from the last step's."""
+        # From a vector in the kernel iterations lead nowhere: then, as in the first step, start at random.
         norm = like.new_zeros(())
         if name in self._right:
             norm, right = spectral_norm(operator, self._right[name].to(like), iterations=self.iterations)
@@ -229,19 +217,20 @@ class Spectral(torch.optim.Optimizer):
             norm, right = spectral_norm(operator, draws.to(like), iterations=max(self.iterations, _FIRST))
         return norm, right
 
-    def _scale(self, moved: _Moved, operator: Operator, update: Tensor) -> Tensor | float:
-        """Return the factor on the update, and note its norm."""
-        name = moved.name
+    def _scale(self, weight: _HiddenWeight, operator: Operator, update: Tensor) -> Tensor | float:
+        """Return the factor on the update, and record its norm."""
+        name = weight.name
         norm, right = self._measure(name, operator, update)
         if not bool(norm > 0):
             return 0.0
-        rate, ratio = float(moved.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
+        rate, ratio = float(weight.group["lr"]), math.sqrt(operator.shape[0] / operator.shape[1])
         self._right[name], self._norms[name] = right, norm / (rate * ratio)
         if self.reference is None:
             return 1.0
         wanted = self.reference[name] if isinstance(self.reference, Mapping) else self.reference
-        base_rate = rate / float(moved.group.get("lr_scale", 1.0))
-        return (wanted * ratio * base_rate / norm).to(moved.before)
+        # The plan's factor on the rate is Adam's; the rule here has its own, so the base's rate is what counts.
+        base_rate = rate / float(weight.group.get("lr_scale", 1.0))
+        return (wanted * ratio * base_rate / norm).to(weight.before)
 
     def norms(self) -> dict[str, float]:
         """Return the last measured norm of the inner optimizer's update, at ``lr = 1`` and over √(fan-out/fan-in).
@@ -269,11 +258,11 @@ class Spectral(torch.optim.Optimizer):
             raise UserError("state dict", got="that of a plain optimizer", why=why, do="load it into optimizer.inner")
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "spectral"})
         self._right = {name: right.clone() for name, right in state_dict["spectral"].items()}
-        self._share()
+        self._share_state()
 
 
 def _check(plan: Plan, names: set[str], reference: Mapping[str, float] | float | None) -> None:
-    """Refuse references that are missing or not positive, and weights that are no matrices."""
+    """Refuse references that are missing or not positive, and weights that are not matrices."""
     for name in sorted(names):
         entry = plan.entries[name]
         if len(entry.shape) != 2 and not entry.kind.startswith("Conv"):
@@ -288,17 +277,17 @@ def _check(plan: Plan, names: set[str], reference: Mapping[str, float] | float |
 
 
 def _split_(optimizer: torch.optim.Optimizer, hidden: set[int]) -> None:
-    """Part every group of an optimizer that holds both hidden and other weights."""
-    parted = []
+    """Split every group of an optimizer that holds both hidden and other weights."""
+    parts = []
     for group in optimizer.param_groups:
         inside = [id(parameter) in hidden for parameter in group["params"]]
         mixed = any(inside) and not all(inside)
-        parted += [_part(group, inside), _part(group, [not flag for flag in inside])] if mixed else [group]
-    optimizer.param_groups[:] = parted
+        parts += [_part(group, inside), _part(group, [not flag for flag in inside])] if mixed else [group]
+    optimizer.param_groups[:] = parts
 
 
 def _part(group: Mapping[str, Any], flags: list[bool]) -> dict[str, Any]:
-    """Return a group with the parameters that are flagged."""
+    """Return a group with the flagged parameters only."""
     part = dict(group)
     for key in ("params", "param_names"):
         if key in group:

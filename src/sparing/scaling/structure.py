@@ -1,4 +1,4 @@
-"""What the module tree tells of a parameter: its owner, its fans, its block, whether it reads out or ends a branch."""
+"""What the module tree tells about a parameter: owner, fans, block, whether it reads out or ends a branch."""
 
 from __future__ import annotations
 
@@ -22,43 +22,23 @@ _PARTS = {
     "qkv": {"c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv", "in_proj_weight"},
 }
 
-Fans = tuple[int, int]
-"""Numbers of inputs and outputs of a layer: channels times the positions of the kernel."""
+Fans = tuple[int, int]  # inputs and outputs of a layer: channels times positions of the kernel (counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame:
-    """The places that matter in a model."""
+class Structure:
+    """The places in a model that roles depend on."""
 
-    body: frozenset[str] | None
-    """Parameters of the repeated blocks; None if there is no one family of them."""
-
-    layers: int
-    """Blocks of the body (count); 0 if not known."""
-
-    readout: str | None
-    """Path of the module that gives the output."""
-
-    stem: str | None
-    """Parameter that first takes in data that no embedding has looked up."""
-
-    residual: frozenset[str]
-    """Last matrices of the residual branches."""
-
-    closed: frozenset[str]
-    """Matrices into which width goes and from which a number of features comes that does not go with it."""
+    body: frozenset[str] | None  # parameters of the repeated blocks; None if there is no single family of them
+    layers: int  # blocks of the body (count); 0 if not known
+    readout: str | None  # path of the module that gives the output
+    stem: str | None  # parameter that first takes in data that no embedding has looked up
+    residual: frozenset[str]  # last matrices of the residual branches
+    fixed_outputs: frozenset[str]  # matrices from width to a number of features that does not grow with it
 
 
-def frame(model: nn.Module, base: Mapping[str, Sequence[int]] | None = None) -> Frame:
-    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors.
-
-    Args:
-        model: The model.
-        base: Shapes of the base's parameters by the model's names; none, or the model's own, tell less.
-
-    Returns:
-        The places.
-    """
+def find_structure(model: nn.Module, base: Mapping[str, Sequence[int]] | None = None) -> Structure:
+    """Find body, readout, stem and ends of branches; nothing is run but what ``find_blocks`` runs on fake tensors."""
     try:
         found = find_blocks(model)
     except UserError:  # no repeated blocks, or several kinds
@@ -71,15 +51,15 @@ def frame(model: nn.Module, base: Mapping[str, Sequence[int]] | None = None) -> 
         for block in blocks
         for name in _branch_ends(model, block.name, [name for name in matrices if name in block.params])
     )
-    closed = _closed(model, matrices, body or frozenset(), residual, base)
-    stem = _stem(model, body or frozenset(), closed)
-    return Frame(
+    fixed_outputs = _fixed_outputs(model, matrices, body or frozenset(), residual, base)
+    stem = _stem(model, body or frozenset(), fixed_outputs)
+    return Structure(
         body=body,
         layers=len(blocks),
-        readout=_readout(model, matrices, body or frozenset(), stem, closed, base),
+        readout=_readout(model, matrices, body or frozenset(), stem, fixed_outputs, base),
         stem=stem,
         residual=residual,
-        closed=closed,
+        fixed_outputs=fixed_outputs,
     )
 
 
@@ -89,8 +69,8 @@ def owner(name: str) -> tuple[str, str]:
     return path, local
 
 
-def kind_of(module: nn.Module, local: str) -> str:
-    """Name the layer as people know it; ``parameter`` is one that a module of no known type holds."""
+def layer_kind(module: nn.Module, local: str) -> str:
+    """Return the class of a known layer; ``parameter`` for one that a module of no known type holds."""
     if _is_conv1d(module):
         return "Conv1D"
     known = (nn.Linear, *_CONVS, *_TRANSPOSED, *_EMBEDDINGS, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
@@ -100,7 +80,7 @@ def kind_of(module: nn.Module, local: str) -> str:
 
 
 def is_matrix(module: nn.Module, local: str, shape: Sequence[int]) -> bool:
-    """Say whether a parameter multiplies activations from the left, in a layer whose orientation is known."""
+    """Tell whether a parameter multiplies activations, in a layer whose orientation is known."""
     if len(shape) < 2:
         return False
     known = (nn.Linear, *_CONVS, *_TRANSPOSED, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
@@ -108,12 +88,12 @@ def is_matrix(module: nn.Module, local: str, shape: Sequence[int]) -> bool:
 
 
 def is_embedding(module: nn.Module) -> bool:
-    """Say whether a module looks vectors up."""
+    """Tell whether a module looks vectors up."""
     return isinstance(module, _EMBEDDINGS)
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Say whether the weight has inputs first."""
+    """Tell whether the weight has inputs first."""
     return _is_conv1d(module) or isinstance(module, _TRANSPOSED)
 
 
@@ -125,16 +105,7 @@ def channels_per_group(module: nn.Module) -> int | None:
 
 
 def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
-    """Return fan-in and fan-out of one parameter, at this shape: the base's may be asked with the model's module.
-
-    Args:
-        module: Its owner.
-        local: Its name there.
-        shape: Its shape, in the model or in the base.
-
-    Returns:
-        For a vector 1 and its size; for a parameter of no known layer the last two dimensions, as in ``nn.Linear``.
-    """
+    """Return fan-in and fan-out of a parameter of this shape, the model's or the base's; of a vector 1 and its size."""
     if len(shape) < 2:
         return 1, math.prod(shape)
     if is_embedding(module):
@@ -146,6 +117,7 @@ def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
         return shape[0] // module.groups * kernel, shape[1] * module.groups * kernel
     if _is_conv1d(module):
         return shape[0], shape[1]
+    # Packed weights count one of their parts: each is a layer of its own.
     if isinstance(module, nn.MultiheadAttention) and local == "in_proj_weight":
         return shape[1], shape[0] // 3
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and "_hr" not in local:
@@ -154,34 +126,37 @@ def fans(module: nn.Module, local: str, shape: Sequence[int]) -> Fans:
 
 
 def init_fan(module: nn.Module, local: str, shapes: dict[str, tuple[int, ...]]) -> int:
-    """Return the fan-in that torch's default initialisation of this parameter goes by.
-
-    Args:
-        module: Its owner.
-        local: Its name there.
-        shapes: Shapes of all parameters of the owner, by their names there.
-
-    Returns:
-        A bias has its weight's fan-in; recurrent layers draw everything by their hidden size; of a table it is the
-        last dimension, by which some authors draw.
-    """
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+    """Return the fan-in by which torch's default draws a parameter; ``shapes`` are those of its whole module."""
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # everything is drawn by the hidden size
         return next(shape[0] for name, shape in shapes.items() if name.startswith("weight_ih")) // _gates(module)
-    shape = shapes.get("weight", ()) if local == "bias" else shapes[local]
+    shape = shapes.get("weight", ()) if local == "bias" else shapes[local]  # a bias has its weight's fan-in
     if len(shape) < 2:
         return 1
     if isinstance(module, _TRANSPOSED):  # torch takes the outputs for the inputs there
         return math.prod(shape[1:])
     if not is_matrix(module, local if local != "bias" else "weight", shape):
-        return shape[-1]
+        return shape[-1]  # of a table the last dimension, by which some authors draw
     return fans(module, local if local != "bias" else "weight", shape)[0]
 
 
 def part_of(name: str) -> str:
-    """Return which part of attention a matrix is, by its name: nothing else in a module tells queries from keys."""
+    """Return which part of attention a matrix is; only its name tells queries from keys."""
     path, local = owner(name)
     last = path.rpartition(".")[2]
     return next((part for part, names in _PARTS.items() if local in names or last in names), "")
+
+
+def attention_path(model: nn.Module, path: str) -> str:
+    """Return the path of the attention to which the projection at ``path`` belongs."""
+    return path if isinstance(submodule(model, path), nn.MultiheadAttention) else path.rpartition(".")[0]
+
+
+def modules_sharing_weight(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the layer at a path, then the others with its weight that use it the same way, lookup or product."""
+    layer = submodule(model, path)
+    weight = layer._parameters.get("weight")
+    tied = (m for m in model.modules() if weight is not None and m._parameters.get("weight") is weight)
+    return [layer, *(m for m in tied if m is not layer and is_embedding(m) == is_embedding(layer))]
 
 
 def _gates(module: nn.Module) -> int:
@@ -190,7 +165,7 @@ def _gates(module: nn.Module) -> int:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Tell GPT-2's layer, whose module need not be imported to ask."""
+    """Tell whether a module is GPT-2's Conv1D, without importing transformers."""
     return any(cls.__name__ == "Conv1D" and hasattr(module, "nf") for cls in type(module).__mro__)
 
 
@@ -206,16 +181,17 @@ def _readout(
     matrices: Sequence[str],
     body: frozenset[str],
     stem: str | None,
-    closed: frozenset[str],
+    fixed_outputs: frozenset[str],
     base: Mapping[str, Sequence[int]] | None,
 ) -> str | None:
-    """Take what the model declares; else a matrix that is a table used twice; else the one that ends the model."""
+    """Return the path of what the model declares; else of a matrix tied to a table; else of the one that ends it."""
     root = submodule(model, "")
     declared = getattr(root, "get_output_embeddings", None)
     try:
         head = declared() if callable(declared) else None
     except (AttributeError, NotImplementedError):  # models of transformers that have none
         head = None
+    # A declared head may be tied: its own path is then that of an alias.
     if isinstance(head, nn.Module):
         paths = [owner(name)[0] for name in (*named_parameters(model), *tied(model))]
         return next((path for path in paths if submodule(model, path) is head), None)
@@ -223,31 +199,28 @@ def _readout(
         (path, local), table = owner(alias), submodule(model, owner(first)[0])
         if is_embedding(table) and is_matrix(submodule(model, path), local, named_parameters(model)[first].shape):
             return path
-    # The one closed matrix outside the body, wherever it is registered. Of several none, so that the caller must say;
-    # without any the last, unless its outputs grow or the model says that it is a bare backbone.
+    # The one matrix of fixed outputs outside the body, wherever it is registered. Of several none, so that the caller
+    # must say; without any the last, unless its outputs grow or the model says that it is a bare backbone.
+    backbone = isinstance(getattr(type(root), "base_model_prefix", None), str)
+    backbone = backbone and getattr(root, "base_model", None) is root
     outside = [name for name in matrices if name not in body and (name == matrices[-1] or name != stem)]
-    heads = [name for name in outside if name in closed]
-    if len(heads) > 1 or not outside or _is_backbone(root):
+    heads = [name for name in outside if name in fixed_outputs]
+    if len(heads) > 1 or not outside or backbone:
         return None
     last = heads[0] if heads else outside[-1]
     grows = base is not None and _growing(model, last, base)[1]
     return None if grows else owner(last)[0]
 
 
-def _is_backbone(root: nn.Module) -> bool:
-    """Say whether a model of transformers has no head by its own word."""
-    return isinstance(getattr(type(root), "base_model_prefix", None), str) and getattr(root, "base_model", None) is root
-
-
 def _growing(model: nn.Module, name: str, base: Mapping[str, Sequence[int]]) -> tuple[bool, bool]:
-    """Say whether a matrix has other numbers of inputs and outputs than in the base."""
+    """Tell whether the inputs and the outputs of a matrix differ in number from the base's."""
     path, local = owner(name)
     module = submodule(model, path)
     ours, theirs = fans(module, local, module.get_parameter(local).shape), fans(module, local, base[name])
     return ours[0] != theirs[0], ours[1] != theirs[1]
 
 
-def _closed(
+def _fixed_outputs(
     model: nn.Module,
     matrices: Sequence[str],
     body: frozenset[str],
@@ -255,12 +228,12 @@ def _closed(
     base: Mapping[str, Sequence[int]] | None,
 ) -> frozenset[str]:
     """Find heads, routers and bottlenecks: by two widths, or, of one, by outputs that no other matrix takes in."""
-    # Keys and values may be fewer than queries; a packed projection is taken apart by its attention; and where only
-    # the inner width of blocks grows, what ends a branch gives the stream its own width.
+    # Exempt are: keys and values, which may be fewer than queries; packed projections, which their attention splits;
+    # and ends of branches where only the inner width of blocks grows, for they return the stream's own width.
     params = named_parameters(model)
     channels = {name: _channels(model, name) for name in matrices}
-    attention = {_holder(name) for name in matrices if part_of(name) in {"query", "qkv"}}
-    rows = [name for name in matrices if not (part_of(name) and _holder(name) in attention)]
+    attention = {_parent(name) for name in matrices if part_of(name) in {"query", "qkv"}}
+    rows = [name for name in matrices if not (part_of(name) and _parent(name) in attention)]
     if base is not None and any(tuple(base[name]) != tuple(p.shape) for name, p in params.items()):
         inside = {channels[name][0] for name in body & channels.keys()}
         grow = {name: _growing(model, name, base) for name in rows}
@@ -268,11 +241,11 @@ def _closed(
         return frozenset(name for name in rows if grow[name] == (True, False) and name not in ends)
     taken = {into for into, _ in channels.values()}
     modules = {name: submodule(model, owner(name)[0]) for name in rows}
-    return frozenset(name for name in rows if _ends(modules[name], *channels[name], taken, outside=name not in body))
+    return frozenset(name for name in rows if _unread(modules[name], *channels[name], taken, outside=name not in body))
 
 
-def _holder(name: str) -> str:
-    """Return the path of the attention that a projection would belong to; a head may be called ``value`` too."""
+def _parent(name: str) -> str:
+    """Return the path of the attention that a projection would belong to."""
     path, local = owner(name)
     return path.rpartition(".")[0] if local == "weight" else path
 
@@ -286,30 +259,31 @@ def _channels(model: nn.Module, name: str) -> tuple[int, int]:
     return fans(module, local, module.get_parameter(local).shape)
 
 
-def _ends(module: nn.Module, into: int, out: int, taken: Collection[int], *, outside: bool) -> bool:
-    """Say whether nothing takes a layer's outputs in; inside a block more outputs than inputs are packed ones."""
+def _unread(module: nn.Module, into: int, out: int, taken: Collection[int], *, outside: bool) -> bool:
+    """Tell whether no layer takes in as many inputs (``taken``) as this one has outputs."""
+    # Inside a block more outputs than inputs are packed ones, and a convolution's outputs may be read in groups.
     if out in taken or (out >= into and not outside) or isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return False
     packed = isinstance(module, (*_CONVS, *_TRANSPOSED)) and any(number % out == 0 for number in taken)
     return not packed and (out < into or outside)
 
 
-def _stem(model: nn.Module, body: frozenset[str], closed: Collection[str]) -> str | None:
-    """Take the first matrix that is not closed, if it lies outside the body and no embedding is before it."""
+def _stem(model: nn.Module, body: frozenset[str], fixed_outputs: Collection[str]) -> str | None:
+    """Return the first matrix without fixed outputs, if it lies outside the body and no embedding comes before it."""
     for name, parameter in named_parameters(model).items():
         path, local = owner(name)
         module = submodule(model, path)
         if is_embedding(module):
             return None
-        if is_matrix(module, local, parameter.shape) and name not in closed:
+        if is_matrix(module, local, parameter.shape) and name not in fixed_outputs:
             return name if name not in body else None
     return None
 
 
 def _branch_ends(model: nn.Module, block: str, matrices: Sequence[str]) -> Iterator[str]:
-    """Yield the last matrix of every part of a block that gives back the width of the stream.
+    """Yield the last matrix of every child of a block whose outputs are as wide as the stream.
 
-    A part is a child with several matrices below it; matrices that are the block's own children are one part together.
+    Matrices that are the block's own children count together as one child.
     """
     last: dict[str, tuple[str, int]] = {}
     for name in matrices:

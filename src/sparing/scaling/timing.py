@@ -1,4 +1,4 @@
-"""How long one linear layer takes, masked dense and sparse: forward and backward, in seconds of this machine."""
+"""Time one linear layer, masked dense and sparse: forward and backward, in seconds on this machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,13 @@ from sparing.seeds import stream
 class Seconds(NamedTuple):
     """Median seconds of one forward and backward pass."""
 
+    # masked dense: the product with a weight that holds zeros, its two gradients, the mask on the weight's
     dense: float
-    """Masked dense: the product with a weight that holds zeros, its two gradients, the mask on the weight's."""
-
-    sparse: float
-    """CSR; infinite where it cannot run."""
+    sparse: float  # CSR; infinite where it cannot run
 
 
 def even_mask(fan_out: int, fan_in: int, density: float, *, seed: int = 0) -> Tensor:
-    """Return a mask with equally many live weights in every row, to time with.
-
-    Args:
-        fan_out: Rows (count).
-        fan_in: Columns (count).
-        density: Share of live weights, in (0, 1].
-        seed: Which draw.
-
-    Returns:
-        bool, [fan_out, fan_in]; at least one live weight a row.
+    """Return a mask, bool, with the same number of live weights in every row, at least one.
 
     Example:
         >>> even_mask(3, 8, 0.25).sum(1).tolist()
@@ -71,15 +60,8 @@ def sparse(x: Tensor, layer: SparseLinear) -> Callable[[], None]:
 
 
 def interleave(runs: list[Callable[[], None]], *, rounds: int = 5) -> list[list[float]]:
-    """Time several things in turn, so that a machine that slows down slows all alike.
-
-    Args:
-        runs: What to time.
-        rounds: Rounds that count, after one that does not.
-
-    Returns:
-        For each, its seconds of every round: of the process on one thread, of the clock on more.
-    """
+    """Return seconds by candidate and round, after a warm-up; in turn, so that a slower machine slows them equally."""
+    # Processor time is free of other load, but would add up the time of several threads.
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     taken: list[list[float]] = [[] for _ in runs]
     for turn in range(rounds + 1):
@@ -94,32 +76,17 @@ def interleave(runs: list[Callable[[], None]], *, rounds: int = 5) -> list[list[
 def time_layer(
     d_in: int, d_out: int, density: float, tokens: int, *, dtype: torch.dtype = torch.float32, rounds: int = 5
 ) -> Seconds:
-    """Time one layer, masked dense against sparse, on random numbers.
-
-    Args:
-        d_in: Fan-in (count).
-        d_out: Fan-out (count).
-        density: Share of live weights, in (0, 1].
-        tokens: Rows of the input (count), N.
-        dtype: Of weights and inputs.
-        rounds: Rounds of which the median is taken; the two are timed in turn.
-
-    Returns:
-        Seconds dense and sparse.
-
-    Raises:
-        UserError: If the density is not in (0, 1] or a count is below one.
-    """
+    """Return median seconds of one layer, dense and sparse, on ``tokens`` random rows; infinite without CSR."""
     require(0 < density <= 1, "density", density, "it is a share of live weights", "give a number in (0, 1]")
     least = min(d_in, d_out, tokens, rounds)
     require(least >= 1, "time_layer", least, "sizes and rounds are counts", "give at least one")
     with torch.enable_grad():
-        arms = _arms(d_in, d_out, density, tokens, dtype)
-        medians = [statistics.median(seconds) for seconds in interleave(arms, rounds=rounds)]
+        candidates = _candidates(d_in, d_out, density, tokens, dtype)
+        medians = [statistics.median(seconds) for seconds in interleave(candidates, rounds=rounds)]
     return Seconds(medians[0], medians[1] if len(medians) > 1 else float("inf"))
 
 
-def _arms(d_in: int, d_out: int, density: float, tokens: int, dtype: torch.dtype) -> list[Callable[[], None]]:
+def _candidates(d_in: int, d_out: int, density: float, tokens: int, dtype: torch.dtype) -> list[Callable[[], None]]:
     draw = partial(torch.randn, generator=stream(0, "timing", "numbers"), dtype=torch.float32)
     mask = even_mask(d_out, d_in, density)
     x = draw(tokens, d_in).to(dtype).requires_grad_()

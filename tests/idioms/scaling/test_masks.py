@@ -17,9 +17,10 @@ from torch import nn
 from idioms.scaling.cells import FORMS, KEEPERS, KEEPS, OPTIMIZERS, STEPS, TRAINED, TRAINERS, WRITERS, WRITES
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.apply import apply_, masks_of, remove_
-from sparing.scaling.live import Masks
-from sparing.scaling.plan import plan
+from sparing.scaling.apply import apply_
+from sparing.scaling.fold import remove_
+from sparing.scaling.live import Masks, masks_of
+from sparing.scaling.planning import plan
 
 BASE = {"init": {"*": "constant"}, "density": 0.25, "least_fan_in": 0}
 

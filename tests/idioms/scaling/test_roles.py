@@ -13,7 +13,7 @@ from idioms.scaling.families import FAMILIES, NanoBlock
 from scaling.models import seeded
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_
-from sparing.scaling.plan import Plan, plan
+from sparing.scaling.planning import Plan, plan
 
 CONSTANT = {"*": "constant"}
 

@@ -9,7 +9,7 @@ import pytest
 from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.tables import note_layers, note_plan
 from sparing.report import Record
-from sparing.scaling.entries import kind_of
+from sparing.scaling.entries import layer_pattern
 
 
 @pytest.fixture
@@ -50,6 +50,6 @@ def test_a_dense_model_has_no_masks(started: Callable[..., TrainState], record: 
 
 
 def test_only_numbers_that_stand_alone_are_starred():
-    assert kind_of("transformer.h.11.ln_1.weight") == "transformer.h.*.ln_1.weight"
-    assert kind_of("0.weight") == "0.weight"
-    assert kind_of("blocks.3") == "blocks.*"
+    assert layer_pattern("transformer.h.11.ln_1.weight") == "transformer.h.*.ln_1.weight"
+    assert layer_pattern("0.weight") == "0.weight"
+    assert layer_pattern("blocks.3") == "blocks.*"

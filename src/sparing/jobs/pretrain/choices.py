@@ -38,11 +38,11 @@ def shares_of(density: float | str) -> Any:
         >>> shares_of("1/8"), shares_of("*.mlp.*=1/8, *.attn.*=0.5")
         (0.125, {'*.mlp.*': 0.125, '*.attn.*': 0.5})
     """
-    from sparing.scaling.density import worded
+    from sparing.scaling.density import parse_law
 
     word = str(density)
     if word.partition(":")[0] in {"erk", "er"}:
-        return worded(word)
+        return parse_law(word)
     if "=" in word:
         pairs = [part.rpartition("=") for part in word.split(",") if part.strip()]
         return {pattern.strip(): _share(number_of(value, word)) for pattern, _, value in pairs}

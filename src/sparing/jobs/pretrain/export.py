@@ -11,9 +11,9 @@ from torch import nn
 from sparing.jobs.disk import write_folder
 from sparing.jobs.lm.models import save_pretrained
 from sparing.jobs.pretrain.state import TrainState
-from sparing.scaling.apply import masks_of
 from sparing.scaling.backends import convert_
 from sparing.scaling.fold import fold_
+from sparing.scaling.live import masks_of
 
 
 def plain_copy(state: TrainState) -> nn.Module:

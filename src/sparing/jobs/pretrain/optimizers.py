@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.jobs.pretrain.settings import Pretrain
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 from sparing.scaling.spectral import Spectral
 
 EPS = 1e-8  # of Adam in the base

@@ -10,7 +10,7 @@ from sparing.jobs.pretrain.prices import displayed
 from sparing.jobs.ranks_page import ranks_section
 from sparing.report import Page, Record, Sample, Section, Table, format_number, plots
 from sparing.report.series import binned
-from sparing.scaling.entries import kind_of
+from sparing.scaling.entries import layer_pattern
 
 NAMES = {"sp": "the standard parameterization", "mup": "μP", "supar": "SμPar", "init-only": "SμPar's initial weights"}
 NAMES |= {"rate-only": "SμPar's rates"}
@@ -102,7 +102,7 @@ def by_kind(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the table "layers", those of a kind and backend as one."""
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
-        name = short(kind_of(row["weight"]))
+        name = short(layer_pattern(row["weight"]))
         one = found.setdefault(
             (name, row["backend"]),
             {"weights": name, "layers": 0, "live": 0, "size": 0, "dead_neurons": 0, "unread_inputs": 0},

@@ -17,7 +17,7 @@ from sparing.jobs.pretrain.state import TrainState
 from sparing.jobs.pretrain.step import batch_of, mean_loss
 from sparing.report import Record, format_number
 from sparing.scaling.backends import sparse_layers
-from sparing.scaling.predict import Price, predict
+from sparing.scaling.price import Price, predict
 from sparing.scaling.timing import time_layer
 
 PARAMETERS, LIVE, PRODUCTS = "parameters", "live weights", "operations of the products"

@@ -34,7 +34,7 @@ from sparing.jobs.sharded import chosen, note_traffic, save, shape_of, share, st
 from sparing.jobs.step import DivergedError
 from sparing.report import Record
 from sparing.scaling.apply import apply_
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 from sparing.seeds import stream
 from sparing.sharding import checkpoint
 from sparing.sharding.apply import shard_

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from sparing.jobs.pretrain.choices import dynamic_of, law_of, planned_density, rule_of
 from sparing.jobs.pretrain.optimizers import optimizer_for
 from sparing.jobs.pretrain.settings import Pretrain
-from sparing.scaling.apply import Masks, apply_
+from sparing.scaling.apply import apply_
 from sparing.scaling.backends import Choice, convert_, dense_state, load_dense_state_
 from sparing.scaling.evolve import Evolution
-from sparing.scaling.plan import Plan, plan
+from sparing.scaling.live import Masks
+from sparing.scaling.planning import Plan, plan
 
 KINDS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}  # optimizers as the rules name them
 

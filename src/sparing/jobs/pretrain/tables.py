@@ -7,9 +7,9 @@ from typing import Any
 
 from sparing.jobs.pretrain.state import TrainState
 from sparing.report import Record
-from sparing.scaling.entries import kind_of
+from sparing.scaling.entries import layer_pattern
 from sparing.scaling.masks import dead
-from sparing.scaling.plan import Plan
+from sparing.scaling.planning import Plan
 
 # Columns of the full plan.
 SHOWN = ("parameter", "role", "fan_in", "m_in", "m_out", "density", "std", "lr", "decay", "eps", "forward", "why")
@@ -22,7 +22,7 @@ def rate_rows(plan: Plan, groups: Iterable[Mapping[str, Any]], lr: float) -> lis
     for name, entry in plan.entries.items():
         group = options[name]
         factor = group["lr_scale"]
-        key = (kind_of(name), round(entry.density, 6), factor)
+        key = (layer_pattern(name), round(entry.density, 6), factor)
         row = rows.setdefault(
             key,
             {

@@ -19,10 +19,11 @@ from sparing.jobs.transfer.grid import Cell
 from sparing.jobs.transfer.inputs import Digits, Inputs, gather
 from sparing.jobs.transfer.models import build
 from sparing.jobs.transfer.settings import Dynamic, MasksName, RuleName, Transfer
-from sparing.scaling.apply import Masks, apply_
+from sparing.scaling.apply import apply_
 from sparing.scaling.dynamic import GMP, SET, Method, RigL
+from sparing.scaling.live import Masks
 from sparing.scaling.masks import Bernoulli, ConstantFanIn, ExactCount, Law
-from sparing.scaling.plan import Plan, plan
+from sparing.scaling.planning import Plan, plan
 from sparing.scaling.rules import SP, InitOnly, MuP, RateOnly, Rule, SuPar
 
 BETAS, MOMENTUM = (0.9, 0.95), 0.9

@@ -1,15 +1,12 @@
 """The plan: for every parameter its role, density and factors with the reasons, before anything is touched.
 
-chosen = plan(model, base=256, density=1 / 16)
-chosen.report()
-masks = apply_(model, chosen, seed=0)
-optimizer = torch.optim.AdamW(chosen.groups(model, lr=2**-6, weight_decay=0.1))
+The module is not called ``plan``: ``sparing.scaling.plan`` is the function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from statistics import median
 from typing import Any, TextIO, get_args
@@ -20,18 +17,18 @@ from torch import nn
 from sparing.blocks import named_parameters, submodule
 from sparing.errors import UserError
 from sparing.report import print_table
-from sparing.scaling import ratios, written
-from sparing.scaling.density import Density, densities
-from sparing.scaling.entries import Entry, alike, entry, factors_of, unknown_init
-from sparing.scaling.initial import Init, depth_factor, initial, spread
-from sparing.scaling.narrow import Base, narrower
-from sparing.scaling.own import logits_factor, require_no_others, table_factors
-from sparing.scaling.roles import Facts, as_given, facts_in, roles_of
+from sparing.scaling import ratios
+from sparing.scaling.density import Density, by_pattern, densities
+from sparing.scaling.entries import Entry, entry_factors, make_entry, merge_layers, unknown_init
+from sparing.scaling.initial import Init, depth_factor, measure_inits, spread
+from sparing.scaling.model_factors import logits_factor, require_no_unknown_factors, table_factors
+from sparing.scaling.narrow import Base, build_base
+from sparing.scaling.plan_json import entries_from_json, entries_to_json, rule_from_json, rule_to_json
+from sparing.scaling.roles import Facts, facts_in, roles_of, with_linear_fans
 from sparing.scaling.rules import Optimizer, Role, Rule, SuPar
-from sparing.scaling.structure import Frame, frame
+from sparing.scaling.structure import Structure, find_structure
 
-APPLIED = "_sparing_scaling_plan"
-"""Attribute of a model under which ``apply_`` leaves the plan at realised densities; it is no part of a checkpoint."""
+APPLIED = "_sparing_scaling_plan"  # attribute of a scaled model: its plan at realised densities; not in checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,48 +36,43 @@ class Plan:
     """What will be done to a model, parameter by parameter; a value without tensors."""
 
     entries: Mapping[str, Entry]
-    """Canonical name -> line, in order of registration."""
-
+    """Canonical name -> entry, in order of registration."""
     rule: Rule
     """The parameterization."""
-
     optimizer: Optimizer
     """Kind of optimizer."""
-
     depth: float = 1.0
     """Blocks over the base's, m_L; 1 unless the rule knows of depth."""
-
     attention: float = 1.0
     """Factor on attention logits; 1 leaves them alone."""
-
     width: int = 0
     """Median fan-in of hidden weights (count)."""
-
     base_width: int = 0
     """The same in the base (count)."""
-
     readout: str = ""
     """Path of the module that gives the output, tied or not; empty if none was found."""
-
     readout_ratio: float = 1.0
     """Times the base's width that go into the readout."""
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Module path -> factor on its input at every forward pass; factors of 1 are left out."""
-        lines = [line for line in self.entries.values() if line.role != "embedding" and line.factors.forward != 1.0]
+        """Module path -> factor on its input at every forward pass; factors of 1 are omitted."""
+        # A tied readout has no entry of its own: its weight is the embedding's.
         tied = {self.readout: self._readout_factor()} if self.readout else {}
-        found = {line.module: line.factors.forward for line in lines} | tied
+        scaled = [e for e in self.entries.values() if e.role != "embedding" and e.factors.forward != 1.0]
+        found = {e.module: e.factors.forward for e in scaled} | tied
         return {path: factor for path, factor in found.items() if factor != 1.0}
 
     @property
     def outputs(self) -> dict[str, float]:
-        """Module path -> factor on its output, bias included; factors of 1 are left out."""
+        """Module path -> factor on its output, bias included; factors of 1 are omitted."""
         found: dict[str, float] = {}
-        for line in self.entries.values():
-            factor = line.factors.branch * (line.factors.forward if line.role == "embedding" else 1.0)
+        for entry in self.entries.values():
+            factor = entry.factors.branch * (entry.factors.forward if entry.role == "embedding" else 1.0)
+            # Attention reads this layer's weight as a tensor: the call that a hook can see is its parent's.
+            parent = entry.kind == "NonDynamicallyQuantizableLinear"
             if factor != 1.0:
-                found[_called(line)] = factor
+                found[entry.module.rpartition(".")[0] if parent else entry.module] = factor
         return found
 
     def groups(
@@ -95,14 +87,15 @@ class Plan:
             lr: Learning rate of the base model.
             names: Only these parameters, where two optimizers share a model (Muon and AdamW).
             options: ``weight_decay`` and ``eps`` of the base model, ``betas`` and whatever else the optimizer takes.
-                ``eps`` is 1e-8 unless given, and left out where the optimizer has none.
+                ``eps`` is 1e-8 unless given, and omitted where the optimizer has none.
 
         Returns:
             Groups with ``params``, ``param_names``, the options, and ``lr_scale``: lr over the base's.
 
         Raises:
-            UserError: If the model has other parameters than it had when planned.
+            UserError: If the model's parameters have changed since it was planned.
         """
+        # Masks miss the asked density by rounding, or by chance: the factors go with what was drawn.
         latest = getattr(submodule(model, ""), APPLIED, None)
         plan_ = latest if isinstance(latest, Plan) else self
         return ratios.groups(plan_.entries, plan_.optimizer, model, lr=lr, names=names, **options)
@@ -116,13 +109,13 @@ class Plan:
             optimizers: Built from ``groups``; where two share the model (Muon and AdamW), both.
 
         Raises:
-            UserError: If groups are unscaled, parameters are missing or new, a scheduler or a hand has broken the
+            UserError: If groups are unscaled, parameters are missing or new, a scheduler or the loop has broken the
                 ratios, or Adam would rescale an L2 penalty.
         """
-        ratios.check(self.entries, self.optimizer, optimizers, touches=self.rule.rescales)
+        ratios.check(self.entries, self.optimizer, optimizers, rescales=self.rule.rescales)
 
     def with_densities(self, densities: Mapping[str, float]) -> Plan:
-        """Return the same plan at other densities, such as those that masks have in truth.
+        """Return the same plan at other densities, such as the realized ones of masks.
 
         Args:
             densities: Canonical name -> density; others keep theirs.
@@ -138,46 +131,40 @@ class Plan:
                 raise UserError(
                     "densities", got=f"{value} for {name!r}", why="no such weight or no share", do="pass 0 < share <= 1"
                 )
-        lines = {name: replace(e, density=densities.get(name, e.density)) for name, e in self.entries.items()}
-        return replace(self, entries=self._refactored(lines))
+        updated = {name: replace(e, density=densities.get(name, e.density)) for name, e in self.entries.items()}
+        entries = {name: replace(e, factors=entry_factors(e, self.rule, self.optimizer)) for name, e in updated.items()}
+        return replace(self, entries=entries)
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per parameter."""
         return [
             {
-                "parameter": e.name,
-                "role": e.role,
-                "why": e.why,
-                "fan_in": e.fan_in,
-                "m_in": e.m_in,
-                "m_out": e.m_out,
-                "density": e.density,
-                "std": "" if e.std is None else e.std,
-                "rescale": e.rescale if e.init != "unknown" else "",
-                "lr": e.factors.lr,
-                "decay": e.factors.weight_decay,
-                "eps": e.factors.eps,
-                "forward": e.factors.forward * e.factors.branch,
+                "parameter": e.name, "role": e.role, "why": e.why, "fan_in": e.fan_in, "m_in": e.m_in, "m_out": e.m_out,
+                "density": e.density, "std": "" if e.std is None else e.std,
+                "rescale": e.rescale if e.init != "unknown" else "", "lr": e.factors.lr,
+                "decay": e.factors.weight_decay, "eps": e.factors.eps, "forward": e.factors.forward * e.factors.branch,
             }
             for e in self.entries.values()
-        ]
+        ]  # fmt: skip
 
     def report(self, *, every: bool = False, file: TextIO | None = None) -> None:
         """Print the table.
 
         Args:
             every: Whether each parameter has a row; otherwise those that differ in the number of their layer share one.
-            file: Where to; standard output by default.
+            file: Where it goes; standard output by default.
         """
         title = f"{type(self.rule).__name__}, {self.optimizer}: width {self.width} on a base of {self.base_width}"
         deep = f", {self.depth:g} × the depth" if self.depth != 1 else ""
         logits = f", attention logits × {self.attention:g}" if self.attention != 1 else ""
         read = f", input of {self.readout} × {self._readout_factor():g}" if self.readout_ratio != 1 else ""
-        print_table(self.table() if every else alike(self.table()), title=title + deep + logits + read, file=file)
+        rows = self.table() if every else merge_layers(self.table())
+        print_table(rows, title=title + deep + logits + read, file=file)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return written.to_json(self)
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return own | {"entries": entries_to_json(self.entries), "rule": rule_to_json(self.rule)}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Plan:
@@ -189,10 +176,8 @@ class Plan:
         Returns:
             An equal plan.
         """
-        return cls(**written.from_json(plain))
-
-    def _refactored(self, lines: Mapping[str, Entry]) -> dict[str, Entry]:
-        return {name: replace(e, factors=factors_of(e, self.rule, self.optimizer)) for name, e in lines.items()}
+        entries, rule = entries_from_json(plain["entries"]), rule_from_json(plain["rule"])
+        return cls(**{**plain, "entries": entries, "rule": rule})
 
     def _readout_factor(self) -> float:
         ratio = self.readout_ratio
@@ -227,7 +212,7 @@ def plan(
         optimizer: Kind of optimizer.
         roles: Pattern of names (``fnmatch``) -> role, for what is classified wrongly or not at all.
         init: Pattern of names -> how initial weights depend on width, where that cannot be measured.
-        layers: Blocks of the model (count), where the rule for depth shall not take those found.
+        layers: Blocks of the model (count), to override those found, for the rule for depth.
         sparse: Patterns of the weights to mask, instead of all hidden ones.
         least_fan_in: Live inputs that a unit must keep (count).
 
@@ -235,7 +220,7 @@ def plan(
         The plan.
 
     Raises:
-        UserError: If ``optimizer`` is no kind of optimizer, or the model was scaled before.
+        UserError: If ``optimizer`` is unknown, or the model was scaled before.
 
     Example:
         >>> mlp = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -244,23 +229,23 @@ def plan(
         >>> chosen.entries["2.weight"].factors.lr, chosen.inputs
         (1.0, {'4': 0.25})
     """
-    _check(model, optimizer)
+    _require_unscaled(model, optimizer)
     chosen = SuPar() if rule is None else rule
-    base_ = narrower(model, base)
-    places = frame(model, base_.shapes)
-    known = facts_in(places, model, base_.shapes)
+    base_ = build_base(model, base)
+    structure = find_structure(model, base_.shapes)
+    known = facts_in(structure, model, base_.shapes)
     found = roles_of(known, roles)
-    known = {name: as_given(fact, found[name][0]) for name, fact in known.items()}
+    known = {name: with_linear_fans(fact, found[name][0]) for name, fact in known.items()}
     names = {name: role for name, (role, _) in found.items()}
     live = densities(known, names, density, sparse=sparse, least_fan_in=least_fan_in)
-    depth = _depth(chosen, places, layers)
-    drawing = _inits(known, model, base_.model, chosen, init or {}, places)
-    scales = _scales(known, model, drawing, places, depth)
+    depth = _depth(chosen, structure, layers)
+    drawing = _inits(known, model, base_.model, chosen, init or {}, structure)
+    scales = _scales(known, model, drawing, structure, depth)
     own = table_factors(model, base_.model, known) if chosen.rescales else {}
     if chosen.rescales:
-        require_no_others(model, base_.model, known)
+        require_no_unknown_factors(model, base_.model, known)
     entries = {
-        name: entry(
+        name: make_entry(
             fact, found[name], chosen, optimizer, density=live.get(name, 1.0), init=drawing[name],
             own=own.get(name, 1.0), **scales[name],
         )
@@ -268,12 +253,12 @@ def plan(
     }  # fmt: skip
     return Plan(
         entries=entries, rule=chosen, optimizer=optimizer, depth=depth,
-        attention=logits_factor(model, base_.model, known, chosen), **_overview(known, found, places),
+        attention=logits_factor(model, base_.model, known, chosen), **_overview(known, found, structure),
     )  # fmt: skip
 
 
-def _check(model: nn.Module, optimizer: str) -> None:
-    """Refuse an optimizer without rules, and a model whose weights a plan has scaled."""
+def _require_unscaled(model: nn.Module, optimizer: str) -> None:
+    """Refuse an optimizer without rules, and a model that was scaled already."""
     if optimizer not in get_args(Optimizer):
         kinds = ", ".join(get_args(Optimizer))
         raise UserError("optimizer", got=repr(optimizer), why="no such kind", do=f"pass one of {kinds}")
@@ -283,10 +268,10 @@ def _check(model: nn.Module, optimizer: str) -> None:
 
 
 def _scales(
-    known: Mapping[str, Facts], model: nn.Module, kinds: Mapping[str, Init], places: Frame, depth: float
+    known: Mapping[str, Facts], model: nn.Module, kinds: Mapping[str, Init], structure: Structure, depth: float
 ) -> dict[str, dict[str, float | None]]:
-    """Return what the model has drawn and what of it depth alone explains."""
-    undo = _undone(known, kinds, model, places) if depth != 1 else set()
+    """Return, by name, the depth ratio, the factor that undoes a depth-dependent draw, and the drawn deviation."""
+    undo = _shrunk_with_depth(known, kinds, model, structure) if depth != 1 else set()
     return {
         name: {
             "depth": depth if known[name].body else 1.0,
@@ -297,8 +282,10 @@ def _scales(
     }
 
 
-def _overview(known: Mapping[str, Facts], found: Mapping[str, tuple[Role, str]], places: Frame) -> dict[str, Any]:
-    """Return widths and readout."""
+def _overview(
+    known: Mapping[str, Facts], found: Mapping[str, tuple[Role, str]], structure: Structure
+) -> dict[str, Any]:
+    """Return the fields of ``Plan`` on widths and readout."""
     hidden = [fact for name, fact in known.items() if found[name][0] == "hidden"]
     heads = [
         f for n, f in known.items() if f.readout and (f.lookup or f.matrix) and found[n][0] in {"output", "embedding"}
@@ -306,30 +293,22 @@ def _overview(known: Mapping[str, Facts], found: Mapping[str, tuple[Role, str]],
     return {
         "width": int(median(fact.fan_in for fact in hidden)) if hidden else 0,
         "base_width": int(median(fact.base_fan_in for fact in hidden)) if hidden else 0,
-        "readout": places.readout or "" if heads else "",
+        "readout": structure.readout or "" if heads else "",
         "readout_ratio": (heads[0].m_out if heads[0].lookup else heads[0].m_in) if heads else 1.0,
     }
 
 
-def _depth(rule: Rule, places: Frame, layers: int | None) -> float:
-    """Return m_L, 1 where the rule does not care."""
+def _depth(rule: Rule, structure: Structure, layers: int | None) -> float:
+    """Return m_L; 1 under a rule without depth."""
     if rule.depth is None:
         return 1.0
-    count = places.layers if layers is None else layers
-    if count < 1 or not places.body or not places.residual:
-        raise UserError(
-            "model",
-            got=_fault_of_depth(count, places),
-            why="the rule for depth scales the residual branches of repeated blocks",
-            do="give a model of alike residual blocks, or leave depth=None",
-        )
+    count = structure.layers if layers is None else layers
+    if count < 1 or not structure.body or not structure.residual:
+        fault = "no residual branches" if structure.body else "blocks of several kinds"
+        why = "the rule for depth scales the residual branches of repeated blocks"
+        do = "give a model of alike residual blocks, or leave depth=None"
+        raise UserError("model", got=f"{count} blocks" if count < 1 else fault, why=why, do=do)
     return count / rule.depth.base_layers
-
-
-def _fault_of_depth(count: int, places: Frame) -> str:
-    if count < 1:
-        return f"{count} blocks"
-    return "no residual branches" if places.body else "blocks of several kinds"
 
 
 def _inits(
@@ -338,36 +317,34 @@ def _inits(
     base: nn.Module | None,
     rule: Rule,
     overrides: Mapping[str, Init],
-    places: Frame,
+    structure: Structure,
 ) -> dict[str, Init]:
-    """Tell how initial scales depend on width, and refuse to guess."""
+    """Return how initial scales depend on width; what cannot be measured is refused, not guessed."""
     if not rule.rescales:
         return dict.fromkeys(known, "given")
     sigma = getattr(getattr(submodule(model, ""), "config", None), "initializer_range", None)
-    scales = [sigma, sigma * (2 * max(places.layers, 1)) ** -0.5] if sigma else []
-    found = initial(known, model, base, scales=scales) | _given(overrides, known)
+    scales = (
+        [sigma, sigma * (2 * max(structure.layers, 1)) ** -0.5] if sigma else []
+    )  # the second is GPT-2's, of branches
+    found = measure_inits(known, model, base, scales=scales) | _init_overrides(overrides, known)
     params = named_parameters(model)
     if unsure := [name for name, kind in found.items() if kind == "unknown" and not params[name].is_meta]:
         raise unknown_init(unsure)
     return found
 
 
-def _given(overrides: Mapping[str, Init], known: Mapping[str, Facts]) -> dict[str, Init]:
-    """Return the kinds that patterns give; the first that fits decides."""
+def _init_overrides(overrides: Mapping[str, Init], known: Mapping[str, Facts]) -> dict[str, Init]:
     kinds = [kind for kind in get_args(Init) if kind != "unknown"]
     for pattern, kind in overrides.items():
         if kind not in kinds or not any(fnmatchcase(name, pattern) for name in known):
-            raise UserError(
-                "init",
-                got=f"{pattern!r}: {kind!r}",
-                why="no such kind, or no parameter fits the pattern",
-                do=f"map names to {', '.join(kinds)}",
-            )
-    first = {name: next((p for p in overrides if fnmatchcase(name, p)), None) for name in known}
-    return {name: overrides[pattern] for name, pattern in first.items() if pattern is not None}
+            why = "no such kind, or no parameter fits the pattern"
+            raise UserError("init", got=f"{pattern!r}: {kind!r}", why=why, do=f"map names to {', '.join(kinds)}")
+    return by_pattern(overrides, known)
 
 
-def _undone(known: Mapping[str, Facts], kinds: Mapping[str, Init], model: nn.Module, places: Frame) -> set[str]:
+def _shrunk_with_depth(
+    known: Mapping[str, Facts], kinds: Mapping[str, Init], model: nn.Module, structure: Structure
+) -> set[str]:
     """Return the ends of branches that the model draws smaller the deeper it is."""
     params = named_parameters(model)
     std = {
@@ -381,10 +358,5 @@ def _undone(known: Mapping[str, Facts], kinds: Mapping[str, Init], model: nn.Mod
     return {
         name
         for name, value in std.items()
-        if known[name].residual and depth_factor(value, median(others), places.layers) != 1
+        if known[name].residual and depth_factor(value, median(others), structure.layers) != 1
     }
-
-
-def _called(line: Entry) -> str:
-    """Return the module whose call a hook can see: attention multiplies by its output weights itself."""
-    return line.module.rpartition(".")[0] if line.kind == "NonDynamicallyQuantizableLinear" else line.module

@@ -1,7 +1,7 @@
-"""Numbers by which a model's own code multiplies and that go with its width: attention logits, tables, all others.
+"""Numbers that depend on width and by which a model's own code multiplies: attention logits, tables, all others.
 
 A rule that does not see them is wrong by their ratio. Those of attention and of tables are read, from attributes or by
-looking a row up; any other number that differs between the model and its base is refused.
+looking up a row; any other number that differs between the model and its base is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from sparing.blocks import submodule
 from sparing.errors import UserError
-from sparing.scaling.arithmetic import Unread, logits_ratio
-from sparing.scaling.gates import sharers
+from sparing.scaling.arithmetic import UnreadableSource, logits_ratio
+from sparing.scaling.lookups import get, names_in
 from sparing.scaling.roles import Facts
 from sparing.scaling.rules import Rule
-from sparing.scaling.structure import is_embedding
+from sparing.scaling.structure import attention_path, is_embedding, modules_sharing_weight
 
 _SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim", "dim_head", "d_head", "d_kv", "d_k")
 _COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "num_head")
@@ -37,90 +37,48 @@ def logits_factor(model: nn.Module, base: nn.Module | None, known: Mapping[str, 
     """Return the factor on attention logits that takes them from what the model's code does to what the rule says.
 
     With heads of m times the base's dimensions the logits of μP are the base's times 1/m. A model that divides by
-    √d_head does 1/√m of it by itself; one that multiplies by a constant, or by nothing, does none.
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-        known: Facts of the model's parameters.
-        rule: The rule; one that leaves attention alone gives 1 and nothing is asked.
-
-    Returns:
-        The factor; 1 where heads keep their size or there is no attention.
-
-    Raises:
-        UserError: If some attention is not understood, or layers differ.
+    √d_head does 1/√m of it itself; one that multiplies by a constant, or by nothing, does none.
     """
-    if base is None or rule.logits(4.0) == 1.0:
+    if base is None or rule.logits(4.0) == 1.0:  # a rule that leaves attention alone: nothing need be understood
         return 1.0
     queries = [fact for fact in known.values() if fact.part in {"query", "qkv"} and len(fact.shape) > 1]
-    places = {_place(model, fact): fact for fact in queries}
-    _require_known(model, known, places)
-    factors = {path: _factor(model, base, path, fact, rule) for path, fact in places.items()}
+    projections = {attention_path(model, fact.module): fact for fact in queries}
+    _require_known(model, known, projections)
+    factors = {path: _factor(model, base, path, fact, rule) for path, fact in projections.items()}
     distinct = sorted(factors.values())
     if distinct and distinct[-1] > distinct[0] * (1 + 1e-9):
-        raise UserError(
-            "base",
-            got=f"logits to be multiplied by {distinct[0]:g} in one layer and by {distinct[-1]:g} in another",
-            why="one factor on the logits must do for all layers",
-            do="scale head_dim alike in all layers, or pass a rule with attention=False",
-        )
+        got = f"logits to be multiplied by {distinct[0]:g} in one layer and by {distinct[-1]:g} in another"
+        do = "scale head_dim alike in all layers, or pass a rule with attention=False"
+        raise UserError("base", got=got, why="one factor on the logits must do for all layers", do=do)
     return distinct[0] if distinct else 1.0
 
 
 def table_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> dict[str, float]:
-    """Return by how much more than the base's the model's own code multiplies what its tables give (Gemma: √m).
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-        known: Facts of the model's parameters.
-
-    Returns:
-        Canonical name of a table -> ratio; tables without any are left out.
-
-    Raises:
-        UserError: If modules that share a table multiply differently.
-    """
+    """Return table name -> factor of the model's code on looked-up rows over the base's (Gemma: √m); ones omitted."""
     if base is None:
         return {}
-    tables = {name: sharers(model, fact.module) for name, fact in known.items() if fact.lookup}
-    slim = {
-        id(module): submodule(base, path)
-        for path, module in submodule(model, "").named_modules()
-        if is_embedding(module)
-    }
-    found = {name: {_gain(m) / _gain(slim[id(m)]) for m in modules} for name, modules in tables.items()}
+    tables = {name: modules_sharing_weight(model, fact.module) for name, fact in known.items() if fact.lookup}
+    paths = submodule(model, "").named_modules()
+    slim = {id(module): submodule(base, path) for path, module in paths if is_embedding(module)}
+    found = {name: {_lookup_gain(m) / _lookup_gain(slim[id(m)]) for m in modules} for name, modules in tables.items()}
     for name, ratios in found.items():
         if max(ratios) > min(ratios) * (1 + 1e-6):
-            raise UserError(
-                name,
-                got=f"lookups that multiply it by {max(ratios):g} and by {min(ratios):g} times what the base does",
-                why="one factor must do for all that look up in it",
-                do="switch the scaling of embeddings off in both models (scale_embedding=False), or untie them",
-            )
+            got = f"lookups that multiply it by {max(ratios):g} and by {min(ratios):g} times what the base does"
+            do = "switch the scaling of embeddings off in both models (scale_embedding=False), or untie them"
+            raise UserError(name, got=got, why="one factor must do for all that look up in it", do=do)
     return {name: max(ratios) for name, ratios in found.items() if abs(max(ratios) - 1) > 1e-6}
 
 
-def require_no_others(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> None:
-    """Refuse numbers that go with the width and are neither of attention nor of a table.
-
-    Args:
-        model: The model to be trained.
-        base: The base; None if the model is its own.
-        known: Facts of the model's parameters.
-
-    Raises:
-        UserError: Names the first one, its value and the base's.
-    """
+def require_no_unknown_factors(model: nn.Module, base: nn.Module | None, known: Mapping[str, Facts]) -> None:
+    """Refuse numbers that depend on width outside attention and tables."""
     if base is None:
         return
-    attention = {_place(model, fact) for fact in known.values() if fact.part}
+    attention = {attention_path(model, fact.module) for fact in known.values() if fact.part}
     theirs = dict(submodule(base, "").named_modules())
     for path, module in submodule(model, "").named_modules():
-        if path not in theirs or is_embedding(module) or any(_within(path, place) for place in attention):
+        if path not in theirs or is_embedding(module) or any(_within(path, owner) for owner in attention):
             continue
-        ours, slim = _numbers(module), _numbers(theirs[path])
+        ours, slim = _float_factors(module), _float_factors(theirs[path])
         for name in ours.keys() & slim.keys():
             if not math.isclose(ours[name], slim[name], rel_tol=1e-6):
                 raise UserError(
@@ -132,24 +90,17 @@ def require_no_others(model: nn.Module, base: nn.Module | None, known: Mapping[s
                 )
 
 
-def _place(model: nn.Module, fact: Facts) -> str:
-    """Return the path of the attention that a projection belongs to."""
-    bare = isinstance(submodule(model, fact.module), nn.MultiheadAttention)
-    return fact.module if bare else fact.module.rpartition(".")[0]
+def _within(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(f"{ancestor}.")
 
 
-def _within(path: str, place: str) -> bool:
-    return path == place or path.startswith(f"{place}.")
-
-
-def _require_known(model: nn.Module, known: Mapping[str, Facts], places: Iterable[str]) -> None:
-    """Refuse what is called attention and has growing matrices, of which none is known to project queries."""
-    held = list(places)
+def _require_known(model: nn.Module, known: Mapping[str, Facts], attentions: Collection[str]) -> None:
+    """Refuse a module called attention with growing matrices of which none is known to project queries."""
     for path, module in submodule(model, "").named_modules():
         name = type(module).__name__.lower()
         if "attention" not in name and "attn" not in name:
             continue
-        if any(_within(place, path) or _within(path, place) for place in held):
+        if any(_within(found, path) or _within(path, found) for found in attentions):
             continue
         if any(fact.matrix and fact.widths and _within(fact.module, path) for fact in known.values()):
             raise _not_understood(path, type(module).__name__, "nothing in it is known to project queries")
@@ -167,8 +118,8 @@ def _not_understood(path: str, kind: str, what: str) -> UserError:
 
 def _factor(model: nn.Module, base: nn.Module, path: str, fact: Facts, rule: Rule) -> float:
     module, slim = submodule(model, path), submodule(base, path)
-    size = _head(module, fact.part, fact.shape, fact.fan_out)
-    theirs = _head(slim, fact.part, fact.base_shape, fact.base_fan_out)
+    size = _head_size(module, fact.part, fact.shape, fact.fan_out)
+    theirs = _head_size(slim, fact.part, fact.base_shape, fact.base_fan_out)
     if size is None or theirs is None:
         if fact.m_out == 1:
             return 1.0
@@ -176,31 +127,32 @@ def _factor(model: nn.Module, base: nn.Module, path: str, fact: Facts, rule: Rul
     m = size / theirs
     if m == 1:
         return 1.0
-    own, base_own = _own(module), _own(slim)
+    own, base_own = _logit_attribute(module), _logit_attribute(slim)
+    # An attribute is believed before the source is read: it is also how an author answers a refusal (``attn_scale``).
     if own is not None and base_own is not None:
         does = own / base_own
     else:
         try:
             does = logits_ratio(module, slim, head=m, width=fact.fan_in / fact.base_fan_in)
-        except Unread as error:
+        except UnreadableSource as error:
             raise _not_understood(path, type(module).__name__, str(error)) from None
-    return rule.logits(m) / (does * math.sqrt(m))
+    return rule.logits(m) / (does * math.sqrt(m))  # rules assume that the model divides by √d_head itself
 
 
-def _head(module: nn.Module, part: str, shape: tuple[int, ...], rows: int) -> float | None:
-    """Return the size of a head: what the module says, or its outputs over its heads."""
-    if (size := _whole(module, _SIZES)) is not None:
+def _head_size(module: nn.Module, part: str, shape: tuple[int, ...], rows: int) -> float | None:
+    """Return the size of a head: an attribute, or outputs over heads; None if neither is known."""
+    if (size := _int_attribute(module, _SIZES)) is not None:
         return size
-    if (heads := _whole(module, _COUNTS)) is None:
+    if (heads := _int_attribute(module, _COUNTS)) is None:
         return None
     if part != "qkv" or isinstance(module, nn.MultiheadAttention):
         return rows / heads
-    groups = _whole(module, _GROUPS)
+    groups = _int_attribute(module, _GROUPS)
     return rows / (_PACKED * heads if groups is None else heads + 2 * groups)
 
 
-def _whole(module: nn.Module, names: Iterable[str]) -> int | None:
-    """Return the first of some attributes that is an integer, of a module or of its configuration."""
+def _int_attribute(module: nn.Module, names: Iterable[str]) -> int | None:
+    """Return the first of some attributes that is an integer, on a module or on its configuration."""
     for holder in (module, getattr(module, "config", None)):
         for name in names:
             value = getattr(holder, name, None)
@@ -209,23 +161,23 @@ def _whole(module: nn.Module, names: Iterable[str]) -> int | None:
     return None
 
 
-def _own(module: nn.Module) -> float | None:
-    """Return what an attention multiplies its logits by, from an attribute; None if none tells."""
+def _logit_attribute(module: nn.Module) -> float | None:
+    """Return what an attention multiplies its logits by, from an attribute; None without one."""
     numbers = _attributes(module)
     factor = next((numbers[name] for name in _FACTORS if name in numbers), None)
     divisor = next((numbers[name] for name in _DIVISORS if name in numbers), None)
     return factor if factor is not None else None if divisor is None else 1.0 / divisor
 
 
-def _gain(table: nn.Module) -> float:
-    """Return by how much a table multiplies the rows it looks up; 1 if that is not what it does."""
+def _lookup_gain(table: nn.Module) -> float:
+    """Return the factor of a table on the rows it looks up; 1 if its output is no multiple of a row."""
     if type(table) in {nn.Embedding, nn.EmbeddingBag}:
         return 1.0
     weight = table.get_parameter("weight").detach()
     if weight.is_meta or not bool(weight.count_nonzero()):
         scale = _attributes(table).get("embed_scale")
         return 1.0 if scale is None else scale
-    row = int(weight.abs().amax(1).argmax())
+    row = int(weight.abs().amax(1).argmax())  # the largest: a padding row is zero and tells nothing
     with torch.no_grad(), suppress(Exception):  # whatever a table of another kind wants to be called with
         got, own = table(torch.tensor([row], device=weight.device)).double().reshape(-1), weight[row].double()
         ratio = float((got @ own) / (own @ own))
@@ -234,23 +186,20 @@ def _gain(table: nn.Module) -> float:
     return 1.0
 
 
-def _numbers(module: nn.Module) -> dict[str, float]:
-    """Return all numbers of a module that could multiply: attributes, and roots that its forward pass takes."""
+def _float_factors(module: nn.Module) -> dict[str, float]:
+    """Return all numbers of a module that could be factors: attributes, and roots in its forward pass."""
     return _attributes(module) | dict(_roots(module))
 
 
 def _attributes(module: nn.Module) -> dict[str, float]:
-    """Return attributes and single-valued buffers that are no whole numbers by type."""
+    """Return float attributes and single-valued float buffers."""
     held = {name: float(value) for name, value in module.__dict__.items() if isinstance(value, float)}
     single = {name: b for name, b in module._buffers.items() if isinstance(b, Tensor) and b.numel() == 1}
     return held | {n: float(b) for n, b in single.items() if b.is_floating_point() and not b.is_meta}
 
 
 def _roots(module: nn.Module) -> Iterator[tuple[str, float]]:
-    """Yield the roots of attributes in the source of a forward pass, as they come out for this module.
-
-    ``sqrt(self.d_model)``, ``self.config.hidden_size ** -0.5``; of a branch on an attribute the side that is taken.
-    """
+    """Yield source and value of roots of attributes in a forward pass, such as ``self.config.hidden_size ** -0.5``."""
     if type(module).__module__.startswith("torch.nn"):
         return
     try:
@@ -260,7 +209,8 @@ def _roots(module: nn.Module) -> Iterator[tuple[str, float]]:
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and (test := _value(node.test, module)) is not None:
+        # Of a branch on an attribute only the side that is taken counts.
+        if isinstance(node, ast.If) and (test := _self_attribute(node.test, module)) is not None:
             todo += node.body if test else node.orelse
             continue
         todo += ast.iter_child_nodes(node)
@@ -277,12 +227,12 @@ def _root(node: ast.AST, module: nn.Module) -> float | None:
         inner = node.left
         with suppress(ValueError, TypeError):
             power = float(ast.literal_eval(node.right))
-            value = _value(inner, module)
+            value = _self_attribute(inner, module)
             return None if not _positive(value) else float(value) ** power
         return None
     else:
         return None
-    value = _value(inner, module)
+    value = _self_attribute(inner, module)
     return float(value) ** power if _positive(value) else None
 
 
@@ -290,15 +240,7 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _value(node: ast.AST, module: nn.Module) -> Any:
-    """Return what ``self.a.b`` is; None if the expression is another, or there is no such thing."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    if not (isinstance(node, ast.Name) and node.id == "self") or not names:
-        return None
-    found: Any = module
-    for name in reversed(names):
-        found = getattr(found, name, None)
-    return found
+def _self_attribute(node: ast.AST, module: nn.Module) -> Any:
+    """Return the value of ``self.a.b``; None for any other expression, or where an attribute is missing."""
+    path = names_in(node) if isinstance(node, ast.expr) else []
+    return get(module, path[1:]) if len(path) > 1 and path[0] == "self" else None

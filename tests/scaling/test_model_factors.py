@@ -10,7 +10,7 @@ from torch import nn
 
 from scaling import models
 from sparing.errors import UserError
-from sparing.scaling.own import logits_factor, require_no_others, table_factors
+from sparing.scaling.model_factors import logits_factor, require_no_unknown_factors, table_factors
 from sparing.scaling.roles import facts
 from sparing.scaling.rules import SP, SuPar
 
@@ -114,7 +114,7 @@ class Rooted(nn.Module):
 
 def test_other_numbers_that_go_with_width_are_refused_and_switched_off_ones_are_not():
     def check(wide, slim):
-        require_no_others(wide, slim, facts(wide, slim))
+        require_no_unknown_factors(wide, slim, facts(wide, slim))
 
     with pytest.raises(UserError, match=r"math\.sqrt\(self\.width\): got 8 where the base has 4"):
         check(Rooted(64, on=True), Rooted(16, on=True))
