@@ -15,7 +15,7 @@ from scaling import models
 from sparing.errors import UserError
 from sparing.scaling.apply import apply_, restore_
 from sparing.scaling.live import masks_of
-from sparing.scaling.loading import FINGERPRINT
+from sparing.scaling.loading import PLAN_HASH
 from sparing.scaling.planning import Plan, plan
 from sparing.scaling.rules import MuP, SuPar
 
@@ -80,7 +80,7 @@ def test_the_state_dict_holds_masks_multipliers_and_the_mark_of_the_plan():
     model, masks = scaled()
     extra = set(model.state_dict()) - set(fresh().state_dict())
     layer = "model.layers.0.self_attn.q_proj"
-    assert {FINGERPRINT, f"{layer}.weight_mask", f"{layer}.forward_scale", "lm_head.forward_scale"} <= extra
+    assert {PLAN_HASH, f"{layer}.weight_mask", f"{layer}.forward_scale", "lm_head.forward_scale"} <= extra
     assert {f"{name}_mask" for name in masks} == {key for key in extra if key.endswith("_mask")}
     assert model.state_dict()[f"{layer}.weight_mask"].dtype == torch.bool
 
@@ -106,8 +106,8 @@ WEIGHT = "model.layers.0.self_attn.q_proj.weight"
         (lambda s: s.update({MASK: s[MASK].float()}), [MASK, "float32"]),
         (lambda s: s.update({WEIGHT: torch.ones_like(s[WEIGHT])}), [WEIGHT, "off the mask"]),
         (lambda s: s.pop("lm_head.forward_scale"), ["lm_head.forward_scale", "multiplies"]),
-        (lambda s: s.pop(FINGERPRINT), [FINGERPRINT, "was not scaled"]),
-        (lambda s: s.update({FINGERPRINT: torch.zeros(32, dtype=torch.uint8)}), [FINGERPRINT, "another plan"]),
+        (lambda s: s.pop(PLAN_HASH), [PLAN_HASH, "was not scaled"]),
+        (lambda s: s.update({PLAN_HASH: torch.zeros(32, dtype=torch.uint8)}), [PLAN_HASH, "another plan"]),
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])

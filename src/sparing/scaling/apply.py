@@ -14,7 +14,7 @@ from sparing.scaling.entries import Entry
 from sparing.scaling.fold import remove_
 from sparing.scaling.gates import Gate, owner_and_name
 from sparing.scaling.live import MASKS, Masks
-from sparing.scaling.loading import FINGERPRINT, attach_guards_, fingerprint
+from sparing.scaling.loading import PLAN_HASH, attach_guards_, hash_plan
 from sparing.scaling.masks import ConstantFanIn, Law, oriented, realised
 from sparing.scaling.multipliers import Slot, attach_
 from sparing.scaling.planning import APPLIED, Plan
@@ -97,7 +97,7 @@ def _attach_(model: nn.Module, plan: Plan, masks: Mapping[str, Tensor]) -> Masks
     except UserError:
         remove_(root)
         raise
-    root.register_buffer(FINGERPRINT, fingerprint(plan))
+    root.register_buffer(PLAN_HASH, hash_plan(plan))
     found = Masks(root, plan, gates)
     root.__dict__[MASKS], root.__dict__[APPLIED] = found, plan
     attach_guards_(root)
@@ -120,7 +120,7 @@ def _attach_multipliers_(root: nn.Module, plan: Plan) -> None:
 def _require_fit(model: nn.Module, plan: Plan) -> dict[str, nn.Parameter]:
     """Refuse models that the plan does not fit, that were scaled before, or whose weights are out of reach."""
     for path, module in submodule(model, "").named_modules():
-        if MASKS in module.__dict__ or FINGERPRINT in module._buffers:
+        if MASKS in module.__dict__ or PLAN_HASH in module._buffers:
             got = f"a model that was scaled before{f' (its part {path})' if path else ''}"
             do = "build the model afresh; for new densities make one plan with all of them"
             raise UserError("apply_", got=got, why="a second factor would multiply the first", do=do)

@@ -17,7 +17,7 @@ from sparing.scaling.attention import attentions, original_scaling, query_rows, 
 from sparing.scaling.cuda import revert_cuda_
 from sparing.scaling.gates import gates_in
 from sparing.scaling.live import MASKS, Masks, masks_of
-from sparing.scaling.loading import FINGERPRINT, detach_guards_
+from sparing.scaling.loading import PLAN_HASH, detach_guards_
 from sparing.scaling.multipliers import SLOTS, Slot, Where, active_slots, detach_, factor_of
 from sparing.scaling.planning import APPLIED, Plan
 from sparing.scaling.structure import is_embedding, is_transposed
@@ -70,7 +70,7 @@ def remove_(model: nn.Module) -> None:
     revert_cuda_(root)
     unscale_attention_(root)
     detach_guards_(root)
-    root._buffers.pop(FINGERPRINT, None)
+    root._buffers.pop(PLAN_HASH, None)
     for mark in (MASKS, APPLIED, "save_pretrained"):  # the last hides the class's own method
         root.__dict__.pop(mark, None)
 

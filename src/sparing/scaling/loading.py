@@ -19,7 +19,7 @@ from sparing.scaling.live import MASKS, Masks
 from sparing.scaling.multipliers import HIDDEN, SLOTS, attach_
 from sparing.scaling.planning import Plan
 
-FINGERPRINT = "scaling_plan"  # buffer of the model with the hash of its plan: 32 bytes
+PLAN_HASH = "scaling_plan"  # buffer of the model with the hash of its plan: 32 bytes
 _GUARDS = "_sparing_scaling_guards"
 _HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_pre_hooks", "_state_dict_pre_hooks")
 
@@ -32,7 +32,7 @@ class GateKeys(NamedTuple):
     gate: Gate
 
 
-def fingerprint(plan: Plan) -> Tensor:
+def hash_plan(plan: Plan) -> Tensor:
     """Hash what a checkpoint depends on: rule, roles and ratios, not densities; 32 bytes, uint8."""
     lines = [(name, e.role, tuple(e.shape), e.m_in, e.m_out) for name, e in sorted(plan.entries.items())]
     text = repr((plan.rule, plan.optimizer, lines))
@@ -41,7 +41,7 @@ def fingerprint(plan: Plan) -> Tensor:
 
 def check_checkpoint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
     """Refuse a state dict of another plan, or with missing masks or multipliers, or with weights off their masks."""
-    _check_fingerprint(root, state, prefix)
+    _check_plan_hash(root, state, prefix)
     for key in gate_keys(root, prefix):
         _check_mask(key, state)
     for path, module in root.named_modules():
@@ -93,7 +93,7 @@ def detach_guards_(root: nn.Module) -> None:
 def _before_load(root: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
     masks: Masks = root.__dict__[MASKS]
     # The plan first: a state dict of another one has nothing to add.
-    _check_fingerprint(root, state, prefix)
+    _check_plan_hash(root, state, prefix)
     # A run whose masks changed has saved masks and factors that a freshly restored model does not have: add them first.
     hidden = {owner_and_name(root, e.name): e.name for e in masks.plan.entries.values() if e.role == "hidden"}
     for module, local in list(missing_buffers(root, state, prefix, SUFFIX)):
@@ -129,8 +129,8 @@ def _before_save(root: nn.Module, *_: Any) -> None:
     masks.settle_()
 
 
-def _check_fingerprint(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
-    key, own = prefix + FINGERPRINT, root._buffers[FINGERPRINT]
+def _check_plan_hash(root: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+    key, own = prefix + PLAN_HASH, root._buffers[PLAN_HASH]
     if key not in state:
         _refuse(key, "no such key", "the checkpoint comes from a model that was not scaled")
     if not torch.equal(torch.as_tensor(state[key]).cpu(), own.cpu() if own is not None else torch.empty(0)):

@@ -139,14 +139,14 @@ def test_a_tokenizer_must_lie_beside_the_model(tmp_path: Path, model_dir: Path) 
 def test_the_fingerprint_sees_weights_settings_and_names(tmp_path: Path, model_dir: Path) -> None:
     path = tmp_path / "m"
     shutil.copytree(model_dir, path)
-    first = models.fingerprint(path)
-    assert first == models.fingerprint(model_dir)
+    first = models.hash_folder(path)
+    assert first == models.hash_folder(model_dir)
     for name in ("model.safetensors", "config.json"):
         raw = bytearray((path / name).read_bytes())
         raw[-3] ^= 1
         (path / name).write_bytes(raw)
-        assert models.fingerprint(path) != first
-        first = models.fingerprint(path)
+        assert models.hash_folder(path) != first
+        first = models.hash_folder(path)
 
 
 def test_the_fingerprint_sees_the_middle_of_a_large_file_whatever_its_clock_says(tmp_path: Path) -> None:
@@ -155,21 +155,21 @@ def test_the_fingerprint_sees_the_middle_of_a_large_file_whatever_its_clock_says
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(2**22))
     os.utime(file, ns=(1, 1))  # long ago, so that the hash may be remembered
-    first, before = models.fingerprint(tmp_path), file.stat()
-    assert models.fingerprint(tmp_path) == first
+    first, before = models.hash_folder(tmp_path), file.stat()
+    assert models.hash_folder(tmp_path) == first
     with file.open("r+b") as opened:
         opened.seek(2**21)
         opened.write(b"x")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert models.fingerprint(tmp_path) != first
+    assert models.hash_folder(tmp_path) != first
 
 
 def test_a_file_is_hashed_once_while_nobody_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_TICK", 0)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    first = models.fingerprint(tmp_path)
+    first = models.hash_folder(tmp_path)
     monkeypatch.setattr(models, "digest", lambda path: pytest.fail(f"{path} was read again"))
-    assert models.fingerprint(tmp_path) == first
+    assert models.hash_folder(tmp_path) == first
 
 
 def test_what_is_saved_transformers_loads(tmp_path: Path, model_dir: Path) -> None:

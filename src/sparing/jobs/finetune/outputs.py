@@ -9,7 +9,7 @@ from sparing.jobs import folder
 from sparing.jobs.disk import digest
 from sparing.jobs.finetune.settings import Finetune
 from sparing.jobs.folder import Folder
-from sparing.jobs.lm.models import fingerprint
+from sparing.jobs.lm.models import hash_folder
 from sparing.jobs.sharded import SPREAD
 from sparing.report.record import plain
 
@@ -36,7 +36,7 @@ def identity(settings: Finetune) -> dict[str, Any]:
     if settings.method != "full":
         own = asdict(settings.lisa if settings.method == "lisa" else settings.lora)
         known |= {f"{settings.method}.{name}": value for name, value in plain(own).items()}
-    known["model"] = fingerprint(settings.model)
+    known["model"] = hash_folder(settings.model)
     for name in ("data", "held_out_data"):
         path = getattr(settings, name)
         known[name] = path and digest(path)

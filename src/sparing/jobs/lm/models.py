@@ -181,7 +181,7 @@ def vocabulary(model: nn.Module) -> int:
     return int(embedding().weight.shape[0])
 
 
-def fingerprint(path: Path) -> str:
+def hash_folder(path: Path) -> str:
     """SHA-256 of a model directory: the names of its files and every byte in them."""
     files = sorted(p for p in path.iterdir() if p.is_file())
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets other threads run

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import tell_page
-from sparing.jobs.lm.models import fingerprint
+from sparing.jobs.lm.models import hash_folder
 from sparing.jobs.merge.choose import Candidate, Decision
 from sparing.jobs.merge.forecast import Outlook, look_ahead
 from sparing.jobs.merge.inputs import gather
@@ -35,7 +35,7 @@ SHOWN: Final = {
 def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
     """Hashes of what is read, so that a resumed run goes on with the same."""
     everyone = [*sources, *([base] if base else [])]
-    found = {one.label: fingerprint(one.path) if one.is_folder else digest(one.path) for one in everyone}
+    found = {one.label: hash_folder(one.path) if one.is_folder else digest(one.path) for one in everyone}
     if settings.data is not None and Path(settings.data).is_file():
         found["data"] = digest(Path(settings.data))
     return found

@@ -84,7 +84,7 @@ def open_initial(path: Path, model: nn.Module) -> dict[str, Tensor]:
     return {name: found[name] for name in named_parameters(model)}
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of named tensors: names, shapes, formats and every bit."""
     total = hashlib.sha256()
     for name, tensor in tensors.items():

@@ -10,7 +10,7 @@ from sparing.jobs import folder
 from sparing.jobs.disk import digest
 from sparing.jobs.folder import Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
-from sparing.jobs.scan.checkpoints import Inputs, fingerprint, open_initial
+from sparing.jobs.scan.checkpoints import Inputs, hash_tensors, open_initial
 from sparing.jobs.scan.curves import TITLES, CurveSpec, curve_specs, present
 from sparing.jobs.scan.inputs import gather
 from sparing.jobs.scan.measure import describe_, histogram_, measure_, try_
@@ -38,9 +38,9 @@ def folder_of(settings: Settings) -> Folder:
 def identity(settings: Settings, inputs: Inputs, initial: Vector | None) -> dict[str, Any]:
     """What makes two scans the same; the model counts by the hash of its weights."""
     mark = folder.identity(settings, harmless=("workers", "checkpoint", "initial"))
-    mark["weights"] = fingerprint(inputs.model.state_dict())
+    mark["weights"] = hash_tensors(inputs.model.state_dict())
     mark["data_file"] = digest(Path(settings.data)) if settings.data and Path(settings.data).is_file() else None
-    mark["initial_weights"] = None if initial is None else fingerprint(initial)
+    mark["initial_weights"] = None if initial is None else hash_tensors(initial)
     return mark
 
 
