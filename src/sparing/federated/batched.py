@@ -32,15 +32,7 @@ _POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyRe
 
 
 def refusal(bench: Workbench, clients: Sequence[Client]) -> str:
-    """Say why clients cannot be stacked.
-
-    Args:
-        bench: Model, method, schedule, loss.
-        clients: All of them.
-
-    Returns:
-        A reason, or nothing if they can.
-    """
+    """Return why clients cannot be stacked, empty if they can."""
     model = bench.model
     random = [type(m).__name__ for m in model.modules() if isinstance(m, _RANDOM)]
     first = clients[0]
@@ -72,14 +64,7 @@ def perceptron(model: nn.Module) -> bool:
 
 
 def stacked_forward(model: nn.Module) -> Forward:
-    """Return the model as a function of stacked parameters.
-
-    Args:
-        model: Without batch norm or dropout; parameters that do not train are those of all clients.
-
-    Returns:
-        Batched matrix products for a ``perceptron``, ``torch.func.vmap`` for other models.
-    """
+    """Return the model as a function of stacked parameters: batched matrix products for a perceptron, else vmap."""
     trains = all(p.requires_grad for p in model.parameters())
     if perceptron(model) and trains:
         layers = list(model.named_children())
@@ -98,11 +83,7 @@ class Batched:
     name = "batched"
 
     def __init__(self, bench: Workbench, clients: Sequence[Client]) -> None:
-        """Lay the rows of all clients out in one tensor.
-
-        Raises:
-            UserError: If they cannot be stacked.
-        """
+        """Lay the rows of all clients out in one tensor."""
         if why := refusal(bench, clients):
             raise UserError("engine", got="batched", why=why, do='pass engine="workers" or "loop"')
         self._bench, self._clients = bench, clients

@@ -16,17 +16,7 @@ _MEAN, _VAR = "running_mean", "running_var"
 
 
 def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Average the clients' buffers.
-
-    Args:
-        buffers: By client; the same names and shapes.
-        weights: How much each client counts, > 0.
-
-    Returns:
-        Floating buffers: weighted mean, summed in float64. Integer and boolean ones: the largest. Dtypes are kept.
-
-    Raises:
-        UserError: If there are no clients, or their names differ.
+    """Average floating buffers in float64; of integers and booleans take the largest. Dtypes stay.
 
     Example:
         >>> a = {"mean": torch.tensor([1.0]), "count": torch.tensor(3)}
@@ -40,21 +30,9 @@ def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
 
 
 def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Average the clients' buffers, with the variance of the mixture in place of the mean variance.
-
-    Where the clients' means differ, E[var] underestimates the variance of all rows together, which is
-    E[var] + Var[mean] (law of total variance).
-
-    Args:
-        buffers: By client; the same names and shapes.
-        weights: How much each client counts, > 0; rows, for the exact mixture.
-
-    Returns:
-        As ``average``, but for each ``running_var`` beside a ``running_mean``.
-
-    Raises:
-        UserError: If there are no clients, or their names differ.
-    """
+    """Average the clients' buffers, with the variance of the mixture in place of the mean variance."""
+    # Where the clients' means differ, E[var] is less than the variance of all rows together, which is
+    # E[var] + Var[mean] (law of total variance); exact with the clients' rows as weights.
     result = average(buffers, weights)
     shares = _shares(weights)
     for name in [name for name in result if name.endswith(_VAR)]:
@@ -69,35 +47,16 @@ def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
 
 
 def mix(merged: Vector, updates: Sequence[Update]) -> Vector:
-    """Put the mixture's variances into buffers that a method combined; see ``mixture``.
-
-    Args:
-        merged: What ``Method.buffers`` returned.
-        updates: Of this round's clients.
-
-    Returns:
-        New buffers.
-    """
+    """Put the mixture's variances into buffers that a method combined; see ``mixture``."""
     mixed = mixture([update.buffers for update in updates], [update.weight for update in updates])
     return {name: mixed[name] if name.endswith(_VAR) else value for name, value in merged.items()}
 
 
 def recalibrate(model: nn.Module, rows: Tensor, *, batch: int = 256) -> None:
-    """Estimate a model's running statistics anew on the server's own rows, in place.
-
-    All statistics are cleared, the rows pass once without gradients, and each layer takes the mean of its batches'
-    statistics. Only batch norm is in training mode meanwhile: dropout is off.
-
-    Args:
-        model: Its parameters stay, and its modes are restored.
-        rows: Inputs, shape (n, ...); n >= 2.
-        batch: Rows at a time.
-
-    Raises:
-        UserError: If there are fewer than two rows.
-    """
+    """Estimate a model's running statistics anew on at least two rows of the server's own, in place."""
     require(len(rows) > 1, "calibration rows", len(rows), "a variance needs two rows", "pass more rows")
-    count = max(len(rows) // batch, 1)  # of pieces of nearly equal size, so that each counts alike
+    # Pieces of nearly equal size, for each layer takes the plain mean of its batches' statistics.
+    count = max(len(rows) // batch, 1)
     with torch.no_grad(), _estimating(model):
         for piece in torch.tensor_split(rows, count):
             model(piece)

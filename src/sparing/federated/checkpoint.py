@@ -28,44 +28,18 @@ _ANEW = "remove it and resume to begin anew"
 class Standing:
     """Everything that the next round depends on, and the record so far."""
 
-    rounds: int = 0
-    """Rounds done (count)."""
-
+    rounds: int = 0  # done
     params: Vector
-    """Global model."""
-
     buffers: Vector
-    """Its buffers."""
-
-    server: State = field(default_factory=dict)
-    """The method's state on the server."""
-
-    extras: State = field(default_factory=dict)
-    """What is sent beside the model in the next round."""
-
-    clients: dict[int, State] = field(default_factory=dict)
-    """The method's state of each client that was visited."""
-
-    own: dict[int, Vector] = field(default_factory=dict)
-    """Batch-norm tensors of each client that keeps its own."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """One row of measurements for each round."""
+    server: State = field(default_factory=dict)  # the method's state
+    extras: State = field(default_factory=dict)  # sent beside the model in the next round
+    clients: dict[int, State] = field(default_factory=dict)  # states of those that have trained
+    own: dict[int, Vector] = field(default_factory=dict)  # batch norm of each client that keeps its own
+    rows: list[dict[str, Any]] = field(default_factory=list)  # measurements, one row a round
 
 
 def fingerprint(schedule: Schedule, method: object, seed: int, sizes: list[int], params: Vector) -> dict[str, str]:
-    """Describe a run, so that another one is not mistaken for it.
-
-    Args:
-        schedule: Of the run; where the rate does not depend on the number of rounds, a run may be prolonged.
-        method: Of the run.
-        seed: Of the run.
-        sizes: Rows of each client.
-        params: The initial global model.
-
-    Returns:
-        Text by what it describes.
-    """
+    """Describe a run, text by what it describes, so that another run's checkpoint is not mistaken for its own."""
     same = replace(schedule, rounds=1, warmup_rounds=0) if schedule.decay == "none" else schedule
     return {
         "schedule": f"{same!r}, warm-up {schedule.warmup_rounds}",
@@ -77,16 +51,7 @@ def fingerprint(schedule: Schedule, method: object, seed: int, sizes: list[int],
 
 
 def write(standing: Standing, path: str | PathLike[str], run: dict[str, str]) -> Path:
-    """Write where a run stands.
-
-    Args:
-        standing: After a round.
-        path: Target; the file there is replaced in one step.
-        run: As ``fingerprint`` gives it.
-
-    Returns:
-        The target.
-    """
+    """Write the state of a run; a file that is there is replaced in one step."""
     tree = {
         "params": standing.params,
         "buffers": standing.buffers,
@@ -101,18 +66,7 @@ def write(standing: Standing, path: str | PathLike[str], run: dict[str, str]) ->
 
 
 def read(path: str | PathLike[str], run: dict[str, str]) -> Standing:
-    """Read where a run stood.
-
-    Args:
-        path: The file.
-        run: That of the run to go on with.
-
-    Returns:
-        The standing that was written.
-
-    Raises:
-        UserError: If the file is missing, damaged or of another run.
-    """
+    """Read what ``write`` wrote; refuse a file that is missing, damaged or of another run."""
     name = Path(path).name
     try:
         data = Path(path).read_bytes()

@@ -42,14 +42,9 @@ class Hinge(FedAvg):
     Its force on a flipped weight is four times FedSign's at θ = 0 with the same γ and τ = 1.
     """
 
-    gamma: float = 0.01
-    """Strength γ, ≥ 0."""
-
+    gamma: float = 0.01  # strength γ ≥ 0
     reduction: Reduction = "tensor_mean"
-    """How the sum over elements is weighed, as in FedSign."""
-
-    only: tuple[str, ...] | None = None
-    """Parameters that feel the force, by name or path of a module above them; None is all."""
+    only: tuple[str, ...] | None = None  # names or paths of modules above them; None is all
 
     def __post_init__(self) -> None:
         """Refuse strengths and reductions that are none."""
@@ -61,14 +56,7 @@ class Hinge(FedAvg):
         return _Flips({name: (torch.sign(sent.params[name]), c) for name, c in strength.items()})
 
     def force(self, params: Vector) -> float:
-        """Return the mean over all elements of the force on an element that is flipped.
-
-        Args:
-            params: The model, whose sizes some reductions need.
-
-        Returns:
-            In units of the gradient; elements of tensors that feel none count as 0.
-        """
+        """Return the mean over all elements of the force on an element that is flipped, in units of the gradient."""
         strength = strengths(params, self.gamma, self.reduction, self.only)
         total = sum(c * params[name].numel() for name, c in strength.items())
         return total / sum(value.numel() for value in params.values())
@@ -84,15 +72,11 @@ class NormMatched:
     """
 
     method: Method
-    """What trains."""
-
+    # ``tensor_norms`` after each round of the other run; names that are missing stay
     norms: Sequence[Mapping[str, float]] = field(repr=False)
-    """``tensor_norms`` of the global model after each round of the other run; names that are missing stay."""
-
     _: KW_ONLY
 
-    label: str = "norm-matched"
-    """What goes before the method's name."""
+    label: str = "norm-matched"  # goes before the method's name
 
     @property
     def name(self) -> str:
@@ -153,27 +137,12 @@ class NormMatched:
 
 
 def tensor_norms(params: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the Euclidean norm of each tensor, summed in float64.
-
-    Args:
-        params: The global model after a round.
-
-    Returns:
-        By name; one entry of ``NormMatched.norms``.
-    """
+    """Return the Euclidean norm of each tensor, summed in float64: one entry of ``NormMatched.norms``."""
     return {name: float(torch.linalg.vector_norm(value.detach().double())) for name, value in params.items()}
 
 
 def scaled_to(value: Tensor, norm: float) -> Tensor:
-    """Return the tensor at another norm.
-
-    Args:
-        value: Any shape, floating.
-        norm: Wanted Euclidean norm, ≥ 0.
-
-    Returns:
-        The same direction and dtype; zeros stay zeros, for they have no direction.
-    """
+    """Return the tensor scaled to another Euclidean norm; zeros stay zeros, for they have no direction."""
     length = float(torch.linalg.vector_norm(value.double()))
     return value * (norm / length) if length > 0 else value
 

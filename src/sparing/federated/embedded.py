@@ -54,16 +54,9 @@ class Run:
     ``clients_per_second`` (of training and averaging, without evaluation)."""
 
     params: Vector
-    """Global model after the last round."""
-
     buffers: Vector
-    """Its buffers."""
-
-    state: Standing
-    """All that a next round would begin with."""
-
-    engine: str
-    """The engine that was used."""
+    state: Standing  # all that a next round would start from
+    engine: str  # the one that was used
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,23 +18,11 @@ class Engine(Protocol):
     """Trains the clients of one round."""
 
     name: str
-    """For records."""
 
     def visits(
         self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], own: Mapping[int, Vector]
     ) -> Answers:
-        """Train clients.
-
-        Args:
-            number: Of the round, 0 for the first.
-            ids: Clients, in the order of the answer.
-            sent: What the server sent.
-            states: The method's state of each of them.
-            own: Batch-norm tensors of those that keep their own.
-
-        Returns:
-            Visits and faults, each in the order of ``ids``.
-        """
+        """Train the clients ``ids``; results and faults are in their order."""
         ...
 
     def close(self) -> None:

@@ -47,14 +47,8 @@ class Fault:
     """A client that is left out of a round, and why."""
 
     client: int
-    """Its number."""
-
-    kind: str
-    """``"crash"``, ``"not finite"``, ``"wrong shape"``, ``"impossible"``, ``"weight"``, ``"huge"`` or, on Flower,
-    ``"absent"``."""
-
+    kind: str  # one of those in ``FAULT``
     detail: str
-    """What was seen, in a few words."""
 
     def __str__(self) -> str:
         return f"client {self.client}: {self.kind} ({self.detail})"
@@ -77,8 +71,7 @@ class Guard:
     the weights. None admits any. Where it does not know the rows, as on Flower without ``rows=``, it is also the most
     that a claim of many local steps counts for, in medians (10 if None)."""
 
-    least: int = 1
-    """Clients that a round must be left with (count), >= 1."""
+    least: int = 1  # clients that a round must be left with, >= 1
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
@@ -101,22 +94,7 @@ def sift(
     momentum: float = 0.0,
     rounds: int = 1,
 ) -> tuple[list[Visit], list[Fault]]:
-    """Part the updates that can be averaged from those that cannot.
-
-    Args:
-        visits: Of the clients that answered, with the local steps that the server knows of or believes; 0 is none.
-        params: The global model that was sent.
-        buffers: Its buffers.
-        guard: What is huge, and what is heavy.
-        partial: Whether clients may leave parameters out.
-        beside: Names of the vectors that travel beside the model.
-        weights: Client -> how much it counts, where the server knows; otherwise claims are held against each other.
-        momentum: Of the clients' SGD: with it, steps go further the more there are of them.
-        rounds: For which a client's buffers may have gone on: all so far if it keeps its own batch norm.
-
-    Returns:
-        Visits that count, and a fault for each other.
-    """
+    """Separate the results that can be averaged from those that cannot, with a fault for each of these."""
     faults: dict[int, Fault] = {}
 
     def leave_out(client: int, kind: str, detail: str) -> None:
@@ -148,32 +126,14 @@ def sift(
 
 
 def require_enough(left: int, number: int, faults: Sequence[Fault], guard: Guard) -> None:
-    """Stop a run whose round has too few clients left.
-
-    Args:
-        left: Clients that count.
-        number: Of the round, 0 for the first.
-        faults: Of this round.
-        guard: Its ``least``.
-
-    Raises:
-        RunError: With the first few faults.
-    """
+    """Stop a run whose round (0 is the first) has too few clients left."""
     if left < guard.least:
         told = "; ".join(map(str, faults[:3])) + ("; …" if len(faults) > 3 else "")
         raise RunError(f"round {number + 1}: {left} clients left of the {guard.least} that it needs; {told}")
 
 
 def tell(row: Mapping[str, Any], seen: set[tuple[str, str]], label: str) -> None:
-    """Say on stderr who is left out of a round, each client once for each kind of fault.
-
-    A mean that lacks somebody is not the one that was asked for.
-
-    Args:
-        row: Of the round's record, with ``round`` and ``left_out``.
-        seen: Client and kind of those that were told; added to.
-        label: Before the line.
-    """
+    """Write on stderr who is left out of a round, each client once for each kind of fault."""
     text = str(row["left_out"])
     found = list(FAULT.finditer(text))
     for at, one in enumerate(found):
@@ -186,15 +146,7 @@ def tell(row: Mapping[str, Any], seen: set[tuple[str, str]], label: str) -> None
 
 
 def require_finite(params: Vector, number: int) -> None:
-    """Stop a run whose next global model is no number, though all that it was made of was finite.
-
-    Args:
-        params: The next global model.
-        number: Of the round, 0 for the first.
-
-    Raises:
-        RunError: With the first parameter at fault.
-    """
+    """Stop a run whose next global model is not finite, though all updates were."""
     for name, value in params.items():
         if not bool(value.isfinite().all()):
             raise RunError(f"round {number + 1}: the server's step made {name} infinite or NaN; lower the rates")
@@ -207,14 +159,10 @@ class Sabotage:
     ``simulate(tamper=Sabotage(kind="flip", share=0.2))`` turns the updates of a fixed fifth of the clients around.
     """
 
+    # "flip" sends g − (x − g), "huge" g + 10⁶ (x − g).
     kind: Literal["crash", "not finite", "wrong shape", "flip", "huge"]
-    """``"flip"`` sends g − (x − g); ``"huge"`` sends g + 10⁶ (x − g)."""
-
-    share: float
-    """Share of the clients, in [0, 1]; each one is drawn for itself."""
-
+    share: float  # of the clients, in [0, 1]; each is drawn independently
     seed: int = 0
-    """Of the draw of clients."""
 
     def __post_init__(self) -> None:
         """Refuse a share that is none."""
@@ -226,18 +174,7 @@ class Sabotage:
         return bool(torch.rand((), generator=source, dtype=torch.float64) < self.share)
 
     def __call__(self, update: Update, params: Vector) -> Update:
-        """Return what the client sends in place of its update.
-
-        Args:
-            update: The honest one.
-            params: The global model that it received.
-
-        Returns:
-            The update itself, if the client is not one of them.
-
-        Raises:
-            RunError: For a crash.
-        """
+        """Return what the client sends in place of its update; a crash raises ``RunError``."""
         if not self.strikes(update.client):
             return update
         if self.kind == "crash":
@@ -311,14 +248,7 @@ def _heavy(updates: Sequence[Update], most: float) -> Iterator[tuple[int, str]]:
 
 
 def _factors(steps: Sequence[int], momentum: float) -> list[float]:
-    """How many times further than the median client each may go.
-
-    Along bounded gradients a distance grows at most as the way of the steps does. Nothing is taken from who made fewer
-    steps: others' updates may have come to rest.
-
-    Returns:
-        For each, at least 1.
-    """
+    """How many times further than the median client each may move, at least 1."""
     ways = [effective_steps(made, momentum) for made in steps]
     usual = statistics.median(ways)
     return [max(way / usual, 1.0) if usual else 1.0 for way in ways]
@@ -327,11 +257,7 @@ def _factors(steps: Sequence[int], momentum: float) -> list[float]:
 def _outlying(
     updates: Sequence[Update], params: Vector, buffers: Vector, most: float, factors: Sequence[float], events: int
 ) -> Iterator[tuple[int, str]]:
-    """Clients that lie further from what was sent than ``most`` medians, in any of the parts that travel.
-
-    Yields:
-        Client and detail, for each part.
-    """
+    """Clients and details of what lies further than ``most`` medians from what was sent, in any part that travels."""
     parts = [("update", [_length(update.params, params) for update in updates])]
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
     parts += [(key, [_length(update.extras[key], zeros) for update in updates]) for key in updates[0].extras]

@@ -76,28 +76,12 @@ class Position:
     """The forward hook of a layer; picklable, so that worker processes get it."""
 
     operation: Literal["mul", "add"]
-    """Whether the pattern multiplies or is added."""
-
     periods: float
-    """T."""
-
     amplitude: float
-    """A."""
-
-    dim: int
-    """Dimension of the channels, counted from the end."""
+    dim: int  # of the channels, from the end
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Return the output with the pattern in it.
-
-        Args:
-            module: The layer.
-            args: What it received.
-            output: What it gave.
-
-        Returns:
-            Shape and dtype of ``output``.
-        """
+        """Return the output with the pattern in it."""
         count = output.shape[self.dim]
         place = torch.arange(count, dtype=torch.float64) / count
         wave = self.amplitude * torch.sin(2 * math.pi * self.periods * place)
@@ -106,18 +90,7 @@ class Position:
 
 
 def positions(model: nn.Module, output: str | None = None) -> list[tuple[nn.Module, int]]:
-    """Return the modules whose outputs go into hidden activations.
-
-    Args:
-        model: Its modules in the order of registration.
-        output: Path of the output layer; None is the last layer.
-
-    Returns:
-        Each hidden layer, or the norm right after it, with the dimension of its channels, counted from the end.
-
-    Raises:
-        UserError: If ``output`` names no convolution or linear layer.
-    """
+    """Return the modules whose outputs enter hidden activations, each with its channel dimension from the end."""
     leaves = [(name, module) for name, module in model.named_modules() if not any(True for _ in module.children())]
     layers = [(i, name, module) for i, (name, module) in enumerate(leaves) if isinstance(module, _ConvNd | nn.Linear)]
     last = layers[-1][1] if layers and output is None else output

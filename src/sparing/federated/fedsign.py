@@ -102,20 +102,7 @@ class _Signs(Plain):
 
 
 def strengths(params: Vector, gamma: float, reduction: Reduction, only: tuple[str, ...] | None) -> dict[str, float]:
-    """Return the factor c of the sum over each tensor's elements.
-
-    Args:
-        params: One client's model, not stacked.
-        gamma: γ.
-        reduction: γ/T, γ, or γ/(n T).
-        only: Names of parameters or paths of modules above them; None is all.
-
-    Returns:
-        By the names of the T tensors that feel a force.
-
-    Raises:
-        UserError: If no parameter has one of these names.
-    """
+    """Return the factor c of the sum over each tensor's elements, for the T tensors that feel a force."""
     names = [
         name for name in params if only is None or any(name == part or name.startswith(f"{part}.") for part in only)
     ]
@@ -129,16 +116,7 @@ def strengths(params: Vector, gamma: float, reduction: Reduction, only: tuple[st
 
 
 def check_push(method: str, gamma: float, reduction: str) -> None:
-    """Refuse a strength that is none, and an unknown reduction.
-
-    Args:
-        method: Its name, for the message.
-        gamma: γ.
-        reduction: How the sum is weighed.
-
-    Raises:
-        UserError: If γ < 0 or is not finite, or there is no such reduction.
-    """
+    """Refuse γ < 0, infinite or NaN, and an unknown reduction."""
     require(0 <= gamma < math.inf, f"{method} gamma", gamma, "it is a strength", "pass gamma >= 0, such as 0.01")
     known = ", ".join(get_args(Reduction))
     holds = reduction in get_args(Reduction)

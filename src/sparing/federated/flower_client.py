@@ -69,34 +69,15 @@ def client_app(
     schedule: Schedule,
     *,
     loss: Loss = F.cross_entropy,
-    held_of: DataOf | None = None,
+    held_of: DataOf | None = None,  # held-out rows of a client; None: the app has no ``evaluate``
     judge: Judge = _accuracy,
-    mods: Sequence[Mod] = (),
-    memory: str | PathLike[str] | None = None,
+    mods: Sequence[Mod] = (),  # Flower's, such as ``sign_telemetry``
+    memory: str | PathLike[str] | None = None,  # folder of the node's state, for runs that another ServerApp resumes
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
 
     The state of the method lives in ``context.state`` and is as old as the last update that the server says it
     received. A node that lost it, by a restart, answers with an error instead of starting afresh in silence.
-
-    Args:
-        method: The same value as the strategy has.
-        make_model: Makes the model; called under a seed of its own, the same at every node.
-        data_of: Gives the rows of a client.
-        schedule: The same value as the strategy has.
-        loss: Mean loss of a batch.
-        held_of: Gives the rows of a client that it does not train on, to measure the global model there; a client
-            that keeps batch norm of its own measures the model with it. None: the app has no ``evaluate``.
-        judge: What measures a model on them; accuracy and loss of a classifier unless told.
-        mods: Flower's, such as ``sign_telemetry``.
-        memory: The node's own folder for the state of its client, so that a run which another ServerApp takes up finds
-            it; without one Flower forgets it with the run.
-
-    Returns:
-        An app with ``train``, for the strategy to learn who is who ``query``, and with held-out rows ``evaluate``.
-
-    Raises:
-        UserError: If the method refuses the schedule.
     """
     method.check(schedule)
     host = _Host(method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory))
@@ -197,15 +178,7 @@ class _Memory:
             write_whole(self.file, pack(tree, {"run": self.run, "rounds": dict(self.records[_ROUNDS])}))
 
     def recall(self, accepted: int, initial: Vector) -> tuple[State, Vector]:
-        """Return the method's state and the own batch norm after the round that the server accepted last.
-
-        Args:
-            accepted: That round, 0 if there was none.
-            initial: The initial global model.
-
-        Raises:
-            RunError: If the method needs a state and that of the round is not here.
-        """
+        """Return the method's state and the client's own batch norm as of the last accepted round, 0 for none."""
         fresh = self.bench.method.client_state(initial)
         if not fresh and self.bench.schedule.batch_norm != "local":
             return {}, {}
@@ -215,14 +188,7 @@ class _Memory:
         return get_state(self.records, _template(self.bench), f"{_KEPT}state/"), self.own(accepted)
 
     def own(self, accepted: int) -> Vector:
-        """Return the own batch norm after the round that the server accepted last, empty where none is kept.
-
-        Args:
-            accepted: That round, 0 if there was none.
-
-        Raises:
-            RunError: If that of the round is not here.
-        """
+        """Return the own batch norm after the round that the server accepted last, empty where none is kept."""
         if not accepted or self.bench.schedule.batch_norm != "local":
             return {}
         self._settle(accepted)

@@ -35,30 +35,17 @@ _LINK = "sparing"  # name of the connection in the Flower configuration
 
 
 class Deployment:
-    """A running federation; a context manager that stops its processes on the way out.
-
-    Attributes:
-        folder: Certificates, keys, logs and Flower's home folder.
-        nodes: SuperNodes (count); node i has ``partition-id`` i in its configuration.
-        keys: Key pair of each node.
-        partitions: Flower's number of each registered node -> the client that its key belongs to, for ``strategy``.
-        environment: Variables of all processes.
-    """
+    """A running federation; a context manager that stops its processes on the way out."""
 
     def __init__(
-        self, folder: Path, nodes: int = 2, *, wait: float = 90.0, environment: Mapping[str, str] = {}
+        self,
+        folder: Path,
+        nodes: int = 2,
+        *,
+        wait: float = 90.0,  # seconds for the SuperLink, and for all nodes, to come up
+        environment: Mapping[str, str] = {},  # added to that of all processes
     ) -> None:
-        """Prepare a federation; ``start`` starts it.
-
-        Args:
-            folder: Created if need be.
-            nodes: SuperNodes (count), ≥ 1.
-            wait: Longest time for the SuperLink, or for all nodes, to come up (seconds).
-            environment: Further environment variables of all processes.
-
-        Raises:
-            UserError: If there are no nodes.
-        """
+        """Prepare a federation; ``start`` starts it."""
         require(nodes >= 1, "nodes", nodes, "somebody must train", "pass nodes >= 1")
         self.folder, self.nodes, self.wait = folder.resolve(), nodes, wait
         self.environment = _environment(self.folder) | dict(environment)
@@ -66,7 +53,7 @@ class Deployment:
         self._port = 0
         self._certificates: Certificates | None = None
         self.keys: list[NodeKey] = []
-        self.partitions: dict[int, int] = {}
+        self.partitions: dict[int, int] = {}  # Flower's number of a registered node -> its client, for ``strategy``
 
     def __enter__(self) -> Deployment:
         """Start, and stop again if that fails."""
@@ -82,11 +69,7 @@ class Deployment:
         self.stop()
 
     def start(self) -> None:
-        """Make certificates and keys, start the SuperLink, register the keys and start the SuperNodes.
-
-        Raises:
-            RunError: If a process ends early or does not come up in time; the message has its last lines.
-        """
+        """Make certificates and keys, start the SuperLink, register the keys and start the SuperNodes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._certificates = certificates(self.folder / "certificates", [_HOST, "localhost"])
         self.keys = [node_key(self.folder / "keys", f"node-{i}") for i in range(self.nodes)]
@@ -111,12 +94,7 @@ class Deployment:
         ]
 
     def node_command(self, number: int, key: NodeKey | None = None) -> list[str]:
-        """Return the command line of a SuperNode.
-
-        Args:
-            number: Of the node, its ``partition-id``.
-            key: Its key pair; that of ``keys`` by default.
-        """
+        """Return the command line of the SuperNode whose ``partition-id`` is ``number``."""
         made = self._made()
         return [
             _program("flower-supernode"),
@@ -128,25 +106,11 @@ class Deployment:
         ]
 
     def register(self, key: NodeKey) -> int:
-        """Tell the SuperLink that a node's public key is welcome.
-
-        Args:
-            key: Of the node.
-
-        Returns:
-            Flower's number of the node, which belongs to the key as long as the SuperLink lives.
-
-        Raises:
-            RunError: If the SuperLink refuses.
-        """
+        """Register a node's public key; return Flower's number of the node, which belongs to the key."""
         return int(self._flwr("supernode", "register", str(key.public), _LINK, "--format", "json")["node-id"])
 
     def start_node(self, number: int) -> None:
-        """Start a SuperNode, also one that was stopped.
-
-        Args:
-            number: Of the node, from 0.
-        """
+        """Start a SuperNode, also one that was stopped; nodes count from 0."""
         self._spawn(f"node-{number}", self.node_command(number))
 
     @property
@@ -155,11 +119,7 @@ class Deployment:
         return " ".join(f"{node}:{client}" for node, client in self.partitions.items())
 
     def stop_node(self, number: int) -> None:
-        """Stop a SuperNode and what it started.
-
-        Args:
-            number: Of the node, from 0.
-        """
+        """Stop a SuperNode and what it started."""
         end_process(self._processes.pop(f"node-{number}"))
 
     def online(self) -> int:
@@ -168,19 +128,7 @@ class Deployment:
         return sum(node.get("status") == "online" for node in listed.get("nodes", []))
 
     def run(self, app: Path, settings: Mapping[str, Setting] = {}, *, timeout: float = 600.0) -> str:
-        """Submit a Flower app with ``flwr run`` and wait for its end.
-
-        Args:
-            app: Folder with its ``pyproject.toml``.
-            settings: Overrides of its configuration; names must be there.
-            timeout: Longest time (seconds).
-
-        Returns:
-            The log of the run.
-
-        Raises:
-            RunError: If it is refused, fails, or takes longer.
-        """
+        """Submit a Flower app with ``flwr run``, wait for its end (at most ``timeout`` seconds) and return its log."""
         override = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         config = ["--run-config", override] if override else []
         number = str(self._flwr("run", str(app.resolve()), _LINK, *config, "--format", "json")["run-id"])
@@ -301,11 +249,7 @@ def _answers(port: int) -> bool:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a group, and its group: first ask, then insist.
-
-    Args:
-        process: Started with ``start_new_session=True``.
-    """
+    """End a process started with ``start_new_session=True``, and its group: SIGTERM, then SIGKILL."""
     for signal, patience in ((15, 5.0), (9, 5.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal)

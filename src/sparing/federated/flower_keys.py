@@ -19,41 +19,21 @@ _DAYS = 365
 class Certificates:
     """Files, in PEM, that make a SuperLink's connections private and let others know it."""
 
-    authority: Path
-    """Certificate of the authority, for the SuperLink, the SuperNodes and ``flwr run``."""
-
-    certificate: Path
-    """Certificate of the server, signed by the authority."""
-
-    key: Path
-    """Private key of the server; readable by its owner only."""
+    authority: Path  # for the SuperLink, the SuperNodes and ``flwr run``
+    certificate: Path  # of the server, signed by the authority
+    key: Path  # of the server; readable by its owner only
 
 
 @dataclass(frozen=True, slots=True)
 class NodeKey:
     """Files of a SuperNode's key pair, in OpenSSH's format: an elliptic curve of NIST, P-384."""
 
-    private: Path
-    """Stays at the node; readable by its owner only."""
-
-    public: Path
-    """For ``flwr supernode register``."""
+    private: Path  # readable by its owner only
+    public: Path  # for ``flwr supernode register``
 
 
 def certificates(folder: Path, hosts: Sequence[str], *, days: int = _DAYS) -> Certificates:
-    """Make an authority and a server's certificate signed by it; the authority's key is thrown away.
-
-    Args:
-        folder: Where the files go; created if need be. Files that are all there and not yet over are kept.
-        hosts: Names and addresses at which the server is reached.
-        days: For how long they hold (days).
-
-    Returns:
-        The files.
-
-    Raises:
-        UserError: If Flower's extra is not installed, or a file in the folder is no certificate.
-    """
+    """Make an authority and a server's certificate signed by it; the authority's key is discarded."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
     if made.authority.exists() and made.certificate.exists() and made.key.exists() and _holds(made.certificate):
@@ -71,18 +51,7 @@ def certificates(folder: Path, hosts: Sequence[str], *, days: int = _DAYS) -> Ce
 
 
 def node_key(folder: Path, name: str) -> NodeKey:
-    """Make the key pair of a SuperNode, or find the one made before: it is what makes a returning node the same.
-
-    Args:
-        folder: Where the files go; created if need be.
-        name: Of the files.
-
-    Returns:
-        The files.
-
-    Raises:
-        UserError: If Flower's extra is not installed.
-    """
+    """Make the key pair of a SuperNode, or find the one made before: it identifies a returning node."""
     folder.mkdir(parents=True, exist_ok=True)
     pair = NodeKey(folder / name, folder / f"{name}.pub")
     if pair.private.exists() and pair.public.exists():

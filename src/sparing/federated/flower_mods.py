@@ -17,15 +17,6 @@ def sign_telemetry(message: Message, context: Context, call_next: ClientAppCalla
     Works on every Flower app, unchanged: ``ClientApp(mods=[sign_telemetry])``. Flower's strategies average it with
     the other metrics. A message or reply without arrays, or without metrics, passes as it is.
 
-    Args:
-        message: What came in; its first record of arrays is the model.
-        context: Of the node.
-        call_next: The app, or the next mod.
-
-    Returns:
-        The reply. ``ssr`` is that of ``sparing.vectors.sign_agreement`` over the floating arrays that both have, of
-        the same name and shape, running statistics of batch norm left out; NaN if there is none, or all are zero.
-
     Source: Li et al. 2024 (arXiv:2405.12489), the sign similarity of Sec. 5.
     """
     # Held before the app runs, which may empty the record that it was given.

@@ -17,17 +17,12 @@ _POLL = 0.2  # seconds between two looks at who is there
 
 
 class People:
-    """Which node is which client: as keys were registered, or as each node said once when it was asked.
-
-    Attributes:
-        client_of: Client of each node that was believed.
-        refused: Nodes that were not, and why, as of the last round; they take no part.
-    """
+    """Which node is which client: as keys were registered, or as each node said once when it was asked."""
 
     def __init__(self, clients: int, patience: float, nodes: Mapping[int, int] | None = None) -> None:
         """Take how many clients there are, how long to wait for them (seconds), and which node is which if known."""
         self.clients, self.patience = clients, patience
-        self.client_of: dict[int, int] = dict(nodes or {})
+        self.client_of: dict[int, int] = dict(nodes or {})  # of each node that was believed
         odd = [client for client in self.client_of.values() if not 0 <= client < clients]
         require(not odd, "nodes", f"client {odd[:1]}", f"there are {clients}, from 0", "pass node -> client")
         self._bound = nodes is not None

@@ -23,29 +23,14 @@ from sparing.federated.settings import Schedule
 class FlowerRound:
     """What happened in a round."""
 
-    number: int
-    """Of the round, 1 for the first, as Flower counts."""
-
+    number: int  # from 1, as Flower counts
     drawn: tuple[int, ...]
-    """Clients that the schedule drew."""
-
-    received: tuple[int, ...]
-    """Clients whose update counted, each once."""
-
-    faults: tuple[Fault, ...]
-    """Clients that were left out, and why; those that were not there or did not answer are ``"absent"``."""
-
-    bytes_down: int
-    """Arrays sent to all clients together (bytes)."""
-
-    bytes_up: int
-    """Arrays received from all clients together (bytes)."""
-
-    evaluated: tuple[int, ...] = ()
-    """Clients that measured the new model on rows of their own, where any were asked."""
-
-    refused: tuple[str, ...] = ()
-    """Nodes that were not believed to be a client, and why."""
+    received: tuple[int, ...]  # clients whose update counted
+    faults: tuple[Fault, ...]  # clients that were left out; "absent" if not online or without an answer
+    bytes_down: int  # arrays to all clients together
+    bytes_up: int  # arrays from all clients together
+    evaluated: tuple[int, ...] = ()  # clients that measured the new model on their held-out rows
+    refused: tuple[str, ...] = ()  # nodes that were not believed to be a client, and why
 
 
 def row_of(one: FlowerRound) -> dict[str, Any]:
@@ -73,16 +58,7 @@ def known_steps(schedule: Schedule, model: nn.Module, rows: Sequence[int] | None
 
 
 def steps_made(contents: Mapping[int, RecordDict], known: Sequence[int] | None, guard: Guard) -> dict[int, int]:
-    """Return how many local steps the server believes that each client made.
-
-    Args:
-        contents: Of the replies, by client.
-        known: By client, from rows that the server was told; otherwise claims count.
-        guard: Its ``heavy``: the most that a claim counts for, in medians of the claims.
-
-    Returns:
-        By client; 0 for a claim that is no number of steps.
-    """
+    """Return how many local steps each client made, as far as the server knows or believes; 0 for a bad claim."""
     if known is not None:
         return {client: known[client] for client in contents}
     claims = dict.fromkeys(contents, 0)
@@ -97,23 +73,7 @@ def steps_made(contents: Mapping[int, RecordDict], known: Sequence[int] | None, 
 def update_of(
     client: int, content: RecordDict, params: Vector, buffers: Vector, beside: Collection[str], weight: str
 ) -> Update:
-    """Read a client's update.
-
-    Args:
-        client: Whose it is.
-        content: Of its reply.
-        params: The global model that was sent.
-        buffers: Its buffers.
-        beside: Names of the vectors that travel beside the model.
-        weight: Metric with the client's claim of how much it counts.
-
-    Returns:
-        The update. Its numbers are not looked at; ``faults.sift`` does that.
-
-    Raises:
-        KeyError: If something is missing or too much.
-        ValueError: If something has another shape than the model.
-    """
+    """Read a client's update; values are checked later, by ``faults.sift``."""
     record, template = content.array_records[ARRAYS], {**params, **buffers}
     if strange := sorted(record.keys() - template.keys()):
         raise KeyError(f"{strange[0]} is no tensor of the model")
@@ -138,11 +98,7 @@ def alike(contents: Sequence[RecordDict], weights: Sequence[float], weight: str)
 
 
 def rows_measured(content: RecordDict) -> float:
-    """Return on how many held-out rows a client says that it measured.
-
-    Raises:
-        ValueError: If it does not say, or a number is not finite.
-    """
+    """Return on how many held-out rows a client says that it measured; ``ValueError`` for a bad claim."""
     record = _record(content)
     rows = record.get("num-examples")
     if not isinstance(rows, int | float) or not rows > 0:

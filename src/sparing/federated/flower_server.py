@@ -43,14 +43,7 @@ from sparing.federated.settings import Schedule, drawn
 
 
 class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: its types are not read
-    """Flower's FedAvg with the server step of a method, the drawn schedule, and memory of who was counted.
-
-    Attributes:
-        rounds: What happened in each round so far.
-        state: The method's server state.
-        params: Parameters of the global model, by name.
-        buffers: Its buffers.
-    """
+    """Flower's FedAvg with the server step of a method, the drawn schedule, and memory of who was counted."""
 
     def __init__(
         self,
@@ -126,20 +119,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the round's clients, find their nodes, and write to them.
-
-        Args:
-            server_round: Of the round, from 1.
-            arrays: The global model.
-            config: Sent along, with the round, the seed and what the server has of the client.
-            grid: Where the nodes are.
-
-        Returns:
-            A message for each drawn client that is there.
-
-        Raises:
-            RunError: If too few are there.
-        """
+        """Draw the round's clients, find their nodes, and write to those that are online."""
         server_round += self._before
         template = {**self.params, **self.buffers}
         model = vector_of(arrays, template)
@@ -156,18 +136,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make the next global model of the updates that can be averaged, each client counted once.
-
-        Args:
-            server_round: Of the round, from 1.
-            replies: As they came, with errors.
-
-        Returns:
-            The model, and the clients' metrics, averaged with the weights of the schedule.
-
-        Raises:
-            RunError: If too few are left.
-        """
+        """Make the next global model of the updates that can be averaged, each client counted once."""
         number = self._before + server_round
         answers, faults = self._read(replies)
         steps = steps_made({client: content for client, (_, content) in answers.items()}, self._steps, self.guard)
@@ -201,17 +170,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the clients that measure the new model, and write to those that are there.
-
-        Args:
-            server_round: Of the round, from 1.
-            arrays: The new global model.
-            config: Sent along, with the round, the seed and what the server has of the client.
-            grid: Where the nodes are.
-
-        Returns:
-            A message for each of them; none if no share of the clients shall.
-        """
+        """Draw the clients that measure the new model, and write to those that are online."""
         if not self.fraction_evaluate:
             return []
         server_round += self._before
@@ -224,15 +183,7 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average what the clients measured, by their held-out rows; who failed is named in the round's record.
-
-        Args:
-            server_round: Of the round, from 1.
-            replies: As they came, with errors.
-
-        Returns:
-            The means over all held-out rows, or None if nobody answered.
-        """
+        """Average what the clients measured, by their held-out rows; failures join the round's record."""
         answers: dict[int, tuple[RecordDict, float]] = {}
         faults: list[Fault] = []
         for reply in replies:
@@ -347,16 +298,16 @@ def strategy(
     make_model: Callable[[], nn.Module],
     clients: int,
     *,
-    seed: int = 0,
-    patience: float = 60.0,
-    guard: Guard | None = None,
-    proxy: Tensor | None = None,
-    mixture: bool = False,
-    evaluation: float = 0.0,
-    rows: Sequence[int] | None = None,
-    nodes: Mapping[int, int] | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    resume: bool = False,
+    seed: int = 0,  # sent to the clients
+    patience: float = 60.0,  # seconds that a round waits for drawn clients that are not online
+    guard: Guard | None = None,  # which updates are left out
+    proxy: Tensor | None = None,  # the server's own inputs, for batch_norm="recalibrate"
+    mixture: bool = False,  # whether running variances are those of the mixture, E[var] + Var[mean]
+    evaluation: float = 0.0,  # share of clients that measure each new model on held-out rows; drawn independently
+    rows: Sequence[int] | None = None,  # of each client
+    nodes: Mapping[int, int] | None = None,  # node -> client, as keys were registered (``Deployment.partitions``)
+    checkpoint: str | PathLike[str] | None = None,  # written after every round
+    resume: bool = False,  # whether to go on from that file, if it exists; clients with a state need a ``memory``
 ) -> MethodStrategy:
     """Return the Flower strategy that runs the rounds of ``simulate``, to the same bits.
 
@@ -367,31 +318,6 @@ def strategy(
     A node says itself which client it is unless ``nodes`` does; a client whose node is online cannot be claimed by
     another, but one that is offline can. How much a client counts is not its own to say: 1 with uniform weights, its
     ``rows`` where they are passed; otherwise claims beyond ``Guard.heavy`` medians are left out.
-
-    Args:
-        method: The same value as the ClientApp has.
-        schedule: The same value as the ClientApp has.
-        make_model: Makes the initial global model; called under a seed of its own, as by ``simulate``.
-        clients: All clients (count), K.
-        seed: The experiment; sent to the clients.
-        patience: How long a round waits for drawn clients that are not online (seconds).
-        guard: Which updates are left out.
-        proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
-        mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
-        evaluation: Share of all clients that measure each new model on held-out rows of their own; drawn apart from
-            those that train.
-        rows: Rows of each client: how far its steps may take it, and how much it counts with ``weights="size"``, where
-            a client that claims others is left out. Without them what clients claim is believed up to ``Guard.heavy``.
-        nodes: Node -> client, as keys were registered (``Deployment.partitions``); others are refused.
-        checkpoint: File to write after every round: model, server state, controls, who was counted.
-        resume: Whether to take up that file, if it is there, where another ServerApp stopped. Clients need a
-            ``memory`` of their own for methods that keep a state.
-
-    Returns:
-        A strategy for one run: it keeps the method's server state.
-
-    Raises:
-        UserError: If the method refuses the schedule, or rows are missing.
     """
     return MethodStrategy(
         method, schedule, make_model, clients, seed=seed, patience=patience, guard=guard, proxy=proxy, mixture=mixture,

@@ -50,29 +50,14 @@ class Client:
 class Workbench:
     """A model to train clients on, one after another, and what does not change between them."""
 
-    model: nn.Module
-    """As ``Method.adapt`` returned it; every round overwrites its parameters and buffers."""
-
+    model: nn.Module  # as ``Method.adapt`` returned it; every round overwrites its parameters and buffers
     method: Method
-    """What a client adds to plain SGD."""
-
     schedule: Schedule
-    """How long and at which rate a client trains."""
-
     seed: int
-    """The experiment."""
-
     loss: Loss
-    """Mean loss of a batch."""
-
-    params: dict[str, nn.Parameter]
-    """Parameters that train, by canonical name."""
-
-    norms: frozenset[str]
-    """Names of the parameters and buffers of batch-norm layers."""
-
-    body: tuple[tuple[str, ...], ...]
-    """Parameter names of each body block, where clients draw blocks."""
+    params: dict[str, nn.Parameter]  # those that train, by canonical name
+    norms: frozenset[str]  # names of the parameters and buffers of batch-norm layers
+    body: tuple[tuple[str, ...], ...]  # parameter names of each body block, where clients draw blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,32 +65,14 @@ class Visit:
     """What a client's round leaves behind."""
 
     update: Update
-    """What travels to the server."""
-
-    state: State
-    """The method's state of this client, to be kept if the server received the update."""
-
-    own: Vector = field(default_factory=dict)
-    """Batch-norm parameters and buffers that the client goes on with, for ``batch_norm="local"``; never sent back."""
-
+    state: State  # of the method; kept only if the server received the update
+    own: Vector = field(default_factory=dict)  # batch norm that stays with the client, for batch_norm="local"
     steps: int = 0
-    """Optimizer steps made (count)."""
-
-    loss: float = 0.0
-    """Mean loss over these steps, without the method's term."""
+    loss: float = 0.0  # mean over the steps, without the method's term
 
 
 def seeded_model(method: Method, make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the model that ``simulate`` begins with; torch's global generator is restored.
-
-    Args:
-        method: Adapts it.
-        make_model: Makes it.
-        seed: The experiment.
-
-    Returns:
-        The model, adapted.
-    """
+    """Make and adapt the model that ``simulate`` starts with; torch's global generator is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_number(seed, "federated", "model"))
         return method.adapt(make_model())
@@ -114,21 +81,7 @@ def seeded_model(method: Method, make_model: Callable[[], nn.Module], seed: int)
 def workbench(
     model: nn.Module, method: Method, schedule: Schedule, *, seed: int = 0, loss: Loss = F.cross_entropy
 ) -> Workbench:
-    """Prepare a model for clients.
-
-    Args:
-        model: As ``method.adapt`` returned it.
-        method: What a client adds to plain SGD.
-        schedule: How long and at which rate a client trains.
-        seed: The experiment.
-        loss: Mean loss of a batch.
-
-    Returns:
-        The bench.
-
-    Raises:
-        UserError: If nothing in the model trains, it is complex, or it has too few blocks to draw from.
-    """
+    """Check a model and gather what every client's round needs; ``model`` is as ``method.adapt`` returned it."""
     params = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     require(bool(params), "model", type(model).__name__, "it has no parameter that trains", "unfreeze some")
     odd = [name for name, value in {**params, **buffers_of(model)}.items() if value.is_complex()]
@@ -153,16 +106,7 @@ def buffers_of(model: nn.Module) -> Vector:
 
 
 def load_(model: nn.Module, params: Vector, buffers: Vector) -> None:
-    """Write parameters and buffers into a model, by canonical name.
-
-    Args:
-        model: Any module.
-        params: Values of parameters.
-        buffers: Values of buffers.
-
-    Raises:
-        UserError: If the model lacks a name.
-    """
+    """Write parameters and buffers into a model, by canonical name; a name that it lacks is refused."""
     here = {**buffers_of(model), **named_parameters(model)}
     with torch.no_grad():
         for name, value in (*params.items(), *buffers.items()):
@@ -172,22 +116,7 @@ def load_(model: nn.Module, params: Vector, buffers: Vector) -> None:
 
 
 def batches(rows: int, schedule: Schedule, source: torch.Generator, *, normed: bool) -> Iterator[Tensor]:
-    """Yield the row numbers of each step of a client's round.
-
-    Every epoch has an order of its own. Epochs go on beyond ``local_epochs`` until ``least_steps`` are made.
-
-    Args:
-        rows: Rows of the client (count).
-        schedule: Its ``batch_size``, ``local_epochs``, ``least_steps`` and ``drop_last_single``.
-        source: Where the orders come from.
-        normed: Whether the model has batch norm: a last batch of one row is then left out where there are others.
-
-    Yields:
-        Shape (batch,), int64.
-
-    Raises:
-        UserError: If the client has no rows.
-    """
+    """Yield the row numbers of each step of a client's round, shape (batch,), int64; a new order every epoch."""
     require(rows > 0, "client", "no rows", "there is nothing to train on", "split so that every client has rows")
     size = schedule.batch_size
     single = normed and schedule.drop_last_single and rows > size and rows % size == 1
@@ -204,16 +133,7 @@ def batches(rows: int, schedule: Schedule, source: torch.Generator, *, normed: b
 
 
 def steps_of(rows: int, schedule: Schedule, *, normed: bool) -> int:
-    """Return how many batches ``batches`` yields: the optimizer steps of a client in a round.
-
-    Args:
-        rows: Rows of the client (count).
-        schedule: As for ``batches``.
-        normed: As for ``batches``.
-
-    Returns:
-        A count.
-    """
+    """Return how many batches ``batches`` yields: the optimizer steps of a client in a round."""
     single = normed and schedule.drop_last_single and rows > schedule.batch_size and rows % schedule.batch_size == 1
     return max(schedule.local_epochs * math.ceil((rows - single) / schedule.batch_size), schedule.least_steps)
 
@@ -252,25 +172,10 @@ def train(
     client_id: int,
     own: Vector | None = None,
 ) -> Visit:
-    """Train one client for one round: the step that all engines and hosts share.
+    """Train one client for one round (0 is the first): the step that all engines and hosts share.
 
     Each step: gradient of the batch's mean loss and of ``Term.loss``; ``Term.add_``; clipping; SGD with momentum from
-    zero. torch's global generator (dropout) is seeded for the round and restored.
-
-    Args:
-        bench: Model, method, schedule, seed; the model's parameters and buffers are overwritten.
-        client: Its rows.
-        sent: What the server sent.
-        state: The method's state of this client.
-        number: Of the round, 0 for the first.
-        client_id: The client's number: whose streams of random numbers these are.
-        own: Its own batch-norm tensors of the last visit (``Visit.own``), which take the place of those sent.
-
-    Returns:
-        The update and what the client keeps.
-
-    Raises:
-        UserError: If the client has no rows.
+    zero. The model's parameters and buffers are overwritten; torch's global generator (dropout) is seeded and restored.
     """
     received = received_by(bench, sent, own or {})
     rest = resting(bench.body, bench.schedule, number, client_id, bench.seed)

@@ -89,21 +89,7 @@ class _Contrast(Plain):
 
 
 def representation(model: nn.Module, values: Vector, inputs: Tensor, features: str | None) -> Tensor:
-    """Return the representation of a batch.
-
-    Args:
-        model: Its other parameters and buffers are its own; they stay what they were.
-        values: Parameters and buffers put in the place of the model's for this pass; batch norm in training mode
-            writes into these buffers.
-        inputs: Shape (rows, ...).
-        features: Path of the module whose output it is; None is what the last linear layer receives.
-
-    Returns:
-        Shape (rows, width).
-
-    Raises:
-        UserError: If there is no such module, or no linear layer ran.
-    """
+    """Return the representation of a batch, shape (rows, width); batch norm in training mode writes into ``values``."""
     seen: list[Tensor] = []
     handles = _watch(model, features, seen)
     try:
@@ -118,14 +104,7 @@ def representation(model: nn.Module, values: Vector, inputs: Tensor, features: s
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back into its own on leaving.
-
-    Args:
-        model: Also one some of whose modules are in evaluation mode already.
-
-    Yields:
-        Nothing.
-    """
+    """Put a model into evaluation mode, and every module back into its own on leaving."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

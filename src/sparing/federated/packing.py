@@ -18,15 +18,7 @@ _KEY = "sparing"
 
 
 def pack(tree: Tree, facts: Any = None) -> bytes:
-    """Write a tree of tensors as a safetensors file in memory.
-
-    Args:
-        tree: Tensors by any names, in mappings of any depth; empty mappings are kept.
-        facts: Plain JSON that goes with it; NaN and infinities are allowed.
-
-    Returns:
-        The bytes; ``unpack`` gives equal tensors, to the bit.
-    """
+    """Write a tree of tensors as a safetensors file in memory; ``unpack`` gives the same bits."""
     tensors: dict[str, Tensor] = {}
     empty: list[list[str]] = []
     storages: set[int] = set()
@@ -43,17 +35,7 @@ def pack(tree: Tree, facts: Any = None) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
-    """Read what ``pack`` wrote.
-
-    Args:
-        data: The bytes.
-
-    Returns:
-        The tree, names in their old order, and the facts.
-
-    Raises:
-        ValueError: If the bytes are not such a file.
-    """
+    """Read the tree and the facts that ``pack`` wrote; ``ValueError`` for other bytes."""
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")

@@ -27,27 +27,11 @@ class Combine(Protocol):
     """A rule that makes one model of many."""
 
     def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Combine the parameters.
-
-        Args:
-            center: The model that the clients received, g.
-            updates: At least one.
-
-        Returns:
-            The names, shapes and dtypes of ``center``.
-        """
+        """Combine the parameters of at least one client; names, shapes and dtypes are those of ``center``."""
         ...
 
     def buffers(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Combine the buffers of the same clients: floating ones likewise, of integer ones the largest.
-
-        Args:
-            center: The buffers that the clients received.
-            updates: At least one.
-
-        Returns:
-            The names, shapes and dtypes of ``center``.
-        """
+        """Combine the buffers of the same clients: floating ones likewise, of integer ones the largest."""
         ...
 
 
@@ -127,11 +111,8 @@ class Krum:
     Source: Blanchard et al. 2017 (arXiv:1703.02757), §4, where f is ``hostile`` and m of Multi-Krum is ``keep``.
     """
 
-    hostile: int = 1
-    """Wrong models that may be among those of a round (count), f; a round needs at least 2f + 3 models."""
-
-    keep: int = 1
-    """Models whose mean is taken (count), m, at most n − f."""
+    hostile: int = 1  # f; a round needs at least 2f + 3 models
+    keep: int = 1  # m, at most n − f; their mean is taken
 
     def __post_init__(self) -> None:
         """Refuse counts out of range."""
@@ -170,11 +151,8 @@ class Clipped:
     Source: Sun et al. 2019 (arXiv:1911.07963), §4, norm thresholding.
     """
 
-    norm: float
-    """Largest Euclidean norm of an update over all its parameters, > 0."""
-
+    norm: float  # largest Euclidean norm of an update over all its parameters, > 0
     combine: Combine = field(default_factory=Mean)
-    """What happens to the shortened updates."""
 
     def __post_init__(self) -> None:
         """Refuse a norm that is none."""
@@ -201,17 +179,7 @@ class Clipped:
 
 
 def in_order(updates: Sequence[Update]) -> list[Update]:
-    """Return the updates by client number.
-
-    Args:
-        updates: In any order.
-
-    Returns:
-        The same, sorted.
-
-    Raises:
-        UserError: If there are none, or a client is there twice.
-    """
+    """Return the updates by client number; none at all, or a client twice, is refused."""
     require(len(updates) >= 1, "updates", 0, "a mean needs a model", "keep the global model when no client answers")
     ordered = sorted(updates, key=lambda update: update.client)
     numbers = [update.client for update in ordered]
@@ -221,15 +189,7 @@ def in_order(updates: Sequence[Update]) -> list[Update]:
 
 
 def mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean.
-
-    Args:
-        tensors: Of equal shapes.
-        weights: One for each, > 0.
-
-    Returns:
-        In float64; of one tensor exactly itself.
-    """
+    """Return the weighted mean in float64; of one tensor exactly itself."""
     whole = math.fsum(weights)
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor, weight in zip(tensors, weights, strict=True):
@@ -238,15 +198,7 @@ def mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def median(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the median of each element.
-
-    Args:
-        tensors: Of equal shapes.
-        weights: Not used.
-
-    Returns:
-        In float64; the mean of the middle two if their number is even.
-    """
+    """Return the median of each element in float64; the mean of the middle two if their number is even."""
     count = len(tensors)
     return _sorted(tensors)[(count - 1) // 2 : count // 2 + 1].mean(0)
 

@@ -79,14 +79,7 @@ class SCAFFOLD(FedAvg):
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    """Return the way of SGD with momentum along a constant gradient of 1 at rate 1, its buffer starting at zero.
-
-    Args:
-        steps: Steps made (count), n.
-        momentum: β, in [0, 1).
-
-    Returns:
-        Σ_{i=1}^{n} (1 − βⁱ)/(1 − β); n if β = 0.
+    """Return Σ_{i=1}^{n} (1 − βⁱ)/(1 − β): how far n steps of momentum β move along a constant gradient at rate 1.
 
     Example:
         >>> effective_steps(3, 0.5)  # 1 + 1.5 + 1.75

@@ -102,18 +102,7 @@ class Schedule:
 
 
 def rate_at(schedule: Schedule, number: int) -> float:
-    """Return the learning rate of a round.
-
-    Args:
-        schedule: Its ``lr``, ``warmup_rounds``, ``decay`` and ``rounds``.
-        number: Of the round, 0 for the first.
-
-    Returns:
-        lr · (r + 1)/W during the W rounds of the warm-up; after it lr, or with cosine decay
-        lr · ½(1 + cos(π (r − W)/(T − W))).
-
-    Raises:
-        UserError: If the round is negative.
+    """Return the learning rate of a round, 0 for the first: linear warm-up, then constant or half a cosine.
 
     Example:
         >>> schedule = Schedule(rounds=4, lr=0.4, warmup_rounds=2, decay="cosine")
@@ -133,24 +122,8 @@ def rate_at(schedule: Schedule, number: int) -> float:
 def drawn(
     schedule: Schedule, clients: int, number: int, seed: int, share: float | None = None, purpose: str = "drawn"
 ) -> tuple[int, ...]:
-    """Return the clients that train in a round, drawn uniformly without replacement.
-
-    It depends on nothing but the arguments, so every method and every engine sees the same clients.
-
-    Args:
-        schedule: Its ``participation``.
-        clients: All clients (count), K.
-        number: Of the round, 0 for the first.
-        seed: The experiment.
-        share: Of the clients, in place of the schedule's ``participation``.
-        purpose: Draws for another purpose than training do not depend on those.
-
-    Returns:
-        Client numbers in ascending order.
-
-    Raises:
-        UserError: If there are no clients.
-    """
+    """Return the clients that train in a round (0 is the first), sorted, drawn uniformly without replacement."""
+    # Nothing but the arguments decides, so every method and every engine sees the same clients.
     asked = schedule if share is None else replace(schedule, participation=share)
     count = asked.participants(clients)
     order = torch.randperm(clients, generator=stream(seed, "federated", purpose, number))

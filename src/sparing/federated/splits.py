@@ -39,36 +39,17 @@ _MEND = "pass a file that sparing.federated wrote"
 class Split:
     """Rows by client; no row belongs to two."""
 
-    clients: tuple[tuple[int, ...], ...]
-    """Row numbers of each client, rising."""
-
-    rule: str
-    """``"classes"`` or ``"clients"`` (the two Dirichlet rules), ``"shards"`` or ``"natural"``."""
-
-    alpha: float | None
-    """Concentration of the Dirichlet distribution (α); None for the other rules."""
-
-    seed: int
-    """Seed of the draw; 0 where nothing was drawn."""
-
-    labels: str = ""
-    """SHA-256 of the labels that were split (hexadecimal); empty where there were none."""
+    clients: tuple[tuple[int, ...], ...]  # row numbers of each client, ascending
+    rule: str  # "classes" or "clients" (the Dirichlet rules), "shards" or "natural"
+    alpha: float | None  # concentration of the Dirichlet distribution; None for the other rules
+    seed: int  # 0 where nothing was drawn
+    labels: str = ""  # their SHA-256 (hexadecimal); empty where there were none
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Rows by client and class.
-
-        Args:
-            labels: The labels that were split, shape (n,), integers.
-
-        Returns:
-            Shape (clients, classes), int64.
-
-        Raises:
-            UserError: If these are not the labels that were split.
-        """
+        """Return rows by client and class, shape (clients, classes), int64."""
         _same_labels(self, labels)
         classes = int(labels.max()) + 1
         return torch.stack([torch.bincount(labels[list(rows)].long(), minlength=classes) for rows in self.clients])
@@ -120,20 +101,7 @@ def dirichlet(
 
 
 def shards(labels: Tensor, clients: int, per_client: int, seed: int = 0) -> Split:
-    """Sort rows by label, cut them into equal shards and deal those out (McMahan et al. 2017, §3).
-
-    Args:
-        labels: Shape (n,), integers >= 0.
-        clients: Number of clients (K).
-        per_client: Shards that each client gets: about that many classes each.
-        seed: Of the deal, and of the order of rows within a class.
-
-    Returns:
-        A partition of all rows; shards differ by one row at most.
-
-    Raises:
-        UserError: If there are fewer rows than shards.
-    """
+    """Sort rows by label, cut them into equal shards and deal those out (McMahan et al. 2017, §3)."""
     _require_labels(labels)
     require(clients >= 1 and per_client >= 1, "shards", clients * per_client, "nobody gets a row", "pass counts >= 1")
     count = clients * per_client
@@ -151,15 +119,6 @@ def shards(labels: Tensor, clients: int, per_client: int, seed: int = 0) -> Spli
 def natural(groups: Sequence[Hashable]) -> Split:
     """Give each group of the data (a writer, a hospital, a device) to a client of its own.
 
-    Args:
-        groups: The group of each row.
-
-    Returns:
-        One client for each group, in order of first appearance.
-
-    Raises:
-        UserError: If there are no rows.
-
     Example:
         >>> natural(["ann", "bob", "ann"]).clients
         ((0, 2), (1,))
@@ -172,31 +131,12 @@ def natural(groups: Sequence[Hashable]) -> Split:
 
 
 def save(split: Split, path: str | PathLike[str]) -> Path:
-    """Write a split as JSON, whole or not at all.
-
-    Args:
-        split: Any split.
-        path: Target.
-
-    Returns:
-        The target.
-    """
+    """Write a split as JSON, whole or not at all."""
     return write_whole(path, json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(split)}) + "\n")
 
 
 def load(path: str | PathLike[str], labels: Tensor | None = None) -> Split:
-    """Read a split that ``save`` wrote.
-
-    Args:
-        path: The file.
-        labels: The labels to be split; checked against the hash in the file where both are there.
-
-    Returns:
-        A split equal to the one written.
-
-    Raises:
-        UserError: If the file is missing, damaged or of other labels, or a row belongs to two clients.
-    """
+    """Read a split that ``save`` wrote, and compare its hash with that of ``labels`` where both are there."""
     name = Path(path).name
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -68,17 +68,7 @@ class Workers:
     def __init__(
         self, bench: Workbench, clients: Sequence[Client], make_model: Callable[[], nn.Module], workers: int
     ) -> None:
-        """Write the clients' rows and the model to a temporary folder; processes start with the first round.
-
-        Args:
-            bench: Of this process; the parameters that do not train are sent from it.
-            clients: All of them.
-            make_model: As for ``simulate``.
-            workers: Processes (count).
-
-        Raises:
-            UserError: If there are no processes, or something cannot be sent to them.
-        """
+        """Write the clients' rows and the model to a temporary folder; processes start with the first round."""
         require(workers >= 1, "workers", workers, "someone must do the work", "pass workers >= 1")
         self._folder = tempfile.TemporaryDirectory(prefix="sparing-clients-")
         folder = Path(self._folder.name)
