@@ -1,4 +1,4 @@
-"""Buffers of the global model: running statistics averaged, mixed or estimated anew; counters never averaged."""
+"""Buffers of the global model: running statistics averaged, mixed or re-estimated; counters never averaged."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
         >>> average([a, b], [2.0, 1.0])
         {'mean': tensor([2.]), 'count': tensor(7)}
     """
-    _require_alike(buffers)
+    _require_same_names(buffers)
     shares = _shares(weights)
-    return {name: _combined([one[name] for one in buffers], shares) for name in buffers[0]}
+    return {name: _combine([one[name] for one in buffers], shares) for name in buffers[0]}
 
 
 def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
@@ -36,10 +36,10 @@ def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
     result = average(buffers, weights)
     shares = _shares(weights)
     for name in [name for name in result if name.endswith(_VAR)]:
-        beside = f"{name.removesuffix(_VAR)}{_MEAN}"
-        if beside not in result:
+        mean_name = f"{name.removesuffix(_VAR)}{_MEAN}"
+        if mean_name not in result:
             continue
-        means = torch.stack([one[beside].double() for one in buffers])
+        means = torch.stack([one[mean_name].double() for one in buffers])
         spread = torch.tensordot(shares, (means - torch.tensordot(shares, means, 1)).square(), 1)
         inside = torch.tensordot(shares, torch.stack([one[name].double() for one in buffers]), 1)
         result[name] = (inside + spread).to(result[name].dtype)
@@ -53,7 +53,7 @@ def mix(merged: Vector, updates: Sequence[Update]) -> Vector:
 
 
 def recalibrate(model: nn.Module, rows: Tensor, *, batch: int = 256) -> None:
-    """Estimate a model's running statistics anew on at least two rows of the server's own, in place."""
+    """Re-estimate a model's running statistics in place on the server's own rows, at least two."""
     require(len(rows) > 1, "calibration rows", len(rows), "a variance needs two rows", "pass more rows")
     # Pieces of nearly equal size, for each layer takes the plain mean of its batches' statistics.
     count = max(len(rows) // batch, 1)
@@ -71,6 +71,7 @@ def _estimating(model: nn.Module) -> Iterator[None]:
     model.eval()
     for layer in layers:
         layer.reset_running_stats()
+        # torch's cumulative mean: every batch counts the same.
         layer.momentum = None
         layer.train()
     try:
@@ -82,8 +83,9 @@ def _estimating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _combined(values: Sequence[Tensor], shares: Tensor) -> Tensor:
+def _combine(values: Sequence[Tensor], shares: Tensor) -> Tensor:
     stacked = torch.stack(list(values))
+    # Counters and flags have no mean: half a batch was never counted.
     if not stacked.is_floating_point():
         return stacked.amax(0)
     mean: Tensor = torch.tensordot(shares, stacked.double(), 1)
@@ -95,7 +97,7 @@ def _shares(weights: Sequence[float]) -> Tensor:
     return shares.div_(shares.sum())
 
 
-def _require_alike(buffers: Sequence[Vector]) -> None:
+def _require_same_names(buffers: Sequence[Vector]) -> None:
     require(len(buffers) > 0, "buffers", "no clients", "there is nothing to average", "pass those of a client")
     for one in buffers:
         if odd := sorted(one.keys() ^ buffers[0].keys()):

@@ -1,4 +1,4 @@
-"""Controls for FedSign: a push that ignores the global model, a penalty on flips alone, and norms held alike.
+"""Controls for FedSign: a push that ignores the global model, a penalty on sign flips alone, and matched norms.
 
 If FedSign's gain is alignment, the first should not have it, the second should, and it should outlast the third.
 """
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, Plain
-from sparing.federated.fedsign import FedSign, Reduction, check_push, strengths
+from sparing.federated.fedavg import FedAvg, NoTerm
+from sparing.federated.fedsign import FedSign, Reduction, check_force, strengths
 from sparing.federated.methods import Method, Sent, State, Term, Update, Vector
 from sparing.federated.settings import Schedule
 
@@ -32,7 +32,7 @@ class OwnSign(FedSign):
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the push outwards; only strengths and temperatures come from what was sent."""
-        return _Outwards(self._pushes(sent.params))
+        return _OwnSigns(self._forces(sent.params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,12 @@ class Hinge(FedAvg):
     only: tuple[str, ...] | None = None  # names or paths of modules above them; None is all
 
     def __post_init__(self) -> None:
-        """Refuse strengths and reductions that are none."""
-        check_push("hinge", self.gamma, self.reduction)
+        check_force("hinge", self.gamma, self.reduction)
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the penalty on flips of what was sent."""
         strength = strengths(sent.params, self.gamma, self.reduction, self.only)
-        return _Flips({name: (torch.sign(sent.params[name]), c) for name, c in strength.items()})
+        return _FlipPenalty({name: (torch.sign(sent.params[name]), c) for name, c in strength.items()})
 
     def force(self, params: Vector) -> float:
         """Return the mean over all elements of the force on an element that is flipped, in units of the gradient."""
@@ -148,29 +147,27 @@ def scaled_to(value: Tensor, norm: float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Outwards(Plain):
+class _OwnSigns(NoTerm):
     """−c/τ · sign(θ) q (1 − q), q = σ(|θ|/τ)."""
 
-    pushes: dict[str, tuple[float, float]]
+    forces: dict[str, tuple[float, float]]
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add −c/τ · sign(θ) q (1 − q)."""
         for name, grad in grads.items():
-            if name in self.pushes:
-                c, tau = self.pushes[name]
+            if name in self.forces:
+                c, tau = self.forces[name]
                 q = torch.sigmoid(params[name].abs() / tau)
                 grad.sub_(torch.sign(params[name]) * q * (1 - q), alpha=c / tau)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flips(Plain):
+class _FlipPenalty(NoTerm):
     """−c s where s θ < 0."""
 
-    pushes: dict[str, tuple[Tensor, float]]
+    forces: dict[str, tuple[Tensor, float]]
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add −c s where s θ < 0."""
         for name, grad in grads.items():
-            if name in self.pushes:
-                sign, c = self.pushes[name]
+            if name in self.forces:
+                sign, c = self.forces[name]
                 grad.sub_(sign * (sign * params[name] < 0), alpha=c)

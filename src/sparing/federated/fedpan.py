@@ -41,7 +41,6 @@ class FedPAN(FedAvg):
     """Path of the output layer; None is the convolution or linear layer registered last."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown operation and a negative height."""
         known = self.operation in {"mul", "add"}
         require(known, "FedPAN.operation", repr(self.operation), "no such operation", 'pass "mul" or "add"')
         finite = 0 <= self.amplitude < math.inf
@@ -62,6 +61,7 @@ class FedPAN(FedAvg):
         """
         if self.amplitude == 0:
             return model
+        # The hooks would stay on the caller's model.
         model = copy.deepcopy(model)
         places = positions(model, self.output)
         why, do = "it has no convolution or linear layer before its output", "pass a model with a hidden layer"
@@ -83,6 +83,7 @@ class Position:
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Return the output with the pattern in it."""
         count = output.shape[self.dim]
+        # In float64: half precision cannot hold j/n, and all dtypes then round the same pattern.
         place = torch.arange(count, dtype=torch.float64) / count
         wave = self.amplitude * torch.sin(2 * math.pi * self.periods * place)
         wave = wave.to(output).view([count] + [1] * (-self.dim - 1))
@@ -101,13 +102,14 @@ def positions(model: nn.Module, output: str | None = None) -> list[tuple[nn.Modu
     for index, name, layer in layers:
         if name == last:
             continue
+        # Registration order stands for the order of the forward pass, which a module does not record.
         after = leaves[index + 1][1] if index + 1 < len(leaves) else None
         dim = -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
-        found.append((after if after is not None and _normalises(after, layer) else layer, dim))
+        found.append((after if after is not None and _is_norm_of(after, layer) else layer, dim))
     return found
 
 
-def _normalises(after: nn.Module, layer: nn.Linear | _ConvNd) -> bool:
+def _is_norm_of(after: nn.Module, layer: nn.Linear | _ConvNd) -> bool:
     """Whether a module is a norm over as many channels as the layer has."""
     width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     if isinstance(after, _NormBase):

@@ -30,12 +30,12 @@ Setting = bool | int | float | str
 """A value of a Flower run's or node's configuration."""
 
 _HOST = "127.0.0.1"
-_POLL = 0.5  # seconds between two looks at a process or a run
+_POLL = 0.5  # seconds between two checks of a process or a run
 _LINK = "sparing"  # name of the connection in the Flower configuration
 
 
 class Deployment:
-    """A running federation; a context manager that stops its processes on the way out."""
+    """A running federation; a context manager that stops its processes on exit."""
 
     def __init__(
         self,
@@ -56,7 +56,6 @@ class Deployment:
         self.partitions: dict[int, int] = {}  # Flower's number of a registered node -> its client, for ``strategy``
 
     def __enter__(self) -> Deployment:
-        """Start, and stop again if that fails."""
         try:
             self.start()
         except BaseException:
@@ -65,7 +64,6 @@ class Deployment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stop all processes."""
         self.stop()
 
     def start(self) -> None:
@@ -76,16 +74,16 @@ class Deployment:
         self._port = _free_port()
         self._write_connection()
         self._spawn("superlink", self.superlink_command())
-        self._until(lambda: _answers(self._port), "the SuperLink")
+        self._wait_until(lambda: _accepts_connections(self._port), "the SuperLink")
         for i, key in enumerate(self.keys):
             self.partitions[self.register(key)] = i
         for i in range(self.nodes):
             self.start_node(i)
-        self._until(lambda: self.online() >= self.nodes, f"{self.nodes} SuperNodes")
+        self._wait_until(lambda: self.online() >= self.nodes, f"{self.nodes} SuperNodes")
 
     def superlink_command(self) -> list[str]:
         """Return the command line of the SuperLink: TLS, node authentication, no installing of packages."""
-        made = self._made()
+        made = self._require_certificates()
         return [
             _program("flower-superlink"),
             *("--ssl-ca-certfile", str(made.authority), "--ssl-certfile", str(made.certificate)),
@@ -95,7 +93,7 @@ class Deployment:
 
     def node_command(self, number: int, key: NodeKey | None = None) -> list[str]:
         """Return the command line of the SuperNode whose ``partition-id`` is ``number``."""
-        made = self._made()
+        made = self._require_certificates()
         return [
             _program("flower-supernode"),
             *("--root-certificates", str(made.authority), "--superlink", f"{_HOST}:{self._port}"),
@@ -135,9 +133,10 @@ class Deployment:
         end = time.monotonic() + timeout
         while not (status := self._status(number)).startswith("finished"):
             if time.monotonic() > end:
-                status = self._stopped(number)
+                status = self._stop_run(number)
                 if status.startswith("finished") and status != "finished:stopped":
-                    break  # it ended by itself after the last look
+                    # It ended by itself since the last check.
+                    break
                 raise RunError(f"run {number}: still running after {timeout:.0f} s; stopped")
             time.sleep(_POLL)
         log = self._call("log", number, _LINK, "--show")
@@ -150,7 +149,7 @@ class Deployment:
         for name in sorted(self._processes):
             end_process(self._processes.pop(name))
 
-    def _made(self) -> Certificates:
+    def _require_certificates(self) -> Certificates:
         require(
             self._certificates is not None, "certificates", "none", "there is no plaintext mode", "call start first"
         )
@@ -161,17 +160,17 @@ class Deployment:
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         lines = ["[superlink]", f'default = "{_LINK}"', f"[superlink.{_LINK}]", f'address = "{_HOST}:{self._port}"']
-        lines += [f"root-certificates = {json.dumps(str(self._made().authority))}"]
+        lines += [f"root-certificates = {json.dumps(str(self._require_certificates().authority))}"]
         (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _spawn(self, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            # A session of its own, so that stopping it takes along the processes that it started.
+            # Its own session, so that stopping it also stops the processes that it started.
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self.environment, cwd=self.folder, start_new_session=True
             )
 
-    def _until(self, holds: Any, what: str) -> None:
+    def _wait_until(self, holds: Any, what: str) -> None:
         end = time.monotonic() + self.wait
         while not holds():
             for name, process in self._processes.items():
@@ -185,8 +184,8 @@ class Deployment:
         runs = self._flwr("list", _LINK, "--run-id", number, "--format", "json")["runs"]
         return str(runs[0]["status"])
 
-    def _stopped(self, number: str) -> str:
-        """Stop a run, unless it has just ended by itself, which Flower answers with an error; return how it stands."""
+    def _stop_run(self, number: str) -> str:
+        """Stop a run, unless it has just ended by itself, which Flower answers with an error; return its status."""
         with suppress(RunError):
             self._flwr("stop", number, _LINK, "--format", "json")
         return self._status(number)
@@ -229,20 +228,20 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _program(name: str) -> str:
     """Return the path of one of Flower's programs, that of this Python before others."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    installed = Path(sys.executable).parent / name
+    found = str(installed) if installed.exists() else shutil.which(name)
     require(found is not None, name, "no such program", "Flower brings it", "pip install 'sparing[flower]'")
     assert found is not None
     return found
 
 
 def _free_port() -> int:
-    with socket.socket() as door:
-        door.bind((_HOST, 0))
-        return int(door.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        return int(listener.getsockname()[1])
 
 
-def _answers(port: int) -> bool:
+def _accepts_connections(port: int) -> bool:
     with suppress(OSError), socket.create_connection((_HOST, port), timeout=1.0):
         return True
     return False

@@ -94,7 +94,8 @@ class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its 
         names = []
         for message in messages:
             names.append(name := str(next(self._numbers)))
-            message.metadata.__dict__["_message_id"] = name  # Flower's own grids set it in the same way
+            # Flower's own grids set it in the same way; the attribute has no setter.
+            message.metadata.__dict__["_message_id"] = name
             if message.metadata.dst_node_id in self._online:
                 self._replies[name] = self._answer(message)
         return names
@@ -176,7 +177,7 @@ def _numbers(result: Any, number: int) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Flower from telling on the screen what the result has."""
+    """Keep Flower from logging what the result has."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)

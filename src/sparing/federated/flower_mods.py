@@ -38,7 +38,9 @@ def _model(content: RecordDict) -> dict[str, Array] | None:
 def _kept(before: dict[str, Array], after: dict[str, Array]) -> float:
     names = [name for name in before if name in after and not name.endswith(_STATISTICS)]
     pairs = {name: (torch.from_numpy(before[name].numpy()), torch.from_numpy(after[name].numpy())) for name in names}
-    alike = {name: (a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
-    alike = {name: (a, b) for name, (a, b) in alike.items() if a.is_floating_point() and b.is_floating_point()}
-    came, went = ({name: pair[side] for name, pair in alike.items()} for side in (0, 1))
-    return float(sign_agreement(came, went))
+    comparable = {name: (a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
+    comparable = {
+        name: (a, b) for name, (a, b) in comparable.items() if a.is_floating_point() and b.is_floating_point()
+    }
+    before_, after_ = ({name: pair[side] for name, pair in comparable.items()} for side in (0, 1))
+    return float(sign_agreement(before_, after_))

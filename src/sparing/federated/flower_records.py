@@ -15,7 +15,7 @@ ARRAYS = "arrays"
 """Record of the model, parameters and buffers, under the names of its state dictionary."""
 
 CONFIG = "config"
-"""Record of what the server says beside it."""
+"""Record of the server's settings of the round."""
 
 METRICS = "metrics"
 """Record of what the client measured."""
@@ -39,8 +39,10 @@ def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
             "Flower arrays", got=str(error), why="they cannot be read", do="send arrays in NumPy's format"
         ) from error
     # A cast would drop the imaginary part with a warning.
-    odd = [name for name, value in read.items() if value.is_complex() and not template[name].is_complex()]
-    require(not odd, f"Flower array {odd[:1]}", "complex", "the model's is real", "send its real part")
+    complex_names = [name for name, value in read.items() if value.is_complex() and not template[name].is_complex()]
+    require(
+        not complex_names, f"Flower array {complex_names[:1]}", "complex", "the model's is real", "send its real part"
+    )
     return {name: value.to(template[name].dtype) for name, value in read.items()}
 
 
@@ -63,7 +65,7 @@ def config_of(records: RecordDict, key: str = CONFIG) -> ConfigRecord:
     return records.config_records.get(key, ConfigRecord())
 
 
-def whole(config: ConfigRecord, name: str, default: int | None = None) -> int:
+def config_int(config: ConfigRecord, name: str, default: int | None = None) -> int:
     """Return an integer of a configuration; refuse one that is missing without a default."""
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):

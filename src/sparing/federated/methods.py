@@ -1,8 +1,8 @@
 """What a federated method is: what a client adds to its gradient, keeps and sends, and what the server makes of it.
 
 Every function here is pure, tensors in and tensors out, but for ``Term.add_``, which adds to gradients in place. A
-vector holds trainable parameters by canonical name (``sparing.blocks.named_parameters``); buffers travel apart and no
-method's penalty, control variate or state has them.
+vector holds trainable parameters by canonical name (``sparing.blocks.named_parameters``); buffers are sent separately
+and are not part of any method's penalty, control variate or state.
 """
 
 from __future__ import annotations
@@ -50,11 +50,9 @@ class Term(Protocol):
 
         If the method is ``stackable``, tensors may have a leading client dimension that ``sent`` has not: broadcast.
         """
-        ...
 
     def loss(self, model: nn.Module, inputs: Tensor, outputs: Tensor) -> Tensor | None:
         """Return what is added to the loss of a batch, shape (), or None where the term is a gradient."""
-        ...
 
 
 @runtime_checkable
@@ -64,31 +62,25 @@ class Method(Protocol):
     @property
     def name(self) -> str:
         """Name for tables and files, such as "fedprox"."""
-        ...
 
     @property
     def stackable(self) -> bool:
         """Whether a client's round may run on stacked parameters: ``Term.loss`` is None and ``add_`` broadcasts."""
-        ...
 
     def check(self, schedule: Schedule) -> None:
         """Raise ``UserError`` for a schedule under which the method would not be what its paper describes."""
-        ...
 
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the architecture that the method trains, with the same parameter names; ``model`` stays as it is.
 
         Engines must call its modules, not only read their weights: the change may be in forward hooks.
         """
-        ...
 
     def client_state(self, params: Vector) -> State:
         """Return the state of a client that has never trained, from the global model before the first round."""
-        ...
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the term of a client's round; ``sent`` must not change during it."""
-        ...
 
     def finish(
         self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
@@ -97,11 +89,9 @@ class Method(Protocol):
 
         ``params`` is of one client, not stacked; names that did not train may be missing, and keep their state.
         """
-        ...
 
     def server_state(self, params: Vector) -> State:
         """Return the server's state before the first round, empty for methods without state."""
-        ...
 
     def aggregate(
         self, global_params: Vector, updates: Sequence[Update], server_state: State, clients: int
@@ -110,8 +100,6 @@ class Method(Protocol):
 
         The order of the updates changes nothing, not even a bit. ``clients`` counts all of them, K.
         """
-        ...
 
     def buffers(self, global_buffers: Vector, updates: Sequence[Update]) -> Vector:
         """Return the next global buffers, combined as the parameters are; of integer ones the largest."""
-        ...

@@ -62,7 +62,7 @@ class Accuracy:
         return torch.cat(right), torch.cat(losses)
 
 
-def kinds_of(model: nn.Module) -> dict[str, str]:
+def param_kinds(model: nn.Module) -> dict[str, str]:
     """Return the kind of each trainable parameter: norm (weight or bias), bias, conv, linear, embedding or other."""
     kinds: dict[str, str] = {}
     owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
@@ -86,7 +86,8 @@ def pair_agreement(vectors: Sequence[Vector]) -> float:
         who = [at for at, vector in enumerate(vectors) if name in vector]
         signs = torch.stack([vectors[at][name].detach().flatten().sign() for at in who]).float()
         both = torch.meshgrid(torch.tensor(who), torch.tensor(who), indexing="ij")
-        for piece in signs.split_with_sizes(_sizes(signs.shape[1]), 1):
+        for start in range(0, signs.shape[1], _CHUNK):
+            piece = signs[:, start : start + _CHUNK]
             voting = (piece.abs() @ piece.abs().T).double()
             votes[both] += voting
             agree[both] += ((piece @ piece.T).double() + voting) / 2
@@ -122,6 +123,7 @@ def update_cosine(before: Vector, vectors: Sequence[Vector]) -> float:
     """Return the mean cosine between the updates of all pairs of clients; NaN for one client or an update of zero."""
     if len(vectors) < 2:
         return float("nan")
+    # The Gram matrix takes one pass over the tensors instead of one for each pair.
     gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for name in _names(vectors):
         base = before[name].double()
@@ -161,7 +163,7 @@ def round_row(
     return row
 
 
-def judged(whole: Mapping[str, float], members: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def evaluation_columns(whole: Mapping[str, float], members: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine evaluations of the global model and of the clients' models: ``client_NAME`` is the mean over clients."""
     row = dict(whole)
     if members:
@@ -177,7 +179,3 @@ def _mean(values: Sequence[float]) -> float:
 
 def _names(vectors: Sequence[Vector]) -> list[str]:
     return list(dict.fromkeys(name for vector in vectors for name in vector))
-
-
-def _sizes(length: int) -> list[int]:
-    return [min(_CHUNK, length - start) for start in range(0, length, _CHUNK)]

@@ -15,7 +15,7 @@ from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 
 
-def body_of(model: nn.Module, schedule: Schedule) -> tuple[tuple[str, ...], ...]:
+def body_params(model: nn.Module, schedule: Schedule) -> tuple[tuple[str, ...], ...]:
     """Return the parameter names of each body block; empty where the schedule draws no blocks."""
     if schedule.blocks is None:
         return ()
@@ -25,7 +25,7 @@ def body_of(model: nn.Module, schedule: Schedule) -> tuple[tuple[str, ...], ...]
     return body
 
 
-def resting(
+def frozen_names(
     body: tuple[tuple[str, ...], ...], schedule: Schedule, number: int, client: int, seed: int
 ) -> frozenset[str]:
     """Return the parameters that a client does not train in a round: those of the body blocks not drawn for it."""

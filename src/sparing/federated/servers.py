@@ -16,11 +16,9 @@ class Server(Protocol):
 
     def state(self, params: Vector) -> State:
         """Return the state before the first round, empty for servers without state."""
-        ...
 
     def step(self, center: Vector, combined: Vector, state: State) -> tuple[Vector, State]:
         """Return the next global model, in new tensors of the dtypes of ``center``, and the next state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,6 @@ class Replace:
     lr: float = 1.0  # server learning rate η > 0
 
     def __post_init__(self) -> None:
-        """Refuse a rate that learns nothing."""
         _require_rate("Replace", self.lr)
 
     def state(self, params: Vector) -> State:
@@ -39,6 +36,7 @@ class Replace:
 
     def step(self, center: Vector, combined: Vector, state: State) -> tuple[Vector, State]:
         """Return g + η Δ."""
+        # g + 1 · Δ would round; the combined model stays exact.
         if self.lr == 1:
             return combined, state
         return {name: value + self.lr * (combined[name] - value) for name, value in center.items()}, state
@@ -57,7 +55,6 @@ class FedAvgM:
     momentum: float = 0.9  # β, in [0, 1)
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         _require_rate("FedAvgM", self.lr)
         _require_share("FedAvgM.momentum", self.momentum)
 
@@ -87,7 +84,6 @@ class FedAdam:
     tau: float = 1e-3  # adaptivity τ > 0: elements whose steps are far below it move as in plain averaging
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         _require_rate("FedAdam", self.lr)
         _require_share("FedAdam.beta1", self.beta1)
         _require_share("FedAdam.beta2", self.beta2)
@@ -95,6 +91,7 @@ class FedAdam:
 
     def state(self, params: Vector) -> State:
         """Return m = 0 and v = τ²."""
+        # v starts at τ², the least that the paper allows.
         return {
             "mean": {name: torch.zeros_like(value) for name, value in params.items()},
             "square": {name: torch.full_like(value, self.tau**2) for name, value in params.items()},

@@ -7,7 +7,7 @@
 Two rules go by the name "Dirichlet split", and they are not the same. ``rule="classes"`` draws, for each class, the
 shares of the clients (Yurochkin et al. 2019; NIID-Bench of Li et al. 2022, Flower). ``rule="clients"`` draws, for each
 client, the shares of the classes, and then scales every class to its rows (the code of Li et al. 2023, FedPAN). The
-rule stands in the split and in its file.
+rule is recorded in the split and in its file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
 from sparing.seeds import stream
 
-TRIES = 1000
+MAX_DRAWS = 1000
 """Draws before a split is given up."""
 
 _FORMAT, _VERSION = "sparing.split", 1
 _RULES = ("classes", "clients")
-_MEND = "pass a file that sparing.federated wrote"
+_FIX = "pass a file that sparing.federated wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Split:
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return rows by client and class, shape (clients, classes), int64."""
-        _same_labels(self, labels)
+        _require_same_labels(self, labels)
         classes = int(labels.max()) + 1
         return torch.stack([torch.bincount(labels[list(rows)].long(), minlength=classes) for rows in self.clients])
 
@@ -74,7 +74,7 @@ def dirichlet(
         A partition of all rows.
 
     Raises:
-        UserError: If a value cannot work, or no draw of ``TRIES`` gave every client its rows.
+        UserError: If a value cannot work, or no draw of ``MAX_DRAWS`` gave every client its rows.
 
     Example:
         >>> split = dirichlet(torch.arange(100) % 4, clients=5, alpha=0.5, seed=1)
@@ -88,13 +88,13 @@ def dirichlet(
     enough = len(labels) >= clients * max(least, 1)
     require(enough, "clients", clients, f"{len(labels)} rows give no {max(least, 1)} to each", "pass fewer clients")
     draw = _by_classes if rule == "classes" else _by_clients
-    for attempt in range(TRIES):
+    for attempt in range(MAX_DRAWS):
         owners = draw(labels, clients, alpha, stream(seed, "split", rule, attempt))
         if int(torch.bincount(owners, minlength=clients).min()) >= least:
             return Split(_rows_of(owners, clients), rule, float(alpha), seed, _hash(labels))
     raise UserError(
         "split",
-        got=f"a client with fewer than {least} rows in each of {TRIES} draws",
+        got=f"a client with fewer than {least} rows in each of {MAX_DRAWS} draws",
         why=f"alpha {alpha} over {clients} clients and {len(labels)} rows leaves some of them without",
         do="raise alpha, lower the number of clients or the least number of rows",
     )
@@ -140,17 +140,17 @@ def load(path: str | PathLike[str], labels: Tensor | None = None) -> Split:
     name = Path(path).name
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
-        split = _checked(known)
+        split = _parse(known)
     except OSError as error:
-        raise UserError("split", got=name, why=f"it cannot be read ({error.strerror})", do=_MEND) from None
+        raise UserError("split", got=name, why=f"it cannot be read ({error.strerror})", do=_FIX) from None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise UserError("split", got=name, why=f"it is not a whole split ({error})", do=_MEND) from None
+        raise UserError("split", got=name, why=f"it is not a whole split ({error})", do=_FIX) from None
     if labels is not None:
-        _same_labels(split, labels)
+        _require_same_labels(split, labels)
     return split
 
 
-def _checked(known: Any) -> Split:
+def _parse(known: Any) -> Split:
     """Turn what was read into a split, or raise ``ValueError``."""
     if not isinstance(known, dict) or (known.get("format"), known.get("version")) != (_FORMAT, _VERSION):
         raise ValueError(f"no {_FORMAT} of version {_VERSION}")
@@ -171,14 +171,14 @@ def _checked(known: Any) -> Split:
 
 
 def _by_classes(labels: Tensor, clients: int, alpha: float, source: torch.Generator) -> Tensor:
-    """Owner of each row, by a draw over clients for each class; those with n/K rows stand aside."""
+    """Owner of each row, by a draw over clients for each class; clients that have n/K rows take no part."""
     owners = torch.empty(len(labels), dtype=torch.long)
     held = torch.zeros(clients, dtype=torch.long)
     for which in torch.unique(labels).tolist():
         rows = _shuffled(labels, which, source)
         logs = _log_gammas((clients,), alpha, source)
         shares = logs.masked_fill(held >= len(labels) / clients, -torch.inf).softmax(0)
-        owners[rows] = _cut(shares, len(rows), rounded=False)
+        owners[rows] = _owners(shares, len(rows), rounded=False)
         held = torch.bincount(owners[rows], minlength=clients) + held
     return owners
 
@@ -191,7 +191,7 @@ def _by_clients(labels: Tensor, clients: int, alpha: float, source: torch.Genera
     shares = _log_gammas((clients, len(classes)), alpha, source).log_softmax(1).softmax(0)
     for column, which in enumerate(classes):
         rows = _shuffled(labels, which, source)
-        owners[rows] = _cut(shares[:, column], len(rows), rounded=True)
+        owners[rows] = _owners(shares[:, column], len(rows), rounded=True)
     return owners
 
 
@@ -208,7 +208,7 @@ def _shuffled(labels: Tensor, which: int, source: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=source)]
 
 
-def _cut(shares: Tensor, rows: int, *, rounded: bool) -> Tensor:
+def _owners(shares: Tensor, rows: int, *, rounded: bool) -> Tensor:
     """Owner of the 1st, 2nd, … of the rows of a class, shape (rows,)."""
     ends = shares.cumsum(0) * rows
     # The sum of shares may miss 1 by rounding; the last row belongs to the last client all the same.
@@ -225,7 +225,7 @@ def _hash(labels: Tensor) -> str:
     return hashlib.sha256(labels.to("cpu", torch.int64).contiguous().numpy().tobytes()).hexdigest()
 
 
-def _same_labels(split: Split, labels: Tensor) -> None:
+def _require_same_labels(split: Split, labels: Tensor) -> None:
     _require_labels(labels)
     same = split.labels in {"", _hash(labels)}
     require(same, "labels", f"{len(labels)} of another hash", "the split was made for others", "split these anew")

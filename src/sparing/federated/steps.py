@@ -12,12 +12,13 @@ from sparing.federated.settings import Schedule
 _TINY = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
-def clip_(grads: Mapping[str, Tensor], most: float, *, stacked: bool = False) -> None:
+def clip_(grads: Mapping[str, Tensor], max_norm: float, *, stacked: bool = False) -> None:
     """Clip gradients in place as ``torch.nn.utils.clip_grad_norm_``; if stacked, each client alone."""
     first = 1 if stacked else 0
+    # [..., None]: of a stacked scalar no dimension is left to reduce.
     norms = [torch.linalg.vector_norm(grad.flatten(first) if grad.ndim > first else grad[..., None], dim=-1)
              for grad in grads.values()]  # fmt: skip
-    factor = (most / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + _TINY)).clamp_max(1.0)
+    factor = (max_norm / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + _TINY)).clamp_max(1.0)
     for grad in grads.values():
         grad.mul_(factor.view(*factor.shape, *[1] * (grad.ndim - first)) if stacked else factor)
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from idioms.federated.cells import ALONE, ODD, RESUMED, ROUNDS, STACKED
-from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, far, normed, perceptron, require_same
+from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, max_difference, normed, perceptron, require_same
 from sparing.errors import RunError, UserError
 from sparing.federated import Client, FedAvg, flower, simulate
-from sparing.federated.loop import batches, order_of, seeded_model
+from sparing.federated.loop import batches, initial_model, row_order
 from sparing.federated.servers import Replace
 
 SEED = 4
@@ -98,7 +98,7 @@ def written_round(method, model, number, clients):
                               weight_decay=SCHEDULE.weight_decay)  # fmt: skip
         norms = any(isinstance(module, nn.BatchNorm1d) for module in local.modules())
         steps = 0
-        for chosen in batches(len(rows), SCHEDULE, order_of(SEED, number, at), normed=norms):
+        for chosen in batches(len(rows), SCHEDULE, row_order(SEED, number, at), normed=norms):
             sgd.zero_grad()
             loss = functional.cross_entropy(local(rows.inputs[chosen]), rows.targets[chosen])
             (loss + method.term(at, params, start)).backward()
@@ -121,14 +121,14 @@ def written_round(method, model, number, clients):
 def test_rounds_are_those_of_the_written_objective(cell):
     kind, make = cell.idiom.split()[3], MODEL[cell.subject]
     run = simulate(make, CLIENTS, METHOD[kind], SCHEDULE, seed=SEED, engine="loop", members=False)
-    model = seeded_model(METHOD[kind], make, SEED)
+    model = initial_model(METHOD[kind], make, SEED)
     written = Written(kind, model, len(CLIENTS))
     for number in range(SCHEDULE.rounds):
         written_round(written, model, number, CLIENTS)
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     buffers = dict(model.named_buffers())
     if buffers:
-        assert far(run.buffers, buffers) < EXACT
+        assert max_difference(run.buffers, buffers) < EXACT
     if cell.subject == "masked weights":
         assert int((run.params["0.weight"] == 0).sum()) == 9
 
@@ -139,7 +139,7 @@ def test_stacked_clients_are_those_one_after_another(cell):
         simulate(perceptron, CLIENTS, METHOD[cell.subject], SCHEDULE, seed=SEED, engine=engine, members=False)
         for engine in ("batched", "loop")
     ]
-    assert far(runs[0].params, runs[1].params) < EXACT
+    assert max_difference(runs[0].params, runs[1].params) < EXACT
 
 
 @pytest.mark.parametrize("cell", RESUMED, ids=lambda cell: cell.name)
@@ -157,10 +157,10 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(cell, tmp_path):
 def test_one_client_trains_as_if_alone(cell):
     plan = replace(SCHEDULE, participation=0.01)
     run = simulate(perceptron, CLIENTS[:1], METHOD[cell.subject], plan, seed=SEED, engine="loop")
-    model = seeded_model(METHOD[cell.subject], perceptron, SEED)
+    model = initial_model(METHOD[cell.subject], perceptron, SEED)
     for number in range(2):
         written_round(Written(cell.subject, model, 1), model, number, CLIENTS[:1])
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     assert [row["answered"] for row in run.record] == [1, 1]
 
 
@@ -186,10 +186,10 @@ def stacked_norms():
 def one_class_each():
     clients = [Client(one.inputs, torch.full_like(one.targets, at % 3)) for at, one in enumerate(CLIENTS)]
     run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="batched", members=False)
-    model = seeded_model(METHOD["FedAvg"], perceptron, SEED)
+    model = initial_model(METHOD["FedAvg"], perceptron, SEED)
     for number in range(2):
         written_round(Written("FedAvg", model, 6), model, number, clients)
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
 
 
 def one_returns_the_global_model():
@@ -206,19 +206,19 @@ def one_returns_the_global_model():
         return update
 
     simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=watch)
-    start = {name: p.detach() for name, p in seeded_model(METHOD["FedAvg"], perceptron, SEED).named_parameters()}
+    start = {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], perceptron, SEED).named_parameters()}
     honest[1] = start
     mean = {name: torch.stack([one[name] for one in honest.values()]).mean(0) for name in start}
     assert run.record[0]["left_out"] == ""
-    assert far(run.params, mean) < EXACT
+    assert max_difference(run.params, mean) < EXACT
 
 
 def all_return_the_global_model():
     run = simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="loop",
                    tamper=lambda update, params: replace(update, params=params))  # fmt: skip
-    start = {name: p.detach() for name, p in seeded_model(METHOD["FedAvg"], normed, SEED).named_parameters()}
+    start = {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], normed, SEED).named_parameters()}
     assert [row["answered"] for row in run.record] == [6, 6]
-    assert far(run.params, start) < EXACT
+    assert max_difference(run.params, start) < EXACT
 
 
 def counters():
@@ -242,7 +242,7 @@ def by_rows():
         name: torch.tensordot(counts / counts.sum(), torch.stack([seen[at][name] for at in range(6)]), 1)
         for name in run.params
     }
-    assert far(run.params, mean) < EXACT
+    assert max_difference(run.params, mean) < EXACT
 
 
 def crashing():
@@ -263,7 +263,7 @@ def crashing():
     require_same(run.state.clients[3]["control"], lost.state.clients[3]["control"])
     control = run.state.server["control"]
     kept = {name: sum(run.state.clients[at]["control"][name] for at in range(6)) / 6 for name in control}
-    assert far(control, kept) < EXACT  # c stays the mean of the c_k that the server heard of
+    assert max_difference(control, kept) < EXACT  # c stays the mean of the c_k that the server heard of
 
 
 def unlabelled():
@@ -275,10 +275,10 @@ def unlabelled():
 def rows_without_a_class():
     clients = unlabelled()
     run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, members=False)
-    model = seeded_model(METHOD["FedAvg"], perceptron, SEED)
+    model = initial_model(METHOD["FedAvg"], perceptron, SEED)
     for number in range(2):
         written_round(Written("FedAvg", model, 6), model, number, clients)
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
 
 
 def stacked_rows_without_a_class():
