@@ -45,7 +45,7 @@ def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
         "only the cross-entropy of class numbers is known row by row": setup.loss is not F.cross_entropy,
         "targets are not class numbers, one a row": first.targets.ndim != 1 or first.targets.is_floating_point(),
         "clients differ in the shape or dtype of their rows": len(shapes) > 1,
-        # Their mean is over the others, and so many times a share of all rows.
+        # cross_entropy takes its mean over the other rows only; a share of all rows would be smaller.
         "rows without a class (target −100) count in no mean": any(bool((c.targets == -100).any()) for c in clients),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -55,12 +55,13 @@ def is_perceptron(model: nn.Module) -> bool:
     """Say whether a model is linear layers and pointwise functions in a row, without hooks."""
     if not isinstance(model, nn.Sequential):
         return False
+    # By exact type, for a subclass may compute something else; and hooks are not called on stacked parameters.
     known = (nn.Linear, nn.Flatten, *_POINTWISE)
     plain = all(type(layer) in known for layer in model)
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     flat = all((layer.start_dim, layer.end_dim) == (1, -1) for layer in model if isinstance(layer, nn.Flatten))
-    local_bn = len(set(map(id, model.parameters()))) == sum(len(list(layer.parameters())) for layer in model)
-    return plain and flat and local_bn and not hooked
+    untied = len(set(map(id, model.parameters()))) == sum(len(list(layer.parameters())) for layer in model)
+    return plain and flat and untied and not hooked
 
 
 def stacked_forward(model: nn.Module) -> Forward:
@@ -119,6 +120,7 @@ class Batched:
         self._setup.model.train()
         full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
         losses = torch.zeros(len(ids), dtype=torch.float64)
+        # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
         momenta: Vector = {}
         # The longest first, so that clients who are done fall off the end of every tensor.
         for start, stop, active in _segments(counts):

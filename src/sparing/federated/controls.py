@@ -120,6 +120,7 @@ class NormMatched:
         """Aggregate as the method does, and scale every tensor to its norm of this round."""
         inner = {name: vector for name, vector in server_state.items() if name != "matched"}
         params, state, extras = self.method.aggregate(global_params, updates, inner, clients)
+        # The round is counted in the state, so a resumed run finds its norms.
         made = server_state["matched"]["rounds"] + 1
         self._require_round(int(made))
         wanted = self.norms[int(made) - 1]

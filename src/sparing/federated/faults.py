@@ -62,9 +62,9 @@ class Guard:
     """Largest distance of an update from what was sent, in medians of the round's distances, > 1: of the parameters
     together, of each buffer, and of each vector beside the model. A client with more local steps than the median one
     may go further by as much as its steps go along a constant gradient; so an honest client with a hundred times the
-    rows stays, and who holds many rows can also do more harm. Buffers that most clients left alone, and counters, may
-    move by ``huge`` units an element for each step of the busiest client. None admits any. Three clients or more, or
-    there is no such thing as the others."""
+    rows stays, and who holds many rows can also do more harm. Buffers that most clients did not change, and counters,
+    may move by ``huge`` units an element for each step of the busiest client. None admits any. It needs at least three
+    clients."""
 
     heavy: float | None = HEAVY
     """Largest weight that a client may claim, in medians of the round's claims, >= 1, where the server does not know
@@ -87,11 +87,11 @@ def filter_results(
     buffers: Vector,
     guard: Guard,
     *,
-    partial: bool = False,
-    extra_names: Collection[str] = (),
-    weights: Mapping[int, float] | None = None,
-    momentum: float = 0.0,
-    rounds: int = 1,
+    partial: bool = False,  # whether clients may omit parameters
+    extra_names: Collection[str] = (),  # of the vectors that travel beside the model
+    weights: Mapping[int, float] | None = None,  # what each client counts; None: claims are compared with each other
+    momentum: float = 0.0,  # of the clients' SGD
+    rounds: int = 1,  # in which a client's buffers may have moved
 ) -> tuple[list[ClientResult], list[Fault]]:
     """Separate the results that can be averaged from those that cannot, with a fault for each of these."""
     faults: dict[int, Fault] = {}

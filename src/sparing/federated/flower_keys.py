@@ -120,6 +120,7 @@ def _new_key() -> Any:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
+    # Created with its mode, not changed to it afterwards: nobody can open it in between.
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -54,6 +54,7 @@ class NodeRegistry:
             return
         asks = [Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
         replies = grid.send_and_receive(asks, timeout=max(self.patience, 1.0))
+        # By node, so that of two nodes that claim one client the same one wins in every run.
         for reply in sorted(replies, key=lambda one: int(one.metadata.src_node_id)):
             node = reply.metadata.src_node_id
             why = self._refusal(reply, online)

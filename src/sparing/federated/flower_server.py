@@ -40,27 +40,35 @@ from sparing.federated.settings import Schedule, sample_clients
 
 
 class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: its types are not read
-    """Flower's FedAvg with the server step of a method, the drawn schedule, and memory of who was counted."""
+    """Flower's strategy for the rounds of ``simulate``, to the same bits; one value runs once.
+
+    The clients of a round are those of ``sample_clients``, found by their ``partition-id``: neither which nodes happen
+    to be online nor Python's global random numbers matter. A client that left and came back, also as another node, is
+    counted once. Start it with ``start(grid, initial_arrays=made.initial_arrays(), num_rounds=made.left)``.
+
+    A node says itself which client it is unless ``nodes`` does; a client whose node is online cannot be claimed by
+    another, but one that is offline can. How much a client counts is not its own to say: 1 with uniform weights, its
+    ``rows`` where they are passed; otherwise claims beyond ``Guard.heavy`` medians are left out.
+    """
 
     def __init__(
         self,
         method: Method,
         schedule: Schedule,
         make_model: Callable[[], nn.Module],
-        clients: int,
+        clients: int,  # all of them, K
         *,
-        seed: int = 0,
-        patience: float = 60.0,
-        guard: Guard | None = None,
-        proxy: Tensor | None = None,
-        mixture: bool = False,
-        evaluation: float = 0.0,
-        rows: Sequence[int] | None = None,
-        nodes: Mapping[int, int] | None = None,
-        checkpoint: str | PathLike[str] | None = None,
-        resume: bool = False,
+        seed: int = 0,  # sent to the clients
+        patience: float = 60.0,  # seconds that a round waits for drawn clients that are not online
+        guard: Guard | None = None,  # which updates are left out
+        proxy: Tensor | None = None,  # the server's own inputs, for batch_norm="recalibrate"
+        mixture: bool = False,  # whether running variances are those of the mixture, E[var] + Var[mean]
+        evaluation: float = 0.0,  # share of clients that measure each new model on held-out rows; drawn separately
+        rows: Sequence[int] | None = None,  # of each client
+        nodes: Mapping[int, int] | None = None,  # node -> client, as keys were registered: ``Deployment.partitions``
+        checkpoint: str | PathLike[str] | None = None,  # written after every round
+        resume: bool = False,  # continue from that file, if it exists; clients with a state need a ``memory``
     ) -> None:
-        """See ``strategy``."""
         by = "num-examples" if schedule.weights == "size" else "one"
         super().__init__(fraction_train=schedule.participation, fraction_evaluate=evaluation, weighted_by_key=by)
         check_counts(evaluation, clients, rows)
@@ -270,34 +278,4 @@ class MethodStrategy(FedAvg):  # type: ignore[misc] # Flower is no dependency: i
         return answers, faults
 
 
-def strategy(
-    method: Method,
-    schedule: Schedule,
-    make_model: Callable[[], nn.Module],
-    clients: int,
-    *,
-    seed: int = 0,  # sent to the clients
-    patience: float = 60.0,  # seconds that a round waits for drawn clients that are not online
-    guard: Guard | None = None,  # which updates are left out
-    proxy: Tensor | None = None,  # the server's own inputs, for batch_norm="recalibrate"
-    mixture: bool = False,  # whether running variances are those of the mixture, E[var] + Var[mean]
-    evaluation: float = 0.0,  # share of clients that measure each new model on held-out rows; drawn independently
-    rows: Sequence[int] | None = None,  # of each client
-    nodes: Mapping[int, int] | None = None,  # node -> client, as keys were registered (``Deployment.partitions``)
-    checkpoint: str | PathLike[str] | None = None,  # written after every round
-    resume: bool = False,  # whether to go on from that file, if it exists; clients with a state need a ``memory``
-) -> MethodStrategy:
-    """Return the Flower strategy that runs the rounds of ``simulate``, to the same bits.
-
-    The clients of a round are those of ``sample_clients``, found by their ``partition-id``: neither which nodes happen
-    to be online nor Python's global random numbers matter. A client that left and came back, also as another node, is
-    counted once. Start it with ``start(grid, initial_arrays=made.initial_arrays(), num_rounds=made.left)``.
-
-    A node says itself which client it is unless ``nodes`` does; a client whose node is online cannot be claimed by
-    another, but one that is offline can. How much a client counts is not its own to say: 1 with uniform weights, its
-    ``rows`` where they are passed; otherwise claims beyond ``Guard.heavy`` medians are left out.
-    """
-    return MethodStrategy(
-        method, schedule, make_model, clients, seed=seed, patience=patience, guard=guard, proxy=proxy, mixture=mixture,
-        evaluation=evaluation, rows=rows, nodes=nodes, checkpoint=checkpoint, resume=resume,
-    )  # fmt: skip
+strategy = MethodStrategy

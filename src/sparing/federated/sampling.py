@@ -31,5 +31,6 @@ def frozen_names(
     """Return the parameters that a client does not train in a round: those of the body blocks not drawn for it."""
     if schedule.blocks is None:
         return frozenset()
+    # Labelled by round and client: what others draw, and in which order, changes nothing.
     order = torch.randperm(len(body), generator=stream(seed, "federated", "blocks", number, client))
     return frozenset(name for block in order[schedule.blocks :].tolist() for name in body[block])

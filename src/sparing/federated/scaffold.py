@@ -55,14 +55,10 @@ class SCAFFOLD(FedAvg):
         # Without a step there is no distance to divide by, and nothing was learnt about the gradient.
         if steps == 0:
             return state, {"control": {name: torch.zeros_like(value) for name, value in params.items()}}
-        distance, server_control, old = (
-            lr * effective_steps(steps, self.momentum),
-            sent.extras.get("control", {}),
-            state["control"],
-        )
+        distance = lr * effective_steps(steps, self.momentum)
+        common, old = sent.extras.get("control", {}), state["control"]
         change = {
-            name: (sent.params[name] - x.detach()) / distance - server_control.get(name, 0.0)
-            for name, x in params.items()
+            name: (sent.params[name] - x.detach()) / distance - common.get(name, 0.0) for name, x in params.items()
         }
         new = {name: old[name] + value for name, value in change.items()}
         return {"control": {**old, **new}}, {"control": change}
@@ -109,6 +105,7 @@ class _Control(NoTerm):
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
         """Add c − c_k; no c was sent before the first round."""
         for name, grad in grads.items():
+            # No c was sent before the first round.
             if name in self.server_control:
                 grad.add_(self.server_control[name])
             grad.sub_(self.client_control[name])

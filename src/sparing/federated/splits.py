@@ -107,6 +107,7 @@ def shards(labels: Tensor, clients: int, per_client: int, seed: int = 0) -> Spli
     count = clients * per_client
     require(len(labels) >= count, "shards", count, f"there are only {len(labels)} rows", "pass fewer clients or shards")
     source = stream(seed, "split", "shards")
+    # Shuffled before the stable sort, so that rows of one class are in random order.
     order = torch.randperm(len(labels), generator=source)
     order = order[torch.argsort(labels[order], stable=True)]
     dealt = torch.randperm(count, generator=source) // per_client

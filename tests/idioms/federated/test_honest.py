@@ -22,7 +22,7 @@ EXACT = 1e-12
 """Float64, about 40 steps of a few hundred operations on numbers near 1: rounding stays near 1e-15."""
 
 
-class Written:
+class Reference:
     """Each method's objective from its paper, with whole models as state."""
 
     def __init__(self, method, model, clients):
@@ -30,7 +30,7 @@ class Written:
         zero = {name: torch.zeros_like(p) for name, p in trained.items()}
         self.method, self.tensors = METHOD[method], len(trained)
         self.kind, self.clients = method, clients
-        self.own = [dict(zero) for _ in range(clients)]  # c_k or λ_k
+        self.client_state = [dict(zero) for _ in range(clients)]  # c_k or λ_k
         self.server = dict(zero)  # c or h
 
     def term(self, client, params, start):
@@ -39,35 +39,35 @@ class Written:
             return 0.5 * self.method.mu * sum(((p - g) ** 2).sum() for p, g, _ in pairs)
         if self.kind == "FedDyn":
             pull = 0.5 * self.method.alpha * sum(((p - g) ** 2).sum() for p, g, _ in pairs)
-            return pull - sum((self.own[client][name] * p).sum() for p, _, name in pairs)
+            return pull - sum((self.client_state[client][name] * p).sum() for p, _, name in pairs)
         if self.kind == "SCAFFOLD":
-            return sum(((self.server[name] - self.own[client][name]) * p).sum() for p, _, name in pairs)
+            return sum(((self.server[name] - self.client_state[client][name]) * p).sum() for p, _, name in pairs)
         if self.kind == "FedSign":
             pushed = sum(torch.sigmoid(g.sign() * p)[g != 0].sum() for p, g, _ in pairs)
             return -self.method.gamma / self.tensors * pushed
         return 0.0
 
-    def learnt(self, client, params, start, steps):
+    def finish(self, client, params, start, steps):
         """What a client keeps, and what of it the server hears."""
         change = {name: params[name] - start[name] for name in start}
         if self.kind == "FedDyn":
             for name, move in change.items():
-                self.own[client][name] = self.own[client][name] - self.method.alpha * move
+                self.client_state[client][name] = self.client_state[client][name] - self.method.alpha * move
             return change
         beta, rate = SCHEDULE.momentum, SCHEDULE.lr
-        way = rate * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
-        told = {name: -change[name] / way - self.server[name] for name in change}
+        distance = rate * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
+        sent = {name: -change[name] / distance - self.server[name] for name in change}
         if self.kind == "SCAFFOLD":
-            self.own[client] = {name: self.own[client][name] + told[name] for name in told}
-        return told
+            self.client_state[client] = {name: self.client_state[client][name] + sent[name] for name in sent}
+        return sent
 
-    def served(self, mean, told):
+    def server_step(self, mean, sent):
         if self.kind == "SCAFFOLD":
-            self.server = {name: self.server[name] + sum(one[name] for one in told) / self.clients for name in mean}
+            self.server = {name: self.server[name] + sum(one[name] for one in sent) / self.clients for name in mean}
         if self.kind == "FedDyn":
             alpha = self.method.alpha
             self.server = {
-                name: self.server[name] - alpha / self.clients * sum(one[name] for one in told) for name in mean
+                name: self.server[name] - alpha / self.clients * sum(one[name] for one in sent) for name in mean
             }
             return {name: mean[name] - self.server[name] / alpha for name in mean}
         return mean
@@ -82,9 +82,9 @@ def masks(model):
     return {name: list((p._backward_hooks or {}).values()) for name, p in model.named_parameters()}
 
 
-def written_round(method, model, number, clients):
+def reference_round(method, model, number, clients):
     start = {name: p.detach().clone() for name, p in trained(model).items()}
-    found, told = [], []
+    found, sent = [], []
     for at, rows in enumerate(clients):
         local = copy.deepcopy(model)
         for name, hooks in masks(model).items():
@@ -105,10 +105,10 @@ def written_round(method, model, number, clients):
             sgd.step()
             steps += 1
         values = {name: p.detach().clone() for name, p in params.items()}
-        told.append(method.learnt(at, values, start, steps))
+        sent.append(method.finish(at, values, start, steps))
         found.append((values, {name: value.clone() for name, value in local.named_buffers()}))
     mean = {name: torch.stack([values[name] for values, _ in found]).mean(0) for name in start}
-    after = method.served(mean, told)
+    after = method.server_step(mean, sent)
     with torch.no_grad():
         for name, p in trained(model).items():
             p.copy_(after[name])
@@ -122,9 +122,9 @@ def test_rounds_are_those_of_the_written_objective(cell):
     kind, make = cell.idiom.split()[3], MODEL[cell.subject]
     run = simulate(make, CLIENTS, METHOD[kind], SCHEDULE, seed=SEED, engine="loop", members=False)
     model = initial_model(METHOD[kind], make, SEED)
-    written = Written(kind, model, len(CLIENTS))
+    reference = Reference(kind, model, len(CLIENTS))
     for number in range(SCHEDULE.rounds):
-        written_round(written, model, number, CLIENTS)
+        reference_round(reference, model, number, CLIENTS)
     assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     buffers = dict(model.named_buffers())
     if buffers:
@@ -159,7 +159,7 @@ def test_one_client_trains_as_if_alone(cell):
     run = simulate(perceptron, CLIENTS[:1], METHOD[cell.subject], plan, seed=SEED, engine="loop")
     model = initial_model(METHOD[cell.subject], perceptron, SEED)
     for number in range(2):
-        written_round(Written(cell.subject, model, 1), model, number, CLIENTS[:1])
+        reference_round(Reference(cell.subject, model, 1), model, number, CLIENTS[:1])
     assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     assert [row["answered"] for row in run.record] == [1, 1]
 
@@ -188,7 +188,7 @@ def one_class_each():
     run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="batched", members=False)
     model = initial_model(METHOD["FedAvg"], perceptron, SEED)
     for number in range(2):
-        written_round(Written("FedAvg", model, 6), model, number, clients)
+        reference_round(Reference("FedAvg", model, 6), model, number, clients)
     assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
 
 
@@ -277,7 +277,7 @@ def rows_without_a_class():
     run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, members=False)
     model = initial_model(METHOD["FedAvg"], perceptron, SEED)
     for number in range(2):
-        written_round(Written("FedAvg", model, 6), model, number, clients)
+        reference_round(Reference("FedAvg", model, 6), model, number, clients)
     assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
 
 
