@@ -48,7 +48,7 @@ def train(combine: Combine, lr: float, kind: str, share: float, seed: int) -> Ma
     rows, began = CASE.rows, time.process_time()
     about = {
         "kind": kind, "share": share, "seed": seed, "lr": lr, "alpha": ALPHA,
-        "attackers": 0 if tamper is None else sum(tamper.strikes(client) for client in range(CLIENTS)),
+        "attackers": 0 if tamper is None else sum(tamper.is_hostile(client) for client in range(CLIENTS)),
     }  # fmt: skip
     try:
         run = simulate(

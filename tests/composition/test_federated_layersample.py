@@ -7,8 +7,8 @@ import torch
 from federated import worlds
 from sparing.federated import FedAvg, Schedule, simulate
 from sparing.federated.metrics import Accuracy
-from sparing.federated.sampling import body_of, resting
-from sparing.federated.settings import drawn
+from sparing.federated.sampling import body_params, frozen_names
+from sparing.federated.settings import sample_clients
 from sparing.seeds import stream
 
 CLIENTS = [worlds.client(rows=8, at=at) for at in range(6)]
@@ -58,14 +58,14 @@ def single(client: int, rest: frozenset[str], start: dict[str, torch.Tensor]) ->
 def test_a_block_that_nobody_drew_stays_and_another_is_the_mean_of_its_own_clients():
     """Each client is run alone by FedAvg of one; the mean by hand is over those that had the block."""
     schedule, found = run(blocks=1)
-    bench_body = body_of(worlds.deep(), schedule)
-    ids = drawn(schedule, len(CLIENTS), 0, SEED)
-    resting_of = {client: resting(bench_body, schedule, 0, client, SEED) for client in ids}
+    body = body_params(worlds.deep(), schedule)
+    ids = sample_clients(schedule, len(CLIENTS), 0, SEED)
+    frozen = {client: frozen_names(body, schedule, 0, client, SEED) for client in ids}
     start = start_of_all()
-    alone = {client: single(client, resting_of[client], start) for client in ids}
+    alone = {client: single(client, frozen[client], start) for client in ids}
     moved = 0
     for name, value in found.params.items():
-        voters = [alone[client][name] for client in ids if name not in resting_of[client]]
+        voters = [alone[client][name] for client in ids if name not in frozen[client]]
         expected = torch.stack(voters).mean(0) if voters else start[name]
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
         moved += not torch.equal(value, start[name])

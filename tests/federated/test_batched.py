@@ -10,7 +10,7 @@ from torch import nn
 
 from federated import worlds
 from sparing.errors import UserError
-from sparing.federated.batched import Batched, perceptron, stacked_forward
+from sparing.federated.batched import Batched, is_perceptron, stacked_forward
 from sparing.federated.controls import Hinge, OwnSign
 from sparing.federated.embedded import simulate
 from sparing.federated.fedavg import FedAvg
@@ -18,13 +18,13 @@ from sparing.federated.feddyn import FedDyn
 from sparing.federated.fedpan import FedPAN
 from sparing.federated.fedprox import FedProx
 from sparing.federated.fedsign import FedSign
-from sparing.federated.loop import Client, workbench
+from sparing.federated.loop import Client, client_setup
 from sparing.federated.methods import Sent
 from sparing.federated.moon import MOON
 from sparing.federated.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
 
-CLIENTS = worlds.crowd((7, 12, 1, 9, 3))
+CLIENTS = worlds.make_clients((7, 12, 1, 9, 3))
 RAGGED = Schedule(rounds=3, participation=0.8, local_epochs=2, batch_size=4, lr=0.2, weight_decay=0.01)
 FLAT = Schedule(rounds=3, participation=1.0, local_epochs=2, batch_size=4, lr=0.2, momentum=0.0, clip=0.3)
 
@@ -39,8 +39,8 @@ def no_loop_instead(monkeypatch, request):
     """A stacked round that raises would be done by the loop, and equal it."""
 
     class Refuses:
-        def __init__(self, bench, clients):
-            self.visits = None
+        def __init__(self, setup, clients):
+            self.train_clients = None
 
     if "raises" not in request.node.name:
         monkeypatch.setattr("sparing.federated.batched.Loop", Refuses)
@@ -54,7 +54,7 @@ def both(make, method, schedule, clients=CLIENTS, **options):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_equals_the_loop(method, schedule):
     loop, batched = both(worlds.perceptron, method, schedule)
-    assert worlds.far(loop.params, batched.params) <= BOUND
+    assert worlds.max_difference(loop.params, batched.params) <= BOUND
     for mine, theirs in zip(loop.record, batched.record, strict=True):
         assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=BOUND)
         assert (mine["steps"], mine["answered"], mine["bytes_up"]) == (
@@ -64,30 +64,30 @@ def test_equals_the_loop(method, schedule):
         )
     for client, state in loop.state.clients.items():
         for key, vector in state.items():
-            assert worlds.far(vector, batched.state.clients[client][key]) <= 10 * BOUND  # divided by a step
+            assert worlds.max_difference(vector, batched.state.clients[client][key]) <= 10 * BOUND  # divided by a step
 
 
 def test_scaffold_equals_the_loop():
     loop, batched = both(worlds.perceptron, SCAFFOLD(), replace(FLAT, clip=None))
-    assert worlds.far(loop.params, batched.params) <= BOUND
+    assert worlds.max_difference(loop.params, batched.params) <= BOUND
 
 
 @pytest.mark.parametrize("make", [worlds.residual, worlds.convolutional])
 def test_other_models_equal_the_loop_under_vmap(make):
-    clients = worlds.crowd((7, 12, 1), (1, 3) if make is worlds.convolutional else (3,))
+    clients = worlds.make_clients((7, 12, 1), (1, 3) if make is worlds.convolutional else (3,))
     loop, batched = both(make, FedProx(mu=0.1), RAGGED, clients)
-    assert not perceptron(make())
-    assert worlds.far(loop.params, batched.params) <= BOUND
+    assert not is_perceptron(make())
+    assert worlds.max_difference(loop.params, batched.params) <= BOUND
 
 
 def test_hooks_are_called():
     """FedPAN's change lies in forward hooks, so its perceptron is none."""
     method = FedPAN(amplitude=0.5)
     loop, batched = both(worlds.perceptron, method, RAGGED)
-    assert worlds.far(loop.params, batched.params) <= BOUND
+    assert worlds.max_difference(loop.params, batched.params) <= BOUND
     plain = simulate(worlds.perceptron, CLIENTS, FedAvg(), RAGGED, seed=3, engine="batched")
-    assert worlds.far(loop.params, plain.params) > 1e-3
-    assert not perceptron(method.adapt(worlds.perceptron()))
+    assert worlds.max_difference(loop.params, plain.params) > 1e-3
+    assert not is_perceptron(method.adapt(worlds.perceptron()))
 
 
 def test_perceptron_forward_is_the_models_own():
@@ -100,10 +100,10 @@ def test_perceptron_forward_is_the_models_own():
         own = {name: value[at] for name, value in stacked.items()}
         expected = torch.func.functional_call(model, own, (inputs[at],))
         torch.testing.assert_close(found[at], expected, rtol=1e-14, atol=1e-15)
-    assert perceptron(model)
-    assert not perceptron(nn.Sequential(nn.Flatten(0), nn.Linear(4, 3)))
+    assert is_perceptron(model)
+    assert not is_perceptron(nn.Sequential(nn.Flatten(0), nn.Linear(4, 3)))
     one = nn.Linear(3, 3)
-    assert not perceptron(nn.Sequential(one, one))
+    assert not is_perceptron(nn.Sequential(one, one))
 
 
 def test_a_client_that_diverges_harms_no_other():
@@ -113,7 +113,7 @@ def test_a_client_that_diverges_harms_no_other():
     assert "client 5: not finite" in run.record[0]["left_out"]
     assert run.record[0]["left_out"] == loop.record[0]["left_out"]
     assert all(bool(value.isfinite().all()) for value in run.params.values())
-    assert worlds.far(loop.params, run.params) <= BOUND
+    assert worlds.max_difference(loop.params, run.params) <= BOUND
 
 
 def test_a_client_that_raises_is_found_by_the_loop():
@@ -124,13 +124,13 @@ def test_a_client_that_raises_is_found_by_the_loop():
 
 
 def test_a_client_without_rows():
-    bench = workbench(worlds.perceptron(), FedAvg(), FLAT)
+    setup = client_setup(worlds.perceptron(), FedAvg(), FLAT)
     empty = Client(torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
-    params = {name: value.detach().clone() for name, value in bench.params.items()}
-    engine = Batched(bench, [CLIENTS[0], empty])
-    visits, faults = engine.visits(0, (0, 1), Sent(params), {0: {}, 1: {}}, {})
-    assert ([one.update.client for one in visits], list(map(str, faults))) == ([0], ["client 1: crash (no rows)"])
-    assert engine.visits(0, (1,), Sent(params), {1: {}}, {})[0] == []
+    params = {name: value.detach().clone() for name, value in setup.params.items()}
+    engine = Batched(setup, [CLIENTS[0], empty])
+    results, faults = engine.train_clients(0, (0, 1), Sent(params), {0: {}, 1: {}}, {})
+    assert ([one.update.client for one in results], list(map(str, faults))) == ([0], ["client 1: crash (no rows)"])
+    assert engine.train_clients(0, (1,), Sent(params), {1: {}}, {})[0] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from federated import worlds
 from sparing.errors import UserError
-from sparing.federated.checkpoint import Standing, fingerprint, read, write
+from sparing.federated.checkpoint import RunState, describe_run, read, write
 from sparing.federated.embedded import simulate
 from sparing.federated.fedavg import FedAvg
 from sparing.federated.feddyn import FedDyn
@@ -25,7 +25,7 @@ TIMES = {"seconds", "clients_per_second"}
 
 
 def go(method, schedule, make, path=None, **options):
-    return simulate(make, worlds.crowd(), method, schedule, seed=2, checkpoint=path, engine="loop", **options)
+    return simulate(make, worlds.make_clients(), method, schedule, seed=2, checkpoint=path, engine="loop", **options)
 
 
 def rows_of(run):
@@ -50,8 +50,8 @@ def test_resumed_to_the_same_bits(tmp_path, method, schedule, make):
     first = go(method, dataclasses.replace(schedule, rounds=2), make, path)
     assert first.state.rounds == 2
     second = go(method, schedule, make, path, resume=True)
-    assert worlds.same(whole.params, second.params)
-    assert worlds.same(whole.buffers, second.buffers)
+    assert worlds.equal(whole.params, second.params)
+    assert worlds.equal(whole.buffers, second.buffers)
     assert rows_of(whole) == rows_of(second)
     assert whole.state.clients.keys() == second.state.clients.keys()
 
@@ -76,7 +76,7 @@ def test_interrupted_runs_keep_the_last_whole_round(tmp_path, error):
         go(FedAvg(), SCHEDULE, worlds.perceptron, path, evaluate=Stop(4, error), members=False)
     run = go(FedAvg(), SCHEDULE, worlds.perceptron, path, resume=True)
     assert [("zero" in row) for row in run.record] == [True] * 3 + [False] * 3
-    assert worlds.same(run.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
+    assert worlds.equal(run.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
 
 
 def test_killed_runs_keep_the_last_written_round(tmp_path, monkeypatch):
@@ -84,16 +84,16 @@ def test_killed_runs_keep_the_last_written_round(tmp_path, monkeypatch):
     path, kept = tmp_path / "run.safetensors", []
     real = write
 
-    def spy(standing, *rest):
-        real(standing, *rest)
-        kept.append((standing.rounds, path.read_bytes()))
+    def spy(run_state, *rest):
+        real(run_state, *rest)
+        kept.append((run_state.rounds, path.read_bytes()))
 
     monkeypatch.setattr("sparing.federated.embedded.write", spy)
     go(FedAvg(), dataclasses.replace(SCHEDULE, rounds=5), worlds.perceptron, path, checkpoint_every=2)
     assert [rounds for rounds, _ in kept] == [2, 4, 5]
     path.write_bytes(kept[0][1])
     resumed = go(FedAvg(), SCHEDULE, worlds.perceptron, path, resume=True)
-    assert worlds.same(resumed.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
+    assert worlds.equal(resumed.params, go(FedAvg(), SCHEDULE, worlds.perceptron).params)
 
 
 def test_without_resume_a_run_begins_anew(tmp_path):
@@ -105,7 +105,7 @@ def test_without_resume_a_run_begins_anew(tmp_path):
 
 def run_of(**changes):
     given = {"schedule": SCHEDULE, "method": FedAvg(), "seed": 1, "sizes": [3, 4], "params": {"w": torch.ones(2)}}
-    return fingerprint(**given | changes)
+    return describe_run(**given | changes)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def run_of(**changes):
     ],
 )
 def test_files_of_other_runs_are_refused(tmp_path, changes, what):
-    path = write(Standing(params={}, buffers={}), tmp_path / "run", run_of())
+    path = write(RunState(params={}, buffers={}), tmp_path / "run", run_of())
     assert read(path, run_of()).rounds == 0
     with pytest.raises(UserError, match=f"it differs in {what}; pass the same settings"):
         read(path, run_of(**changes))
@@ -134,7 +134,7 @@ def test_a_run_is_prolonged_only_where_its_rates_stay():
 
 
 def test_damaged_files_are_refused(tmp_path):
-    path = write(Standing(params={"w": torch.ones(9)}, buffers={}), tmp_path / "run", run_of())
+    path = write(RunState(params={"w": torch.ones(9)}, buffers={}), tmp_path / "run", run_of())
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match="not a whole safetensors file"):
         read(path, run_of())

@@ -19,7 +19,7 @@ from sparing.federated.feddyn import FedDyn
 from sparing.federated.fedprox import FedProx
 from sparing.federated.loop import Client
 from sparing.federated.metrics import Accuracy
-from sparing.federated.settings import Schedule, drawn, rate_at
+from sparing.federated.settings import Schedule, rate_at, sample_clients
 from sparing.seeds import number, stream
 
 SCHEDULE = Schedule(rounds=3, participation=0.5, local_epochs=1, batch_size=4, lr=0.2)
@@ -29,7 +29,7 @@ JUDGE = Accuracy(TEST.inputs, TEST.targets)
 
 
 def go(make=worlds.perceptron, clients=None, method=worlds.AVERAGE, schedule=SCHEDULE, **options):
-    return simulate(make, clients or worlds.crowd(), method, schedule, **{"seed": 2, "engine": "loop"} | options)
+    return simulate(make, clients or worlds.make_clients(), method, schedule, **{"seed": 2, "engine": "loop"} | options)
 
 
 def start(make=worlds.perceptron, seed=2):
@@ -53,19 +53,19 @@ def test_one_client_is_plain_sgd(engine):
                 optimizer.step()
     run = go(clients=[client], schedule=schedule, engine=engine)
     # 18 float64 steps of three products each; nothing amplifies.
-    assert worlds.far({name: p.detach() for name, p in model.named_parameters()}, run.params) <= 1e-13
+    assert worlds.max_difference({name: p.detach() for name, p in model.named_parameters()}, run.params) <= 1e-13
 
 
 def test_one_big_step_is_the_weighted_mean_gradient():
     """One full-batch step at each client with weights by size: a step on all rows together, by autograd."""
     schedule = Schedule(rounds=1, participation=1.0, local_epochs=1, batch_size=99, momentum=0.0, lr=0.5,
                         weights="size")  # fmt: skip
-    clients, model = worlds.crowd(), start()
+    clients, model = worlds.make_clients(), start()
     inputs, targets = (torch.cat([getattr(c, what) for c in clients]) for what in ("inputs", "targets"))
     params = dict(model.named_parameters())
     grads = torch.autograd.grad(F.cross_entropy(model(inputs), targets), list(params.values()))
     expected = {name: (p - 0.5 * g).detach() for (name, p), g in zip(params.items(), grads, strict=True)}
-    assert worlds.far(expected, go(schedule=schedule).params) <= 1e-14
+    assert worlds.max_difference(expected, go(schedule=schedule).params) <= 1e-14
 
 
 def test_methods_see_the_same_clients_and_the_global_generator_is_left_alone():
@@ -73,8 +73,8 @@ def test_methods_see_the_same_clients_and_the_global_generator_is_left_alone():
     before = torch.random.get_rng_state()
     seen = [set(go(method=method).state.clients) for method in (FedAvg(), FedDyn(alpha=0.1))]
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert seen[0] == seen[1] == {c for at in range(3) for c in drawn(SCHEDULE, 4, at, 2)}
-    assert not worlds.same(go().params, go(seed=3).params)
+    assert seen[0] == seen[1] == {c for at in range(3) for c in sample_clients(SCHEDULE, 4, at, 2)}
+    assert not worlds.equal(go().params, go(seed=3).params)
 
 
 def test_client_state_begins_with_the_initial_model_and_is_kept_between_visits():
@@ -86,10 +86,10 @@ def test_client_state_begins_with_the_initial_model_and_is_kept_between_visits()
             return {**state, "visits": {"n": state["visits"]["n"] + 1}}, {}
 
     run = go(method=Recording(), schedule=replace(SCHEDULE, rounds=5))
-    visits = [drawn(SCHEDULE, 4, at, 2) for at in range(5)]
+    results = [sample_clients(SCHEDULE, 4, at, 2) for at in range(5)]
     for client, state in run.state.clients.items():
         assert torch.equal(state["first"]["n"], start()[2].bias.detach())
-        assert int(state["visits"]["n"]) == sum(client in ids for ids in visits)
+        assert int(state["visits"]["n"]) == sum(client in ids for ids in results)
 
 
 def test_record():
@@ -116,7 +116,9 @@ def test_layer_sampling_trains_sends_and_averages_what_was_drawn():
     assert run.record[0]["bytes_down"] == 4 * 6 * sizes
     single = []
     for client in range(4):
-        only = [c if at == client else Client(c.inputs[:1], c.targets[:1]) for at, c in enumerate(worlds.crowd())]
+        only = [
+            c if at == client else Client(c.inputs[:1], c.targets[:1]) for at, c in enumerate(worlds.make_clients())
+        ]
         mute = go(make=worlds.deep, clients=only, schedule=schedule, tamper=_Only(client))
         single.append((mute.params, mute.record[0]["answered"]))
     initial = dict(start(worlds.deep).named_parameters())
@@ -150,7 +152,7 @@ class _Only:
 )
 def test_faults_are_named_and_the_round_survives(kind, text):
     class One(Sabotage):
-        def strikes(self, client):
+        def is_hostile(self, client):
             return client == 2
 
     run = go(schedule=ALL, tamper=One(kind=kind, share=0.5), method=FedDyn(alpha=0.1))
@@ -169,11 +171,11 @@ def test_too_few_left():
 
 def test_batch_norm_kept_by_clients():
     run = go(make=worlds.normed, schedule=replace(ALL, batch_norm="local"))
-    own = run.state.own
-    assert own.keys() == {0, 1, 2, 3}
-    assert not torch.equal(own[0]["1.running_mean"], own[1]["1.running_mean"])
-    assert int(own[1]["1.num_batches_tracked"]) == 9  # its own count of three rounds
-    torch.testing.assert_close(run.params["1.weight"], torch.stack([o["1.weight"] for o in own.values()]).mean(0))
+    local_bn = run.state.local_bn
+    assert local_bn.keys() == {0, 1, 2, 3}
+    assert not torch.equal(local_bn[0]["1.running_mean"], local_bn[1]["1.running_mean"])
+    assert int(local_bn[1]["1.num_batches_tracked"]) == 9  # its own count of three rounds
+    torch.testing.assert_close(run.params["1.weight"], torch.stack([o["1.weight"] for o in local_bn.values()]).mean(0))
 
 
 def test_batch_norm_estimated_anew_or_mixed():
@@ -193,18 +195,18 @@ def test_choice_of_an_engine(monkeypatch):
     assert go(schedule=short, engine="auto").engine == "batched"
     assert go(make=worlds.normed, schedule=short, engine="auto").engine == "loop"
     assert go(make=worlds.residual, schedule=short, engine="auto").engine == "loop"
-    rows = worlds.crowd(shape=(1, 3))
+    rows = worlds.make_clients(shape=(1, 3))
     assert go(worlds.convolutional, rows, schedule=short, engine="auto", workers=1).engine == "loop"
     unsendable = lambda: worlds.convolutional()  # noqa: E731  # what pickle cannot send
     assert go(unsendable, rows, schedule=short, engine="auto", workers=2).engine == "loop"
-    monkeypatch.setattr(embedded, "_STACKED_MOST", 10)
+    monkeypatch.setattr(embedded, "_MAX_STACKED", 10)
     assert go(schedule=short, engine="auto").engine == "loop"
 
 
 @pytest.mark.processes
 def test_convolutions_go_to_processes():
-    run = go(worlds.convolutional, worlds.crowd(shape=(1, 3)), schedule=replace(SCHEDULE, rounds=1), engine="auto",
-             workers=2)  # fmt: skip
+    clients, schedule = worlds.make_clients(shape=(1, 3)), replace(SCHEDULE, rounds=1)
+    run = go(worlds.convolutional, clients, schedule=schedule, engine="auto", workers=2)
     assert run.engine == "workers"
 
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from sparing.errors import RunError, UserError
-from sparing.federated.faults import Fault, Guard, Sabotage, require_enough, sift, tell
-from sparing.federated.loop import Visit
+from sparing.federated.faults import Fault, Guard, Sabotage, filter_results, report_faults, require_enough
+from sparing.federated.loop import ClientResult
 from sparing.federated.methods import Update
 
 G = {"w": torch.zeros(2), "b": torch.zeros(1)}
 BUFFERS = {"mean": torch.zeros(1)}
 
 
-def visit(client, step=1.0, **changes):
+def result(client, step=1.0, **changes):
     update = Update(client, {name: value + step for name, value in G.items()}, 1.0, {}, {"mean": torch.ones(1)})
-    return Visit(replace(update, **changes), {})
+    return ClientResult(replace(update, **changes), {})
 
 
-def sieve(*visits, guard=Guard(), partial=False):  # noqa: B008  # it is frozen
-    kept, faults = sift(visits, G, BUFFERS, guard, partial=partial)
+def filtered(*results, guard=Guard(), partial=False):  # noqa: B008  # it is frozen
+    kept, faults = filter_results(results, G, BUFFERS, guard, partial=partial)
     return [one.update.client for one in kept], [str(fault) for fault in faults]
 
 
@@ -50,53 +50,53 @@ def sieve(*visits, guard=Guard(), partial=False):  # noqa: B008  # it is frozen
     ],
 )  # fmt: skip
 def test_each_is_named_and_left_out(changes, text):
-    assert sieve(visit(3), visit(7, **changes), visit(1)) == ([3, 1], [f"client 7: {text}"])
+    assert filtered(result(3), result(7, **changes), result(1)) == ([3, 1], [f"client 7: {text}"])
 
 
 def test_clients_that_draw_blocks_may_leave_parameters_out():
-    assert sieve(visit(0, params={"w": torch.ones(2)}), partial=True) == ([0], [])
-    assert sieve(visit(0, params={"x": torch.ones(2)}), partial=True)[0] == []
+    assert filtered(result(0, params={"w": torch.ones(2)}), partial=True) == ([0], [])
+    assert filtered(result(0, params={"x": torch.ones(2)}), partial=True)[0] == []
 
 
 def test_huge_updates_in_medians():
     """Lengths √3·(1, 1, 1, 120): the last is 120 medians long."""
-    assert sieve(visit(0), visit(1), visit(2), visit(3, step=19.0))[1] == []
-    assert sieve(visit(0), visit(1), visit(2), visit(3, step=21.0))[0] == [0, 1, 2]
-    four = [visit(0), visit(1), visit(2), visit(3, step=120.0)]
-    assert sieve(*four) == ([0, 1, 2], ["client 3: huge (120 times the median update)"])
-    assert sieve(*four, guard=Guard(huge=121.0)) == ([0, 1, 2, 3], [])
-    assert sieve(*four, guard=Guard(huge=None)) == ([0, 1, 2, 3], [])
-    assert sieve(visit(0), visit(3, step=1e9))[1] == []  # of two, nobody knows which is odd
+    assert filtered(result(0), result(1), result(2), result(3, step=19.0))[1] == []
+    assert filtered(result(0), result(1), result(2), result(3, step=21.0))[0] == [0, 1, 2]
+    four = [result(0), result(1), result(2), result(3, step=120.0)]
+    assert filtered(*four) == ([0, 1, 2], ["client 3: huge (120 times the median update)"])
+    assert filtered(*four, guard=Guard(huge=121.0)) == ([0, 1, 2, 3], [])
+    assert filtered(*four, guard=Guard(huge=None)) == ([0, 1, 2, 3], [])
+    assert filtered(result(0), result(3, step=1e9))[1] == []  # of two, nobody knows which is odd
 
 
 def test_clients_that_do_not_move_make_nobody_huge():
-    assert sieve(visit(0, step=0.0), visit(1, step=0.0), visit(2))[1] == []
+    assert filtered(result(0, step=0.0), result(1, step=0.0), result(2))[1] == []
 
 
 def test_what_travels_beside_the_model_is_held_to_the_others():
     def control(client, value):
-        return visit(client, extras={"control": {name: torch.full_like(one, value) for name, one in G.items()}})
+        return result(client, extras={"control": {name: torch.full_like(one, value) for name, one in G.items()}})
 
-    def sieved(last):
-        kept, faults = sift([control(0, 1.0), control(1, 2.0), control(2, 1.0), last], G, BUFFERS, Guard(),
-                            beside={"control"})  # fmt: skip
+    def filtered(last):
+        kept, faults = filter_results([control(0, 1.0), control(1, 2.0), control(2, 1.0), last], G, BUFFERS, Guard(),
+                            extra_names={"control"})  # fmt: skip
         return [one.update.client for one in kept], [str(fault) for fault in faults]
 
-    assert sieved(control(3, 20.0)) == ([0, 1, 2, 3], [])
-    assert sieved(control(3, 1e9)) == ([0, 1, 2], ["client 3: huge (6.67e+08 times the median control)"])
-    assert sieved(control(3, math.nan)) == ([0, 1, 2], ["client 3: not finite (w)"])
-    assert sieved(visit(3)) == ([0, 1, 2], ["client 3: wrong shape (control beside the model is only on one side)"])
+    assert filtered(control(3, 20.0)) == ([0, 1, 2, 3], [])
+    assert filtered(control(3, 1e9)) == ([0, 1, 2], ["client 3: huge (6.67e+08 times the median control)"])
+    assert filtered(control(3, math.nan)) == ([0, 1, 2], ["client 3: not finite (w)"])
+    assert filtered(result(3)) == ([0, 1, 2], ["client 3: wrong shape (control beside the model is only on one side)"])
     half = {"control": {"w": torch.ones(2)}}
-    assert sieved(visit(3, extras=half)) == ([0, 1, 2], ["client 3: wrong shape (b is only on one side)"])
+    assert filtered(result(3, extras=half)) == ([0, 1, 2], ["client 3: wrong shape (b is only on one side)"])
 
 
 def test_more_steps_explain_a_longer_way():
     """Ten times the steps explain ten times the way: 199 medians are fewer than 20 · 10, and 201 are not."""
-    others = [replace(visit(at), steps=2) for at in range(3)]
+    others = [replace(result(at), steps=2) for at in range(3)]
 
     def passes(step, steps=20, momentum=0.0, mean=1.0):
-        last = visit(3, step=step, buffers={"mean": torch.full((1,), mean)})
-        kept, _ = sift([*others, replace(last, steps=steps)], G, BUFFERS, Guard(), momentum=momentum)
+        last = result(3, step=step, buffers={"mean": torch.full((1,), mean)})
+        kept, _ = filter_results([*others, replace(last, steps=steps)], G, BUFFERS, Guard(), momentum=momentum)
         return len(kept) == 4
 
     assert [passes(199.0), passes(201.0), passes(1e6), passes(-1e6)] == [True, False, False, False]
@@ -108,35 +108,35 @@ def test_more_steps_explain_a_longer_way():
 
 def test_a_buffer_that_most_leave_alone_moves_as_far_as_a_count():
     """Five steps count to 5, and a layer may be called several times a step; 10¹² no steps explain."""
-    still = [replace(visit(at, buffers={"mean": torch.zeros(1)}), steps=5) for at in range(3)]
+    still = [replace(result(at, buffers={"mean": torch.zeros(1)}), steps=5) for at in range(3)]
 
-    def sieved(mean):
-        last = replace(visit(3, buffers={"mean": torch.full((1,), mean)}), steps=5)
-        return [str(fault) for fault in sift([*still, last], G, BUFFERS, Guard())[1]]
+    def filtered(mean):
+        last = replace(result(3, buffers={"mean": torch.full((1,), mean)}), steps=5)
+        return [str(fault) for fault in filter_results([*still, last], G, BUFFERS, Guard())[1]]
 
-    assert sieved(5.0) == sieved(100.0) == []
-    assert sieved(1e12) == ["client 3: huge (moved by 1e+12, unlike the median mean)"]
+    assert filtered(5.0) == filtered(100.0) == []
+    assert filtered(1e12) == ["client 3: huge (moved by 1e+12, unlike the median mean)"]
 
 
 def test_a_counter_does_not_compound():
     """However much it holds, a round adds what steps explain: 20 · 5, not 20 · 1000 that would be 2⁶³ in fifteen."""
     sent = {"count": torch.tensor(1000)}
 
-    def sieved(added, **more):
-        visits = [replace(visit(at, buffers={"count": torch.tensor(1005)}), steps=5) for at in range(3)]
-        visits.append(replace(visit(3, buffers={"count": torch.tensor(1000 + added)}), steps=5))
-        return [str(fault) for fault in sift(visits, G, sent, Guard(), **more)[1]]
+    def filtered(added, **more):
+        results = [replace(result(at, buffers={"count": torch.tensor(1005)}), steps=5) for at in range(3)]
+        results.append(replace(result(3, buffers={"count": torch.tensor(1000 + added)}), steps=5))
+        return [str(fault) for fault in filter_results(results, G, sent, Guard(), **more)[1]]
 
-    assert sieved(100) == []
-    assert sieved(110) == ["client 3: huge (22 times the median count)"]
-    assert sieved(-900, rounds=9) == []  # its own, of nine rounds ago
+    assert filtered(100) == []
+    assert filtered(110) == ["client 3: huge (22 times the median count)"]
+    assert filtered(-900, rounds=9) == []  # its own, of nine rounds ago
 
 
 def test_faults_are_told_once_for_each_client_and_kind(capsys):
     seen = set()
     crash, huge = Fault(3, "crash", "KeyError: a; b"), Fault(4, "huge", "30 times the median update")
     for number, faults in enumerate(([crash, huge], [huge], [], [huge, Fault(3, "absent", "no answer")])):
-        tell({"round": number + 1, "left_out": "; ".join(map(str, faults))}, seen, "fedavg")
+        report_faults({"round": number + 1, "left_out": "; ".join(map(str, faults))}, seen, "fedavg")
     told = "is left out: {}; later rounds are not told again"
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: round 1: client 3 " + told.format("crash (KeyError: a; b)"),
@@ -147,11 +147,11 @@ def test_faults_are_told_once_for_each_client_and_kind(capsys):
 
 def test_a_weight_that_the_server_knows_is_not_believed():
     known = {0: 1.0, 1: 30.0, 2: 4.0}
-    visits = [visit(0), visit(1, weight=30.0), visit(2, weight=1e12)]
-    kept, faults = sift(visits, G, BUFFERS, Guard(), weights=known)
+    results = [result(0), result(1, weight=30.0), result(2, weight=1e12)]
+    kept, faults = filter_results(results, G, BUFFERS, Guard(), weights=known)
     assert [one.update.client for one in kept] == [0, 1]  # rows may differ as they do
     assert str(faults[0]) == "client 2: weight (claims 1e+12 and counts 4)"
-    assert sieve(*visits, guard=Guard(heavy=None))[1] == []
+    assert filtered(*results, guard=Guard(heavy=None))[1] == []
 
 
 def test_too_few_left():
@@ -162,7 +162,7 @@ def test_too_few_left():
 
 
 def test_sabotage():
-    update = visit(5, step=2.0).update
+    update = result(5, step=2.0).update
     params = {name: value + 1 for name, value in G.items()}  # so the update moved by 1
     assert Sabotage(kind="flip", share=1.0)(update, params).params["w"].tolist() == [0.0, 0.0]
     assert Sabotage(kind="huge", share=1.0)(update, params).params["b"].tolist() == [1e6 + 1]
@@ -171,7 +171,7 @@ def test_sabotage():
     assert Sabotage(kind="flip", share=0.0)(update, params) is update
     with pytest.raises(RunError, match="sabotage"):
         Sabotage(kind="crash", share=1.0)(update, params)
-    struck = sum(Sabotage(kind="flip", share=0.3).strikes(client) for client in range(500))
+    struck = sum(Sabotage(kind="flip", share=0.3).is_hostile(client) for client in range(500))
     assert abs(struck - 150) < 4 * (500 * 0.3 * 0.7) ** 0.5  # four standard deviations
 
 

@@ -16,11 +16,11 @@ from sparing.federated.fedavg import FedAvg
 from sparing.federated.feddyn import FedDyn
 from sparing.federated.fedpan import FedPAN
 from sparing.federated.fedsign import FedSign
-from sparing.federated.loop import Client, buffers_of, local_round
+from sparing.federated.loop import Client, buffers_of, client_setup, train
 from sparing.federated.methods import Sent
 from sparing.federated.moon import MOON
 from sparing.federated.scaffold import SCAFFOLD
-from sparing.federated.settings import Schedule, drawn
+from sparing.federated.settings import Schedule, sample_clients
 from sparing.seeds import stream
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
@@ -107,8 +107,9 @@ def test_state_lives_in_the_context_of_its_node():
     kept = grid.contexts[1].state.array_records[pending[0]].to_torch_state_dict()
     params, method, model = dict(server.initial), FedDyn(alpha=0.1), make_model()
     sent, state = Sent(params, {}, buffers_of(model)), method.client_state(params)
-    visit = local_round(model, ROWS[0], method, sent, state, EVERYBODY, 0, 0, 0)
-    require_same(dict(kept), visit.state[pending[0].rsplit("/", 1)[1]])
+    setup = client_setup(model, method, EVERYBODY, seed=0)
+    result = train(setup, ROWS[0], sent, state, number=0, client_id=0)
+    require_same(dict(kept), result.state[pending[0].rsplit("/", 1)[1]])
 
 
 def test_state_of_an_update_that_never_arrived_is_not_used():
@@ -156,7 +157,7 @@ def test_a_client_that_leaves_and_returns_is_counted_once():
     grid.leave(1)
     one_round(grid, server, 4)
     assert server.rounds[-1].received == (0, 1, 2, 3)
-    assert server._people.client_of[new] == 0
+    assert server._registry.client_of[new] == 0
 
 
 def test_a_reply_that_comes_twice_counts_once():
@@ -236,8 +237,8 @@ def test_a_client_whose_node_is_online_cannot_be_claimed():
     grid, server = host(schedule=EVERYBODY)
     thief = grid.join(2)
     one_round(grid, server, 1)
-    assert server._people.client_of[3] == 2
-    assert thief not in server._people.client_of
+    assert server._registry.client_of[3] == 2
+    assert thief not in server._registry.client_of
     assert server.rounds[-1].refused == (
         f"node {thief}: says it is client 2, which node 3 is; check its partition-id",
     )  # fmt: skip
@@ -308,14 +309,14 @@ def test_a_client_does_not_say_how_much_it_counts(weights, rows, says):
 def test_a_claim_of_many_steps_counts_for_ten_medians():
     from flwr.app import MetricRecord, RecordDict
 
-    from sparing.federated.flower_rounds import steps_made
+    from sparing.federated.flower_rounds import local_steps
 
     says = {0: 4, 1: 4, 2: 10**9, 5: [1, 1], 6: -3, 7: 6, 8: 4}
     contents = {client: RecordDict({"metrics": MetricRecord({"steps": made})}) for client, made in says.items()}
-    assert steps_made(contents, None, Guard()) == {0: 4, 1: 4, 2: 40, 5: 0, 6: 0, 7: 6, 8: 4}
-    assert steps_made(contents, None, Guard(heavy=None))[2] == 40
-    assert steps_made(contents, None, Guard(heavy=2.0))[2] == 8
-    assert steps_made(contents, list(range(9)), Guard()) == {0: 0, 1: 1, 2: 2, 5: 5, 6: 6, 7: 7, 8: 8}
+    assert local_steps(contents, None, Guard()) == {0: 4, 1: 4, 2: 40, 5: 0, 6: 0, 7: 6, 8: 4}
+    assert local_steps(contents, None, Guard(heavy=None))[2] == 40
+    assert local_steps(contents, None, Guard(heavy=2.0))[2] == 8
+    assert local_steps(contents, list(range(9)), Guard()) == {0: 0, 1: 1, 2: 2, 5: 5, 6: 6, 7: 7, 8: 8}
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,7 @@ def test_what_the_server_and_the_clients_measured_is_kept_by_round():
     )  # fmt: skip
     assert found.metrics[3]["bias"] == float(found.params["3.bias"][0])
     assert 0.5 < found.metrics[1]["ssr"] <= 1
-    assert found.rounds[0].drawn == found.rounds[0].received == drawn(SCHEDULE, CLIENTS, 0, 0)
+    assert found.rounds[0].drawn == found.rounds[0].received == sample_clients(SCHEDULE, CLIENTS, 0, 0)
 
 
 def test_bytes_are_those_of_the_arrays():

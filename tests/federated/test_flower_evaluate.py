@@ -41,11 +41,11 @@ def schedule(**changes):
     return Schedule(**(settings | changes))
 
 
-def by_hand(run, held, own=None):
+def by_hand(run, held, local_bn=None):
     """Mean accuracy over all held-out rows, client by client in a plain loop."""
     model, hits = make_model(), 0.0
     for client, rows in enumerate(held):
-        mine = (own or {}).get(client, {})
+        mine = (local_bn or {}).get(client, {})
         load_(model, {**run.params, **{n: v for n, v in mine.items() if n in run.params}}, run.buffers)
         load_(model, {}, {n: v for n, v in mine.items() if n in run.buffers})
         model.eval()
@@ -65,7 +65,7 @@ def test_a_client_that_keeps_batch_norm_measures_with_its_own():
     local = schedule(batch_norm="local", rounds=4)
     found = flower.run_in_process(make_model, ROWS, FedAvg(), local, held=HELD, seed=5)
     same = simulate(make_model, ROWS, FedAvg(), local, seed=5, engine="loop")
-    mine, theirs = by_hand(found, HELD, same.state.own), by_hand(found, HELD)
+    mine, theirs = by_hand(found, HELD, same.state.local_bn), by_hand(found, HELD)
     assert mine != theirs, "the two must differ for the test to tell"
     assert found.metrics[4]["held-accuracy"] == pytest.approx(mine, rel=1e-12)
 

@@ -10,27 +10,33 @@ from torch import nn
 from federated import worlds
 from sparing.errors import UserError
 from sparing.federated.fedprox import FedProx
-from sparing.federated.loop import Client, batches, buffers_of, load_, local_round, norm_names, order_of, workbench
+from sparing.federated.loop import (
+    Client,
+    batch_norm_names,
+    batches,
+    buffers_of,
+    client_setup,
+    load_,
+    row_order,
+    train,
+)
 from sparing.federated.methods import Sent
 from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 
 
-def bench_of(make, schedule, method=worlds.AVERAGE, **options):
+def setup_of(make, schedule, method=worlds.AVERAGE, **options):
     torch.manual_seed(0)
-    return workbench(make(), method, schedule, seed=4, **options)
+    return client_setup(make(), method, schedule, seed=4, **options)
 
 
-def start_of(bench):
-    params = {name: value.detach().clone() for name, value in bench.params.items()}
-    return Sent(params, {}, {name: value.clone() for name, value in buffers_of(bench.model).items()})
+def start_of(setup):
+    params = {name: value.detach().clone() for name, value in setup.params.items()}
+    return Sent(params, {}, {name: value.clone() for name, value in buffers_of(setup.model).items()})
 
 
-def visit_of(bench, client, number=0, client_id=2, sent=None, **options):
-    sent = sent or start_of(bench)
-    method, schedule, seed = bench.method, bench.schedule, bench.seed
-    return local_round(bench.model, client, method, sent, {}, schedule, number, seed, client_id, loss=bench.loss,
-                       **options)  # fmt: skip
+def train_one(setup, client, number=0, client_id=2, sent=None, **options):
+    return train(setup, client, sent or start_of(setup), {}, number=number, client_id=client_id, **options)
 
 
 def plain_sgd(make, client, schedule, start, lr, seed=4, number=0, client_id=2):
@@ -51,22 +57,22 @@ def plain_sgd(make, client, schedule, start, lr, seed=4, number=0, client_id=2):
 
 def test_is_plain_sgd():
     schedule = Schedule(local_epochs=3, batch_size=4, lr=0.2, weight_decay=0.01, warmup_rounds=4)
-    bench, client = bench_of(worlds.perceptron, schedule), worlds.client(10)
-    start = {name: value.clone() for name, value in bench.model.state_dict().items()}
-    visit = visit_of(bench, client, number=1)
+    setup, client = setup_of(worlds.perceptron, schedule), worlds.client(10)
+    start = {name: value.clone() for name, value in setup.model.state_dict().items()}
+    result = train_one(setup, client, number=1)
     expected = plain_sgd(worlds.perceptron, client, schedule, start, lr=0.1, number=1)  # half way up the warm-up
-    for name, value in visit.update.params.items():
+    for name, value in result.update.params.items():
         torch.testing.assert_close(value, expected[name].detach(), rtol=1e-13, atol=1e-14)  # roundings of 9 steps
-    assert (visit.steps, visit.update.client, visit.update.weight) == (9, 2, 1.0)
+    assert (result.steps, result.update.client, result.update.weight) == (9, 2, 1.0)
 
 
 def test_the_term_comes_before_clipping():
     """With a huge penalty the clipped step has the length of the clip, whatever the penalty."""
     schedule = Schedule(local_epochs=1, batch_size=99, lr=1.0, momentum=0.0, clip=0.01)
-    bench = bench_of(worlds.perceptron, schedule, FedProx(mu=1e6))
-    sent = start_of(bench)
-    visit = visit_of(bench, worlds.client(10), sent=sent)
-    moved = torch.cat([(visit.update.params[name] - value).flatten() for name, value in sent.params.items()])
+    setup = setup_of(worlds.perceptron, schedule, FedProx(mu=1e6))
+    sent = start_of(setup)
+    result = train_one(setup, worlds.client(10), sent=sent)
+    moved = torch.cat([(result.update.params[name] - value).flatten() for name, value in sent.params.items()])
     assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
@@ -80,13 +86,13 @@ def test_parameters_with_one_gradient_tensor_are_stepped_each_for_itself():
             return (self.a + self.b).expand(len(x), 3)
 
     schedule = Schedule(local_epochs=1, batch_size=9, lr=1.0, momentum=0.0, weight_decay=0.5)
-    bench = bench_of(Sum, schedule)
+    setup = setup_of(Sum, schedule)
     sent = Sent({"a": torch.full((3,), 2.0), "b": torch.ones(3)})
     client = Client(torch.zeros(3, 1), torch.tensor([0, 0, 0]))
-    visit = visit_of(bench, client, sent=sent)
+    result = train_one(setup, client, sent=sent)
     grad = torch.tensor([1 / 3 - 1, 1 / 3, 1 / 3])
-    torch.testing.assert_close(visit.update.params["a"], 2 - grad - 1)
-    torch.testing.assert_close(visit.update.params["b"], 1 - grad - 0.5)
+    torch.testing.assert_close(result.update.params["a"], 2 - grad - 1)
+    torch.testing.assert_close(result.update.params["b"], 1 - grad - 0.5)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,7 @@ def test_a_last_single_row_is_dropped_for_batch_norm_alone():
 
 def test_orders_belong_to_client_and_round():
     orders = {
-        tuple(torch.randperm(50, generator=order_of(1, number, client)).tolist())
+        tuple(torch.randperm(50, generator=row_order(1, number, client)).tolist())
         for number in (0, 1)
         for client in (0, 1)
     }
@@ -124,38 +130,38 @@ def test_orders_belong_to_client_and_round():
 
 
 def test_dropout_is_the_clients_own_and_the_global_generator_is_left_alone():
-    bench, client = bench_of(worlds.dropping, Schedule(local_epochs=1, batch_size=4)), worlds.client(10)
-    sent = start_of(bench)
+    setup, client = setup_of(worlds.dropping, Schedule(local_epochs=1, batch_size=4)), worlds.client(10)
+    sent = start_of(setup)
     before = torch.random.get_rng_state()
-    first = visit_of(bench, client, sent=sent)
+    first = train_one(setup, client, sent=sent)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(3)
-    assert worlds.same(first.update.params, visit_of(bench, client, sent=sent).update.params)
-    assert not worlds.same(first.update.params, visit_of(bench, client, sent=sent, number=1).update.params)
+    assert worlds.equal(first.update.params, train_one(setup, client, sent=sent).update.params)
+    assert not worlds.equal(first.update.params, train_one(setup, client, sent=sent, number=1).update.params)
 
 
 def test_buffers_and_what_a_client_keeps_to_itself():
     local = Schedule(local_epochs=1, batch_size=4, batch_norm="local")
-    bench, client = bench_of(worlds.normed, local), worlds.client(9)
-    sent = start_of(bench)
-    visit = visit_of(bench, client, sent=sent)
-    assert norm_names(bench.model) == {f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var",
+    setup, client = setup_of(worlds.normed, local), worlds.client(9)
+    sent = start_of(setup)
+    result = train_one(setup, client, sent=sent)
+    assert batch_norm_names(setup.model) == {f"1.{n}" for n in ("weight", "bias", "running_mean", "running_var",
                                                          "num_batches_tracked")}  # fmt: skip
-    assert visit.own.keys() == norm_names(bench.model)
-    assert int(visit.update.buffers["1.num_batches_tracked"]) == 2  # nine rows: the last single one is left out
-    own = {name: value + 1 for name, value in visit.own.items()}
-    again = visit_of(bench, client, sent=sent, own=own)
+    assert result.local_bn.keys() == batch_norm_names(setup.model)
+    assert int(result.update.buffers["1.num_batches_tracked"]) == 2  # nine rows: the last single one is left out
+    local_bn = {name: value + 1 for name, value in result.local_bn.items()}
+    again = train_one(setup, client, sent=sent, local_bn=local_bn)
     assert int(again.update.buffers["1.num_batches_tracked"]) == 5
-    average = bench_of(worlds.normed, Schedule(local_epochs=1, batch_size=4))
-    assert visit_of(average, client, sent=sent).own == {}
+    average = setup_of(worlds.normed, Schedule(local_epochs=1, batch_size=4))
+    assert train_one(average, client, sent=sent).local_bn == {}
 
 
 def test_weight_by_size_and_frozen_parameters():
-    bench = bench_of(worlds.residual, Schedule(local_epochs=1, weights="size"))
-    visit = visit_of(bench, worlds.client(9))
-    assert visit.update.weight == 9.0
-    assert "shift" not in visit.update.params
+    setup = setup_of(worlds.residual, Schedule(local_epochs=1, weights="size"))
+    result = train_one(setup, worlds.client(9))
+    assert result.update.weight == 9.0
+    assert "shift" not in result.update.params
     with pytest.raises(UserError, match="no parameter that trains"):
-        bench_of(lambda: nn.ReLU(), Schedule())
+        setup_of(lambda: nn.ReLU(), Schedule())
     with pytest.raises(UserError, match="no such tensor"):
-        load_(bench.model, {"nobody": torch.ones(1)}, {})
+        load_(setup.model, {"nobody": torch.ones(1)}, {})

@@ -12,10 +12,10 @@ from sparing.errors import UserError
 from sparing.federated.metrics import (
     Accuracy,
     bytes_of,
+    evaluation_columns,
     flips,
-    judged,
-    kinds_of,
     pair_agreement,
+    param_kinds,
     rms,
     round_row,
     update_cosine,
@@ -44,7 +44,7 @@ def test_kinds():
     model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Linear(1, 1), nn.Embedding(2, 1), nn.LayerNorm(1))
     model[2].weight.requires_grad_(False)
     model.scale = nn.Parameter(torch.ones(1))
-    assert kinds_of(model) == {
+    assert param_kinds(model) == {
         "scale": "other",
         "0.weight": "conv",
         "0.bias": "bias",
@@ -125,7 +125,9 @@ def test_row():
 
 
 def test_fusion_gap():
-    row = judged({"accuracy": 0.9, "loss": 1.0}, [{"accuracy": 0.6, "loss": 2.0}, {"accuracy": 0.8, "loss": 3.0}])
+    row = evaluation_columns(
+        {"accuracy": 0.9, "loss": 1.0}, [{"accuracy": 0.6, "loss": 2.0}, {"accuracy": 0.8, "loss": 3.0}]
+    )
     assert row == {
         "accuracy": 0.9,
         "loss": 1.0,
@@ -133,4 +135,4 @@ def test_fusion_gap():
         "client_loss": 2.5,
         "fusion_gap": pytest.approx(0.2),
     }
-    assert judged({"accuracy": 0.9}, []) == {"accuracy": 0.9}
+    assert evaluation_columns({"accuracy": 0.9}, []) == {"accuracy": 0.9}

@@ -22,7 +22,7 @@ from sparing.federated.moon import MOON
 from sparing.federated.robust import TrimmedMean
 from sparing.federated.scaffold import SCAFFOLD
 from sparing.federated.servers import FedAvgM
-from sparing.federated.settings import Schedule, drawn
+from sparing.federated.settings import Schedule, sample_clients
 from sparing.seeds import stream
 
 K, D, STEPS, LR, ROUNDS = 10, 5, 20, 0.05, 600
@@ -51,7 +51,7 @@ def run(
     states, server, extras, path = {}, method.server_state(params), {}, []
     first = method.client_state(params)
     for number in range(rounds):
-        chosen = drawn(schedule, count, number, seed=0)
+        chosen = sample_clients(schedule, count, number, seed=0)
         kept = [states.get(k, first) for k in chosen]
         stacked = {key: {"x": torch.stack([state[key]["x"] for state in kept])} for key in first}
         sent = Sent(params, extras)
@@ -112,7 +112,7 @@ def test_partial_participation_follows_the_recursion(method: Method):
     w = share_of_way(a, MU if isinstance(method, FedProx) else 0.0).numpy()
     schedule, g, found = Schedule(rounds=50, participation=0.3), np.zeros(D), run(method, 0.3, a, b, rounds=50)
     for number in range(50):
-        rows = list(drawn(schedule, K, number, seed=0))
+        rows = list(sample_clients(schedule, K, number, seed=0))
         assert len(rows) == 3
         g = np.mean([g + w[k] * (b.numpy()[k] - g) for k in rows], axis=0)
         np.testing.assert_allclose(found[number].numpy(), g, atol=1e-12)
@@ -131,7 +131,7 @@ def test_a_push_moves_every_optimum_outwards(kind: type[FedSign], share: float):
     schedule, g = Schedule(participation=share), found[0]
     assert (g > 0).all()
     for number in range(1, 20):
-        rows = list(drawn(schedule, K, number, seed=0))
+        rows = list(sample_clients(schedule, K, number, seed=0))
         g = (g + w[rows] * (moved[rows] - g)).mean(0)
         torch.testing.assert_close(found[number], g, rtol=1e-9, atol=1e-9)
 
@@ -158,7 +158,7 @@ def test_the_hinge_against_a_slow_twin(share: float):
     flips = 0
     for number in range(10):
         ends = []
-        for k in drawn(schedule, K, number, seed=0):
+        for k in sample_clients(schedule, K, number, seed=0):
             x = list(g)
             for _ in range(STEPS):
                 for j in range(D):

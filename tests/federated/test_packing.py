@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sparing.federated.packing import detached, pack, unpack
+from sparing.federated.packing import detached_copy, pack, unpack
 
 
 def test_there_and_back():
@@ -40,7 +40,7 @@ def test_damaged(damage):
 
 def test_detached_shares_nothing():
     value = torch.ones(2, requires_grad=True)
-    copy = detached({"a": {"b": value}})["a"]["b"]
+    copy = detached_copy({"a": {"b": value}})["a"]["b"]
     with torch.no_grad():
         value.zero_()
     assert copy.tolist() == [1.0, 1.0]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sparing.errors import UserError
-from sparing.federated.settings import Schedule, drawn, rate_at
+from sparing.federated.settings import Schedule, rate_at, sample_clients
 
 
 @pytest.mark.parametrize(
@@ -17,16 +17,18 @@ from sparing.federated.settings import Schedule, drawn, rate_at
 def test_participants(share: float, clients: int, count: int):
     """max(⌊Q·K⌉, 1), halves upwards."""
     schedule = Schedule(participation=share)
-    assert schedule.participants(clients) == len(drawn(schedule, clients, 3, seed=0)) == count
+    assert schedule.participants(clients) == len(sample_clients(schedule, clients, 3, seed=0)) == count
 
 
 def test_draws_are_distinct_ascending_and_depend_on_labels_alone():
     schedule = Schedule(participation=0.3)
-    rounds = [drawn(schedule, 20, number, seed=5) for number in range(200)]
-    assert rounds == [drawn(Schedule(participation=0.3, lr=9.0, rounds=7), 20, number, seed=5) for number in range(200)]
+    rounds = [sample_clients(schedule, 20, number, seed=5) for number in range(200)]
+    assert rounds == [
+        sample_clients(Schedule(participation=0.3, lr=9.0, rounds=7), 20, number, seed=5) for number in range(200)
+    ]
     assert all(list(row) == sorted(set(row)) and len(row) == 6 for row in rounds)
     assert len(set(rounds)) > 150
-    assert drawn(schedule, 20, 0, seed=6) != rounds[0]
+    assert sample_clients(schedule, 20, 0, seed=6) != rounds[0]
     counts = [sum(k in row for row in rounds) for k in range(20)]
     # 200 · 0.3 = 60 expected, standard deviation 6.5: five of them bound all twenty.
     assert all(abs(count - 60) < 33 for count in counts)
@@ -73,6 +75,6 @@ def test_what_is_no_schedule_is_refused(setting: dict, message: str):
 
 def test_no_clients_and_no_round_are_refused():
     with pytest.raises(UserError, match="clients: got 0"):
-        drawn(Schedule(), 0, 0, seed=0)
+        sample_clients(Schedule(), 0, 0, seed=0)
     with pytest.raises(UserError, match="round: got -1"):
         rate_at(Schedule(), -1)

@@ -98,7 +98,7 @@ def test_redrawn_until_everyone_has_the_least():
 
 
 def test_hopeless_draws_end_in_an_error(monkeypatch):
-    monkeypatch.setattr(splits, "TRIES", 5)
+    monkeypatch.setattr(splits, "MAX_DRAWS", 5)
     with pytest.raises(UserError, match=r"in each of 5 draws.*raise alpha"):
         dirichlet(torch.zeros(100, dtype=torch.long), 50, 0.01, rule="classes")
 

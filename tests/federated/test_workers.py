@@ -22,7 +22,7 @@ LOCAL = Schedule(rounds=2, participation=1.0, local_epochs=1, batch_size=4, batc
 
 
 def go(method, schedule, make, clients=None, **options):
-    return simulate(make, clients or worlds.crowd(), method, schedule, seed=2, **options)
+    return simulate(make, clients or worlds.make_clients(), method, schedule, seed=2, **options)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_equal_the_loop_to_the_bit(method, schedule, make, workers):
     loop = go(method, schedule, make, engine="loop")
     run = go(method, schedule, make, engine="workers", workers=workers)
     assert run.engine == "workers"
-    assert worlds.same(loop.params, run.params)
-    assert worlds.same(loop.buffers, run.buffers)
+    assert worlds.equal(loop.params, run.params)
+    assert worlds.equal(loop.buffers, run.buffers)
     assert [row["train_loss"] for row in loop.record] == [row["train_loss"] for row in run.record]
     for client, state in loop.state.clients.items():
         assert state.keys() == run.state.clients[client].keys()
-        assert all(worlds.same(vector, run.state.clients[client][key]) for key, vector in state.items())
+        assert all(worlds.equal(vector, run.state.clients[client][key]) for key, vector in state.items())
 
 
 def only(which):
@@ -59,7 +59,7 @@ def test_clients_that_raise_or_kill_their_process_are_named():
     killed = go(FedAvg(), schedule, worlds.perceptron, loss=worlds.killing_loss, **options)
     assert killed.record[0]["left_out"] == "client 1: crash (its process died: out of memory, or killed)"
     assert killed.record[0]["answered"] == 3
-    assert worlds.same(raised.params, killed.params)
+    assert worlds.equal(raised.params, killed.params)
 
 
 def test_bad_input():

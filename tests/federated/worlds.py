@@ -59,16 +59,16 @@ def client(rows, at=0, shape=(3,)):
     return Client(inputs, inputs.flatten(1)[:, :3].argmax(1))
 
 
-def crowd(sizes=(7, 12, 5, 9), shape=(3,)):
+def make_clients(sizes=(7, 12, 5, 9), shape=(3,)):
     return [client(rows, at, shape) for at, rows in enumerate(sizes)]
 
 
-def same(a, b):
+def equal(a, b):
     """Equal names and bits."""
     return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
 
 
-def far(a, b):
+def max_difference(a, b):
     """Largest difference of two vectors relative to the largest element."""
     gap = max(float((value - b[name]).abs().max()) for name, value in a.items())
     return gap / max(float(value.abs().max()) for value in a.values())

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.errors import UserError
-from sparing.federated.engines import Answers, Loop
+from sparing.federated.engines import Loop, RoundResults
 from sparing.federated.faults import Fault
-from sparing.federated.loop import Client, Visit, Workbench, batches, conclude, load_, order_of
+from sparing.federated.loop import Client, ClientResult, ClientSetup, batches, finish_round, load_, row_order
 from sparing.federated.methods import Sent, State, Vector
 from sparing.federated.settings import rate_at
 from sparing.federated.steps import clip_, sgd_
@@ -31,59 +31,45 @@ _RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 _POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity)
 
 
-def refusal(bench: Workbench, clients: Sequence[Client]) -> str:
-    """Say why clients cannot be stacked.
-
-    Args:
-        bench: Model, method, schedule, loss.
-        clients: All of them.
-
-    Returns:
-        A reason, or nothing if they can.
-    """
-    model = bench.model
+def why_not_stacked(setup: ClientSetup, clients: Sequence[Client]) -> str:
+    """Return why clients cannot be stacked, empty if they can."""
+    model = setup.model
     random = [type(m).__name__ for m in model.modules() if isinstance(m, _RANDOM)]
     first = clients[0]
     shapes = {(tuple(c.inputs.shape[1:]), tuple(c.targets.shape[1:]), c.inputs.dtype, c.targets.dtype) for c in clients}
     reasons = {
-        "the model has batch norm, whose statistics are each client's own": bool(bench.norms),
-        f"the method {bench.method.name!r} needs the model or its features": not bench.method.stackable,
-        "clients draw blocks, so they do not train the same parameters": bench.schedule.blocks is not None,
+        "the model has batch norm, whose statistics are each client's own": bool(setup.norms),
+        f"the method {setup.method.name!r} needs the model or its features": not setup.method.stackable,
+        "clients draw blocks, so they do not train the same parameters": setup.schedule.blocks is not None,
         f"{random[0] if random else ''} would draw other numbers than in the loop": bool(random),
-        "only the cross-entropy of class numbers is known row by row": bench.loss is not F.cross_entropy,
+        "only the cross-entropy of class numbers is known row by row": setup.loss is not F.cross_entropy,
         "targets are not class numbers, one a row": first.targets.ndim != 1 or first.targets.is_floating_point(),
         "clients differ in the shape or dtype of their rows": len(shapes) > 1,
-        # Their mean is over the others, and so many times a share of all rows.
+        # cross_entropy takes its mean over the other rows only; a share of all rows would be smaller.
         "rows without a class (target −100) count in no mean": any(bool((c.targets == -100).any()) for c in clients),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def perceptron(model: nn.Module) -> bool:
+def is_perceptron(model: nn.Module) -> bool:
     """Say whether a model is linear layers and pointwise functions in a row, without hooks."""
     if not isinstance(model, nn.Sequential):
         return False
+    # By exact type, for a subclass may compute something else; and hooks are not called on stacked parameters.
     known = (nn.Linear, nn.Flatten, *_POINTWISE)
     plain = all(type(layer) in known for layer in model)
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     flat = all((layer.start_dim, layer.end_dim) == (1, -1) for layer in model if isinstance(layer, nn.Flatten))
-    own = len(set(map(id, model.parameters()))) == sum(len(list(layer.parameters())) for layer in model)
-    return plain and flat and own and not hooked
+    untied = len(set(map(id, model.parameters()))) == sum(len(list(layer.parameters())) for layer in model)
+    return plain and flat and untied and not hooked
 
 
 def stacked_forward(model: nn.Module) -> Forward:
-    """Return the model as a function of stacked parameters.
-
-    Args:
-        model: Without batch norm or dropout; parameters that do not train are those of all clients.
-
-    Returns:
-        Batched matrix products for a ``perceptron``, ``torch.func.vmap`` for other models.
-    """
+    """Return the model as a function of stacked parameters: batched matrix products for a perceptron, else vmap."""
     trains = all(p.requires_grad for p in model.parameters())
-    if perceptron(model) and trains:
+    if is_perceptron(model) and trains:
         layers = list(model.named_children())
-        return lambda params, inputs: _through(layers, params, inputs)
+        return lambda params, inputs: _perceptron_forward(layers, params, inputs)
 
     def one(params: Vector, inputs: Tensor) -> Tensor:
         outputs: Tensor = torch.func.functional_call(model, params, (inputs,))
@@ -97,59 +83,59 @@ class Batched:
 
     name = "batched"
 
-    def __init__(self, bench: Workbench, clients: Sequence[Client]) -> None:
-        """Lay the rows of all clients out in one tensor.
-
-        Raises:
-            UserError: If they cannot be stacked.
-        """
-        if why := refusal(bench, clients):
+    def __init__(self, setup: ClientSetup, clients: Sequence[Client]) -> None:
+        """Lay the rows of all clients out in one tensor."""
+        if why := why_not_stacked(setup, clients):
             raise UserError("engine", got="batched", why=why, do='pass engine="workers" or "loop"')
-        self._bench, self._clients = bench, clients
-        self._apart = Loop(bench, clients).visits
-        self._forward = stacked_forward(bench.model)
+        self._setup, self._clients = setup, clients
+        self._loop = Loop(setup, clients).train_clients
+        self._forward = stacked_forward(setup.model)
         self._inputs = torch.cat([client.inputs for client in clients])
         self._targets = torch.cat([client.targets for client in clients])
         self._starts = torch.tensor([0, *map(len, clients)]).cumsum(0).tolist()
 
-    def visits(
-        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], own: Mapping[int, Vector]
-    ) -> Answers:
-        """Train clients; see ``Engine.visits``. If that raises, the loop finds out whose fault it is."""
-        able = [client for client in ids if len(self._clients[client])]
-        faults = [Fault(client, "crash", "no rows") for client in ids if client not in able]
+    def train_clients(
+        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
+    ) -> RoundResults:
+        """Train clients; see ``Engine.train_clients``. If that raises, the loop finds out whose fault it is."""
+        with_rows = [client for client in ids if len(self._clients[client])]
+        faults = [Fault(client, "crash", "no rows") for client in ids if client not in with_rows]
         try:
-            return (self._together(number, able, sent, states) if able else []), faults
+            return (self._train_stacked(number, with_rows, sent, states) if with_rows else []), faults
         except Exception:  # noqa: BLE001  # one client's error is everybody's here
-            return self._apart(number, ids, sent, states, own)
+            return self._loop(number, ids, sent, states, local_bn)
 
     def close(self) -> None:
         """Hold nothing."""
 
-    def _together(self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State]) -> list[Visit]:
-        """Train clients that have rows; the longest first, so that those who are done fall off the end."""
+    def _train_stacked(
+        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State]
+    ) -> list[ClientResult]:
+        """Train clients that have rows, all in one forward and one backward pass a step."""
         orders = {client: self._order(number, client) for client in ids}
         ranked = sorted(ids, key=lambda client: -len(orders[client]))
         counts = [len(orders[client]) for client in ranked]
-        lr = rate_at(self._bench.schedule, number)
-        load_(self._bench.model, {}, sent.buffers)
-        self._bench.model.train()
+        lr = rate_at(self._setup.schedule, number)
+        load_(self._setup.model, {}, sent.buffers)
+        self._setup.model.train()
         full = {name: sent.params[name].expand(len(ids), *sent.params[name].shape).clone() for name in sent.params}
         losses = torch.zeros(len(ids), dtype=torch.float64)
+        # Views of ``full``: steps in place reach it, and it keeps the last value of clients that are done.
         momenta: Vector = {}
-        for start, stop, live in _stretches(counts):
-            values = {name: value[:live] for name, value in full.items()}
-            momenta = {name: value[:live] for name, value in momenta.items()}
-            term = self._bench.method.begin(sent, _stacked([states[client] for client in ranked[:live]]))
+        # The longest first, so that clients who are done fall off the end of every tensor.
+        for start, stop, active in _segments(counts):
+            values = {name: value[:active] for name, value in full.items()}
+            momenta = {name: value[:active] for name, value in momenta.items()}
+            term = self._setup.method.begin(sent, _stack_states([states[client] for client in ranked[:active]]))
             for step in range(start, stop):
-                rows, share = _padded([orders[client][step] for client in ranked[:live]])
+                rows, share = _pad([orders[client][step] for client in ranked[:active]])
                 found, grads = self._gradient(values, rows, share)
-                losses[:live] += found.double()
+                losses[:active] += found.double()
                 with torch.no_grad():
                     term.add_(values, grads, lr)
-                    if self._bench.schedule.clip is not None:
-                        clip_(grads, self._bench.schedule.clip, stacked=True)
-                    sgd_(values, grads, momenta, lr, self._bench.schedule)
+                    if self._setup.schedule.clip is not None:
+                        clip_(grads, self._setup.schedule.clip, stacked=True)
+                    sgd_(values, grads, momenta, lr, self._setup.schedule)
         done = {}
         for at, client in enumerate(ranked):
             params = {name: value[at].clone() for name, value in full.items()}
@@ -157,14 +143,14 @@ class Batched:
             mean = float(losses[at]) / counts[at]
             rows_of = self._clients[client]
             state = states[client]
-            done[client] = conclude(self._bench, rows_of, sent, params, kept, state, client, counts[at], lr, mean)
+            done[client] = finish_round(self._setup, rows_of, sent, params, kept, state, client, counts[at], lr, mean)
         return [done[client] for client in ids]
 
     def _order(self, number: int, client: int) -> list[Tensor]:
         """Row numbers of each step of a client, within the rows of all."""
-        source = order_of(self._bench.seed, number, client)
+        source = row_order(self._setup.seed, number, client)
         rows = len(self._clients[client])
-        return [self._starts[client] + one for one in batches(rows, self._bench.schedule, source, normed=False)]
+        return [self._starts[client] + one for one in batches(rows, self._setup.schedule, source, normed=False)]
 
     def _gradient(self, values: Vector, rows: Tensor, share: Tensor) -> tuple[Tensor, Vector]:
         """Mean loss of each client's batch, shape (clients,), and the gradient of their sum."""
@@ -173,11 +159,12 @@ class Batched:
         each = F.cross_entropy(outputs.flatten(0, 1), self._targets[rows].flatten(), reduction="none")
         losses = (each.view_as(share) * share.to(each.dtype)).sum(1)
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        # Clones and hooks as in the loop; hooks keep sparse weights, and leaves made here have none of them.
         grads = {name: grad.clone() for name, grad in zip(leaves, found, strict=True)}
-        return losses.detach(), {name: _hooked(self._bench.params[name], grad) for name, grad in grads.items()}
+        return losses.detach(), {name: _call_hooks(self._setup.params[name], grad) for name, grad in grads.items()}
 
 
-def _hooked(parameter: nn.Parameter, grads: Tensor) -> Tensor:
+def _call_hooks(parameter: nn.Parameter, grads: Tensor) -> Tensor:
     """Show each client's gradient to the parameter's own hooks, as the loop does: such a hook keeps sparse weights."""
     for hook in (parameter._backward_hooks or {}).values():
         seen = [(grad, hook(grad)) for grad in grads]
@@ -185,7 +172,7 @@ def _hooked(parameter: nn.Parameter, grads: Tensor) -> Tensor:
     return grads
 
 
-def _through(layers: Sequence[tuple[str, nn.Module]], params: Vector, inputs: Tensor) -> Tensor:
+def _perceptron_forward(layers: Sequence[tuple[str, nn.Module]], params: Vector, inputs: Tensor) -> Tensor:
     """A perceptron on stacked parameters."""
     for name, layer in layers:
         if isinstance(layer, nn.Linear):
@@ -199,24 +186,24 @@ def _through(layers: Sequence[tuple[str, nn.Module]], params: Vector, inputs: Te
     return inputs
 
 
-def _stretches(counts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Cut falling step counts into stretches of steps in which the same clients are at work: first, end, clients."""
+def _segments(counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Cut falling step counts into segments in which the same clients are active: start, stop, number of clients."""
     ends = [0, *sorted(set(counts))]
     return [(a, b, sum(count >= b for count in counts)) for a, b in pairwise(ends)]
 
 
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Row numbers, shape (clients, most rows), short batches filled up with a row of their own that weighs nothing."""
-    most = max(map(len, rows))
-    if all(len(one) == most for one in rows):
-        return torch.stack(list(rows)), torch.full((len(rows), most), 1 / most, dtype=torch.float64)
-    filled = torch.stack([F.pad(one, (0, most - len(one)), value=int(one[0])) for one in rows])
-    share = torch.stack([F.pad(torch.full((len(one),), 1 / len(one), dtype=torch.float64), (0, most - len(one)))
+def _pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Row numbers, shape (clients, longest batch); short batches are padded with a row of weight 0."""
+    longest = max(map(len, rows))
+    if all(len(one) == longest for one in rows):
+        return torch.stack(list(rows)), torch.full((len(rows), longest), 1 / longest, dtype=torch.float64)
+    filled = torch.stack([F.pad(one, (0, longest - len(one)), value=int(one[0])) for one in rows])
+    share = torch.stack([F.pad(torch.full((len(one),), 1 / len(one), dtype=torch.float64), (0, longest - len(one)))
                          for one in rows])  # fmt: skip
     return filled, share
 
 
-def _stacked(states: Sequence[State]) -> State:
+def _stack_states(states: Sequence[State]) -> State:
     """The clients' states with a leading client dimension."""
     first = states[0]
     return {key: {name: torch.stack([state[key][name] for state in states]) for name in first[key]} for key in first}

@@ -1,4 +1,4 @@
-"""Buffers of the global model: running statistics averaged, mixed or estimated anew; counters never averaged."""
+"""Buffers of the global model: running statistics averaged, mixed or re-estimated; counters never averaged."""
 
 from __future__ import annotations
 
@@ -16,17 +16,7 @@ _MEAN, _VAR = "running_mean", "running_var"
 
 
 def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Average the clients' buffers.
-
-    Args:
-        buffers: By client; the same names and shapes.
-        weights: How much each client counts, > 0.
-
-    Returns:
-        Floating buffers: weighted mean, summed in float64. Integer and boolean ones: the largest. Dtypes are kept.
-
-    Raises:
-        UserError: If there are no clients, or their names differ.
+    """Average floating buffers in float64; of integers and booleans take the largest. Dtypes stay.
 
     Example:
         >>> a = {"mean": torch.tensor([1.0]), "count": torch.tensor(3)}
@@ -34,34 +24,22 @@ def average(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
         >>> average([a, b], [2.0, 1.0])
         {'mean': tensor([2.]), 'count': tensor(7)}
     """
-    _require_alike(buffers)
+    _require_same_names(buffers)
     shares = _shares(weights)
-    return {name: _combined([one[name] for one in buffers], shares) for name in buffers[0]}
+    return {name: _combine([one[name] for one in buffers], shares) for name in buffers[0]}
 
 
 def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Average the clients' buffers, with the variance of the mixture in place of the mean variance.
-
-    Where the clients' means differ, E[var] underestimates the variance of all rows together, which is
-    E[var] + Var[mean] (law of total variance).
-
-    Args:
-        buffers: By client; the same names and shapes.
-        weights: How much each client counts, > 0; rows, for the exact mixture.
-
-    Returns:
-        As ``average``, but for each ``running_var`` beside a ``running_mean``.
-
-    Raises:
-        UserError: If there are no clients, or their names differ.
-    """
+    """Average the clients' buffers, with the variance of the mixture in place of the mean variance."""
+    # Where the clients' means differ, E[var] is less than the variance of all rows together, which is
+    # E[var] + Var[mean] (law of total variance); exact with the clients' rows as weights.
     result = average(buffers, weights)
     shares = _shares(weights)
     for name in [name for name in result if name.endswith(_VAR)]:
-        beside = f"{name.removesuffix(_VAR)}{_MEAN}"
-        if beside not in result:
+        mean_name = f"{name.removesuffix(_VAR)}{_MEAN}"
+        if mean_name not in result:
             continue
-        means = torch.stack([one[beside].double() for one in buffers])
+        means = torch.stack([one[mean_name].double() for one in buffers])
         spread = torch.tensordot(shares, (means - torch.tensordot(shares, means, 1)).square(), 1)
         inside = torch.tensordot(shares, torch.stack([one[name].double() for one in buffers]), 1)
         result[name] = (inside + spread).to(result[name].dtype)
@@ -69,35 +47,16 @@ def mixture(buffers: Sequence[Vector], weights: Sequence[float]) -> Vector:
 
 
 def mix(merged: Vector, updates: Sequence[Update]) -> Vector:
-    """Put the mixture's variances into buffers that a method combined; see ``mixture``.
-
-    Args:
-        merged: What ``Method.buffers`` returned.
-        updates: Of this round's clients.
-
-    Returns:
-        New buffers.
-    """
+    """Put the mixture's variances into buffers that a method combined; see ``mixture``."""
     mixed = mixture([update.buffers for update in updates], [update.weight for update in updates])
     return {name: mixed[name] if name.endswith(_VAR) else value for name, value in merged.items()}
 
 
 def recalibrate(model: nn.Module, rows: Tensor, *, batch: int = 256) -> None:
-    """Estimate a model's running statistics anew on the server's own rows, in place.
-
-    All statistics are cleared, the rows pass once without gradients, and each layer takes the mean of its batches'
-    statistics. Only batch norm is in training mode meanwhile: dropout is off.
-
-    Args:
-        model: Its parameters stay, and its modes are restored.
-        rows: Inputs, shape (n, ...); n >= 2.
-        batch: Rows at a time.
-
-    Raises:
-        UserError: If there are fewer than two rows.
-    """
+    """Re-estimate a model's running statistics in place on the server's own rows, at least two."""
     require(len(rows) > 1, "calibration rows", len(rows), "a variance needs two rows", "pass more rows")
-    count = max(len(rows) // batch, 1)  # of pieces of nearly equal size, so that each counts alike
+    # Pieces of nearly equal size, for each layer takes the plain mean of its batches' statistics.
+    count = max(len(rows) // batch, 1)
     with torch.no_grad(), _estimating(model):
         for piece in torch.tensor_split(rows, count):
             model(piece)
@@ -112,6 +71,7 @@ def _estimating(model: nn.Module) -> Iterator[None]:
     model.eval()
     for layer in layers:
         layer.reset_running_stats()
+        # torch's cumulative mean: every batch counts the same.
         layer.momentum = None
         layer.train()
     try:
@@ -123,8 +83,9 @@ def _estimating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _combined(values: Sequence[Tensor], shares: Tensor) -> Tensor:
+def _combine(values: Sequence[Tensor], shares: Tensor) -> Tensor:
     stacked = torch.stack(list(values))
+    # Counters and flags have no mean: half a batch was never counted.
     if not stacked.is_floating_point():
         return stacked.amax(0)
     mean: Tensor = torch.tensordot(shares, stacked.double(), 1)
@@ -136,7 +97,7 @@ def _shares(weights: Sequence[float]) -> Tensor:
     return shares.div_(shares.sum())
 
 
-def _require_alike(buffers: Sequence[Vector]) -> None:
+def _require_same_names(buffers: Sequence[Vector]) -> None:
     require(len(buffers) > 0, "buffers", "no clients", "there is nothing to average", "pass those of a client")
     for one in buffers:
         if odd := sorted(one.keys() ^ buffers[0].keys()):

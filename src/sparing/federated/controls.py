@@ -1,4 +1,4 @@
-"""Controls for FedSign: a push that ignores the global model, a penalty on flips alone, and norms held alike.
+"""Controls for FedSign: a push that ignores the global model, a penalty on sign flips alone, and matched norms.
 
 If FedSign's gain is alignment, the first should not have it, the second should, and it should outlast the third.
 """
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, Plain
-from sparing.federated.fedsign import FedSign, Reduction, check_push, strengths
+from sparing.federated.fedavg import FedAvg, NoTerm
+from sparing.federated.fedsign import FedSign, Reduction, check_force, strengths
 from sparing.federated.methods import Method, Sent, State, Term, Update, Vector
 from sparing.federated.settings import Schedule
 
@@ -32,7 +32,7 @@ class OwnSign(FedSign):
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the push outwards; only strengths and temperatures come from what was sent."""
-        return _Outwards(self._pushes(sent.params))
+        return _OwnSigns(self._forces(sent.params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +42,20 @@ class Hinge(FedAvg):
     Its force on a flipped weight is four times FedSign's at θ = 0 with the same γ and τ = 1.
     """
 
-    gamma: float = 0.01
-    """Strength γ, ≥ 0."""
-
+    gamma: float = 0.01  # strength γ ≥ 0
     reduction: Reduction = "tensor_mean"
-    """How the sum over elements is weighed, as in FedSign."""
-
-    only: tuple[str, ...] | None = None
-    """Parameters that feel the force, by name or path of a module above them; None is all."""
+    only: tuple[str, ...] | None = None  # names or paths of modules above them; None is all
 
     def __post_init__(self) -> None:
-        """Refuse strengths and reductions that are none."""
-        check_push("hinge", self.gamma, self.reduction)
+        check_force("hinge", self.gamma, self.reduction)
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the penalty on flips of what was sent."""
         strength = strengths(sent.params, self.gamma, self.reduction, self.only)
-        return _Flips({name: (torch.sign(sent.params[name]), c) for name, c in strength.items()})
+        return _FlipPenalty({name: (torch.sign(sent.params[name]), c) for name, c in strength.items()})
 
     def force(self, params: Vector) -> float:
-        """Return the mean over all elements of the force on an element that is flipped.
-
-        Args:
-            params: The model, whose sizes some reductions need.
-
-        Returns:
-            In units of the gradient; elements of tensors that feel none count as 0.
-        """
+        """Return the mean over all elements of the force on an element that is flipped, in units of the gradient."""
         strength = strengths(params, self.gamma, self.reduction, self.only)
         total = sum(c * params[name].numel() for name, c in strength.items())
         return total / sum(value.numel() for value in params.values())
@@ -84,15 +71,11 @@ class NormMatched:
     """
 
     method: Method
-    """What trains."""
-
+    # ``tensor_norms`` after each round of the other run; names that are missing stay
     norms: Sequence[Mapping[str, float]] = field(repr=False)
-    """``tensor_norms`` of the global model after each round of the other run; names that are missing stay."""
-
     _: KW_ONLY
 
-    label: str = "norm-matched"
-    """What goes before the method's name."""
+    label: str = "norm-matched"  # goes before the method's name
 
     @property
     def name(self) -> str:
@@ -137,6 +120,7 @@ class NormMatched:
         """Aggregate as the method does, and scale every tensor to its norm of this round."""
         inner = {name: vector for name, vector in server_state.items() if name != "matched"}
         params, state, extras = self.method.aggregate(global_params, updates, inner, clients)
+        # The round is counted in the state, so a resumed run finds its norms.
         made = server_state["matched"]["rounds"] + 1
         self._require_round(int(made))
         wanted = self.norms[int(made) - 1]
@@ -153,55 +137,38 @@ class NormMatched:
 
 
 def tensor_norms(params: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the Euclidean norm of each tensor, summed in float64.
-
-    Args:
-        params: The global model after a round.
-
-    Returns:
-        By name; one entry of ``NormMatched.norms``.
-    """
+    """Return the Euclidean norm of each tensor, summed in float64: one entry of ``NormMatched.norms``."""
     return {name: float(torch.linalg.vector_norm(value.detach().double())) for name, value in params.items()}
 
 
 def scaled_to(value: Tensor, norm: float) -> Tensor:
-    """Return the tensor at another norm.
-
-    Args:
-        value: Any shape, floating.
-        norm: Wanted Euclidean norm, ≥ 0.
-
-    Returns:
-        The same direction and dtype; zeros stay zeros, for they have no direction.
-    """
+    """Return the tensor scaled to another Euclidean norm; zeros stay zeros, for they have no direction."""
     length = float(torch.linalg.vector_norm(value.double()))
     return value * (norm / length) if length > 0 else value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Outwards(Plain):
+class _OwnSigns(NoTerm):
     """−c/τ · sign(θ) q (1 − q), q = σ(|θ|/τ)."""
 
-    pushes: dict[str, tuple[float, float]]
+    forces: dict[str, tuple[float, float]]
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add −c/τ · sign(θ) q (1 − q)."""
         for name, grad in grads.items():
-            if name in self.pushes:
-                c, tau = self.pushes[name]
+            if name in self.forces:
+                c, tau = self.forces[name]
                 q = torch.sigmoid(params[name].abs() / tau)
                 grad.sub_(torch.sign(params[name]) * q * (1 - q), alpha=c / tau)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flips(Plain):
+class _FlipPenalty(NoTerm):
     """−c s where s θ < 0."""
 
-    pushes: dict[str, tuple[Tensor, float]]
+    forces: dict[str, tuple[Tensor, float]]
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add −c s where s θ < 0."""
         for name, grad in grads.items():
-            if name in self.pushes:
-                sign, c = self.pushes[name]
+            if name in self.forces:
+                sign, c = self.forces[name]
                 grad.sub_(sign * (sign * params[name] < 0), alpha=c)

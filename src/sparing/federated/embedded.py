@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -20,28 +21,29 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sparing.errors import UserError, require
-from sparing.federated.batched import Batched, perceptron, refusal
-from sparing.federated.buffers import mix, recalibrate
-from sparing.federated.checkpoint import Standing, fingerprint, read, write
-from sparing.federated.engines import Answers, Engine, Loop, crash
-from sparing.federated.faults import Fault, Guard, beside_of, require_enough, require_finite, sift, tell
-from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, load_, seeded_model, workbench
-from sparing.federated.methods import Method, Sent, State, Update, Vector
-from sparing.federated.metrics import Evaluate, bytes_of, judged, kinds_of, round_row
-from sparing.federated.packing import detached
-from sparing.federated.settings import Schedule, drawn, rate_at
+from sparing.federated.batched import Batched, is_perceptron, why_not_stacked
+from sparing.federated.checkpoint import RunState, describe_run, read, require_file, write
+from sparing.federated.engines import Engine, Loop, RoundResults, crash_fault
+from sparing.federated.faults import Fault, Guard, report_faults
+from sparing.federated.loop import Client, ClientResult, ClientSetup, Loss, buffers_of, load_
+from sparing.federated.methods import Method, Sent, Update, Vector
+from sparing.federated.metrics import Evaluate, bytes_of, evaluation_columns, param_kinds, round_row
+from sparing.federated.packing import detached_copy
+from sparing.federated.server_round import RoundServer, round_server
+from sparing.federated.settings import Schedule, rate_at, sample_clients
 from sparing.federated.workers import Workers, cores
 from sparing.report.progress import Progress
 
 __all__ = ["Client", "Run", "simulate"]
 
-Kind = Literal["auto", "loop", "batched", "workers"]
+EngineName = Literal["auto", "loop", "batched", "workers"]
 """``"batched"`` stacks the clients' parameters, ``"workers"`` starts processes, ``"loop"`` does neither."""
 
 Tamper = Callable[[Update, Vector], Update]
-"""Update and the global model it began with -> what the server receives; may raise."""
+"""Update and the global model it started from -> what the server receives; may raise."""
 
-_STACKED_MOST = 1_000_000  # parameters: above, the loop's matrix products fill a core as well as stacked ones
+# Parameters: above, the loop's matrix products fill a core as well as stacked ones do.
+_MAX_STACKED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,43 +52,27 @@ class Run:
 
     record: list[dict[str, Any]]
     """One row for each round: ``round`` (rounds done), ``lr``, ``answered`` and ``left_out`` (clients), the columns of
-    ``metrics.round_row`` and ``metrics.judged``, ``bytes_up``, ``bytes_down``, ``steps``, ``seconds`` and
+    ``metrics.round_row`` and ``metrics.evaluation_columns``, ``bytes_up``, ``bytes_down``, ``steps``, ``seconds`` and
     ``clients_per_second`` (of training and averaging, without evaluation)."""
 
     params: Vector
-    """Global model after the last round."""
-
     buffers: Vector
-    """Its buffers."""
-
-    state: Standing
-    """All that a next round would begin with."""
-
-    engine: str
-    """The engine that was used."""
+    state: RunState  # all that a next round would start from
+    engine: str  # the one that was used
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
+class _Evaluation:
     evaluate: Evaluate | None
     every: int
     members: bool
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _Checkpointing:
     path: str | PathLike[str] | None
     every: int
     resume: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    guard: Guard
-    tamper: Tamper | None
-    proxy: Tensor | None
-    mixture: bool
 
 
 def simulate(
@@ -98,7 +84,7 @@ def simulate(
     evaluate: Evaluate | None = None,
     loss: Loss = F.cross_entropy,
     seed: int = 0,
-    engine: Kind = "auto",
+    engine: EngineName = "auto",
     workers: int | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int = 10,
@@ -114,29 +100,29 @@ def simulate(
     """Train a model over clients.
 
     All methods see the same initial model, the same clients in the same rounds and the same order of rows, by ``seed``.
-    An interrupted run writes where it stands; ``resume=True`` goes on to the same bits.
+    An interrupted run saves its state; ``resume=True`` continues to the same bits.
 
     Args:
-        make_model: Makes the model; called under a seed of its own.
+        make_model: Makes the model; called under its own seed.
         clients: The rows of each client.
-        method: What is federated: ``FedAvg()``, ``FedSign(gamma=0.01)`` …
+        method: A value such as ``FedAvg()``, ``FedSign(gamma=0.01)`` …
         schedule: Rounds, participation, local training.
         evaluate: Measures a model on held-out data, such as ``Accuracy(inputs, targets)``.
         loss: Mean loss of a batch.
-        seed: Of everything drawn.
+        seed: Of all random draws.
         engine: How clients are trained; ``"auto"`` stacks small perceptrons, gives convolutional networks to
             processes where there are several cores, and loops otherwise.
         workers: Processes; by default one for each core.
-        checkpoint: File to write where the run stands.
+        checkpoint: File for the state of the run.
         checkpoint_every: Rounds between two writes.
-        resume: Whether to go on from that file, if it is there.
+        resume: Whether to continue from that file, if it exists.
         label: Name of the progress bar, and of lines on stderr that say who is left out; without one there are none.
         every: Rounds between evaluations; the last round has one.
         members: Whether clients' models are evaluated before averaging.
         proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
         mixture: Whether running variances are those of the mixture, E[var] + Var[mean].
         guard: Which updates are left out; ``Guard()`` by default.
-        tamper: Changes updates on their way, such as ``Sabotage(kind="flip", share=0.2)``.
+        tamper: Changes updates before the server receives them, such as ``Sabotage(kind="flip", share=0.2)``.
 
     Returns:
         The record and the model.
@@ -145,171 +131,140 @@ def simulate(
         UserError: If settings, model, method and engine do not fit together.
         RunError: If a round has too few clients left, or the server's step overflows.
     """
-    named = isinstance(method, Method) and not isinstance(method, type)
-    require(named, "method", repr(method), "a method is a value", "pass one such as FedAvg() or FedSign(gamma=0.01)")
-    _check(clients, every, checkpoint_every, resume, checkpoint)
-    bench = workbench(seeded_model(method, make_model, seed), method, schedule, seed=seed, loss=loss)
-    _check_norm(bench, proxy)
-    method.check(schedule)
-    watch = _Watch(evaluate, every, members, label)
-    server = _Server(guard or Guard(), tamper, proxy, mixture)
-    chosen = _engine(engine, bench, clients, make_model, workers)
+    _check(clients, every, checkpoint_every)
+    require_file(resume, checkpoint)
+    server = round_server(
+        make_model, method, schedule, len(clients), seed=seed, loss=loss, guard=guard, proxy=proxy, mixture=mixture
+    )
+    chosen = _engine(engine, server.setup, clients, make_model, workers)
     try:
-        return _Simulation(bench, clients, watch, server, chosen).run(_File(checkpoint, checkpoint_every, resume))
+        simulation = _Simulation(server, clients, chosen, tamper, _Evaluation(evaluate, every, members))
+        return simulation.run(_Checkpointing(checkpoint, checkpoint_every, resume), label)
     finally:
         chosen.close()
 
 
 class _Simulation:
-    """A server, its clients, and where they stand."""
+    """A server, its clients, and what happens to them round after round."""
 
     def __init__(
-        self, bench: Workbench, clients: Sequence[Client], watch: _Watch, server: _Server, engine: Engine
+        self,
+        server: RoundServer,
+        clients: Sequence[Client],
+        engine: Engine,
+        tamper: Tamper | None,
+        evaluation: _Evaluation,
     ) -> None:
-        self._bench, self._clients, self._watch, self._server, self._engine = bench, clients, watch, server, engine
-        self._kinds = kinds_of(bench.model)
-        self._initial = detached(bench.params)
-        self._buffers = detached(buffers_of(bench.model))
-        self._beside = beside_of(bench.method, self._initial, self._buffers)
+        self._server, self._clients, self._engine, self._tamper = server, clients, engine, tamper
+        self._setup, self._evaluation = server.setup, evaluation
+        self._kinds = param_kinds(server.setup.model)
+        # Copies: every client's round overwrites the model.
+        self._initial = detached_copy(server.setup.params)
+        self._buffers = detached_copy(buffers_of(server.setup.model))
 
-    def run(self, file: _File) -> Run:
+    def run(self, file: _Checkpointing, label: str) -> Run:
         """Do all rounds that are left."""
-        method, schedule, seed = self._bench.method, self._bench.schedule, self._bench.seed
-        which = fingerprint(schedule, method, seed, list(map(len, self._clients)), self._initial)
-        standing = Standing(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
+        method, schedule, seed = self._setup.method, self._setup.schedule, self._setup.seed
+        which = describe_run(schedule, method, seed, list(map(len, self._clients)), self._initial)
+        run_state = RunState(params=self._initial, buffers=self._buffers, server=method.server_state(self._initial))
         if file.resume and file.path is not None and Path(file.path).exists():
-            standing = read(file.path, which)
-        written = standing.rounds
-        bar = _Bar(self._watch.label, schedule.rounds, standing.rounds)
+            run_state = read(file.path, which)
+        written = run_state.rounds
+        bar = Progress(label, total=schedule.rounds, unit="round", resume_at=run_state.rounds) if label else None
+        reported: set[tuple[str, str]] = set()
         try:
-            with bar:
-                while standing.rounds < schedule.rounds:
-                    standing = self._round(standing)
-                    bar.show(standing.rows[-1])
-                    if file.path is not None and standing.rounds - written >= file.every:
-                        write(standing, file.path, which)
-                        written = standing.rounds
-        finally:  # also when interrupted: the last whole round is kept
-            if file.path is not None and (standing.rounds > written or not Path(file.path).exists()):
-                write(standing, file.path, which)
-        return Run(standing.rows, standing.params, standing.buffers, standing, self._engine.name)
+            with bar or nullcontext():
+                while run_state.rounds < schedule.rounds:
+                    run_state = self._round(run_state)
+                    row = run_state.rows[-1]
+                    if bar is not None:
+                        report_faults(row, reported, label)
+                        name = "accuracy" if "accuracy" in row else "train_loss"
+                        bar.advance(1, **{name: row[name]})
+                    if file.path is not None and run_state.rounds - written >= file.every:
+                        write(run_state, file.path, which)
+                        written = run_state.rounds
+        finally:
+            # Also when interrupted: ``run_state`` changes only after a whole round, so the last whole round is saved.
+            if file.path is not None and (run_state.rounds > written or not Path(file.path).exists()):
+                write(run_state, file.path, which)
+        return Run(run_state.rows, run_state.params, run_state.buffers, run_state, self._engine.name)
 
-    def _round(self, at: Standing) -> Standing:
+    def _round(self, at: RunState) -> RunState:
         """Do one round; nothing of ``at`` changes."""
-        began = time.perf_counter()
-        method, schedule = self._bench.method, self._bench.schedule
-        ids = drawn(schedule, len(self._clients), at.rounds, self._bench.seed)
+        start = time.perf_counter()
+        method, schedule = self._setup.method, self._setup.schedule
+        ids = sample_clients(schedule, len(self._clients), at.rounds, self._setup.seed)
         sent = Sent(at.params, at.extras, at.buffers)
-        states = {client: self._state(at, client) for client in ids}
-        visits, faults = self._engine.visits(at.rounds, ids, sent, states, at.own)
-        visits, more = self._received(visits, sent, at.rounds + 1 if schedule.batch_norm == "local" else 1)
-        faults = sorted([*faults, *more], key=lambda fault: fault.client)
-        require_enough(len(visits), at.rounds, faults, self._server.guard)
-        updates = [visit.update for visit in visits]
-        params, server, extras = method.aggregate(at.params, updates, at.server, len(self._clients))
-        require_finite(params, at.rounds)
-        buffers = self._merged(params, at.buffers, updates)
-        seconds = time.perf_counter() - began
+        # A state is made at a client's first round from the initial model, not from what is sent in that round.
+        states = {
+            client: at.clients[client] if client in at.clients else method.client_state(self._initial) for client in ids
+        }
+        trained, faults = self._engine.train_clients(at.rounds, ids, sent, states, at.local_bn)
+        weights = {result.update.client: result.update.weight for result in trained}  # as the engine made them
+        received, more = self._tampered(trained, sent.params)
+        results, faults = self._server.accept(received, sent, at.rounds, weights, [*faults, *more])
+        updates = [result.update for result in results]
+        after, server_state = self._server.step(sent, updates, at.server, at.rounds)
+        seconds = time.perf_counter() - start
         row = {
             "round": at.rounds + 1,
             "lr": rate_at(schedule, at.rounds),
-            "answered": len(visits),
+            "answered": len(results),
             "left_out": "; ".join(map(str, faults)),
-            **round_row(at.params, params, [u.params for u in updates], [v.loss for v in visits], self._kinds),
-            **self._judged(at, params, buffers, updates),
+            **round_row(at.params, after.params, [u.params for u in updates], [r.loss for r in results], self._kinds),
+            **self._evaluate(at, after, updates),
             "bytes_up": sum(bytes_of(u.params, u.buffers, u.extras) for u in updates),
             "bytes_down": len(ids) * bytes_of(sent.params, sent.buffers, sent.extras),
-            "steps": sum(visit.steps for visit in visits),
+            "steps": sum(result.steps for result in results),
             "seconds": seconds,
             "clients_per_second": len(ids) / seconds,
         }
-        return Standing(
+        return RunState(
             rounds=at.rounds + 1,
-            params=params,
-            buffers=buffers,
-            server=server,
-            extras=extras,
-            clients=at.clients | {visit.update.client: visit.state for visit in visits},
-            own=at.own | {visit.update.client: visit.own for visit in visits if visit.own},
+            params=after.params,
+            buffers=after.buffers,
+            server=server_state,
+            extras=after.extras,
+            clients=at.clients | {result.update.client: result.state for result in results},
+            local_bn=at.local_bn | {result.update.client: result.local_bn for result in results if result.local_bn},
             rows=[*at.rows, row],
         )
 
-    def _state(self, at: Standing, client: int) -> State:
-        return at.clients[client] if client in at.clients else self._bench.method.client_state(self._initial)
-
-    def _received(self, visits: Sequence[Visit], sent: Sent, rounds: int) -> Answers:
-        """What reaches the server, and what of it can be averaged."""
-        reached: list[Visit] = []
+    def _tampered(self, results: Sequence[ClientResult], params: Vector) -> RoundResults:
+        """What reaches the server, after ``tamper``."""
+        if self._tamper is None:
+            return list(results), []
+        received: list[ClientResult] = []
         faults: list[Fault] = []
-        for visit in visits:
-            client, tamper = visit.update.client, self._server.tamper
+        for result in results:
+            client = result.update.client
             try:
-                update = visit.update if tamper is None else tamper(visit.update, sent.params)
-                own = isinstance(update, Update) and update.client == client
-                require(
-                    own, "update", type(update).__name__, "it is not that of the client", "send Update(client, ...)"
-                )
-                reached.append(replace(visit, update=update))
+                update = self._tamper(result.update, params)
+                of_client = isinstance(update, Update) and update.client == client
+                got, why = type(update).__name__, "it is not that of the client"
+                require(of_client, "update", got, why, "send Update(client, ...)")
+                received.append(replace(result, update=update))
             except Exception as error:  # noqa: BLE001  # an attack may be anything
-                faults.append(crash(client, error))
-        weights = {visit.update.client: visit.update.weight for visit in visits}  # as the engine made them
-        sound, more = sift(
-            reached, sent.params, sent.buffers, self._server.guard, partial=self._bench.schedule.blocks is not None,
-            beside=self._beside, weights=weights, momentum=self._bench.schedule.momentum, rounds=rounds,
-        )  # fmt: skip
-        return sound, [*faults, *more]
+                faults.append(crash_fault(client, error))
+        return received, faults
 
-    def _merged(self, params: Vector, before: Vector, updates: Sequence[Update]) -> Vector:
-        """Buffers of the next global model."""
-        buffers = self._bench.method.buffers(before, updates)
-        if self._server.mixture:
-            buffers = mix(buffers, updates)
-        if self._server.proxy is not None and self._bench.schedule.batch_norm == "recalibrate":
-            load_(self._bench.model, params, buffers)
-            recalibrate(self._bench.model, self._server.proxy)
-            buffers = detached(buffers_of(self._bench.model))
-        return buffers
-
-    def _judged(self, at: Standing, params: Vector, buffers: Vector, updates: Sequence[Update]) -> Mapping[str, float]:
+    def _evaluate(self, at: RunState, after: Sent, updates: Sequence[Update]) -> Mapping[str, float]:
         """Evaluate the global model, and the clients' before they were averaged."""
-        number, evaluate, model = at.rounds + 1, self._watch.evaluate, self._bench.model
-        if evaluate is None or (number % self._watch.every and number != self._bench.schedule.rounds):
+        number, evaluate, model = at.rounds + 1, self._evaluation.evaluate, self._setup.model
+        if evaluate is None or (number % self._evaluation.every and number != self._setup.schedule.rounds):
             return {}
         members = []
-        for update in updates if self._watch.members else ():
+        for update in updates if self._evaluation.members else ():
             load_(model, {**at.params, **update.params}, update.buffers)
             members.append(dict(evaluate(model)))
-        load_(model, params, buffers)
-        return judged(dict(evaluate(model)), members)
-
-
-class _Bar:
-    """The progress bar, if it has a name."""
-
-    def __init__(self, label: str, rounds: int, done: int) -> None:
-        self._bar = Progress(label, total=rounds, unit="round", resume_at=done) if label else None
-        self._label = label
-        self._told: set[tuple[str, str]] = set()
-
-    def __enter__(self) -> None:
-        if self._bar is not None:
-            self._bar.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*error)
-
-    def show(self, row: Mapping[str, Any]) -> None:
-        """Count a round, with its accuracy or else its training loss, and say who is left out."""
-        if self._bar is not None:
-            tell(row, self._told, self._label)
-            name = "accuracy" if "accuracy" in row else "train_loss"
-            self._bar.advance(1, **{name: row[name]})
+        load_(model, after.params, after.buffers)
+        return evaluation_columns(dict(evaluate(model)), members)
 
 
 def _engine(
-    kind: Kind,
-    bench: Workbench,
+    kind: EngineName,
+    setup: ClientSetup,
     clients: Sequence[Client],
     make_model: Callable[[], nn.Module],
     workers: int | None,
@@ -318,26 +273,25 @@ def _engine(
     known = ("auto", "loop", "batched", "workers")
     require(kind in known, "engine", repr(kind), "no such engine", f"pass one of {', '.join(known)}")
     count = cores() if workers is None else workers
-    if kind == "batched" or (kind == "auto" and _stacks(bench, clients)):
-        return Batched(bench, clients)
+    if kind == "batched" or (kind == "auto" and _pays_to_stack(setup, clients)):
+        return Batched(setup, clients)
     if kind == "workers":
-        return Workers(bench, clients, make_model, count)
-    if kind == "auto" and count > 1 and any(isinstance(module, _ConvNd) for module in bench.model.modules()):
+        return Workers(setup, clients, make_model, count)
+    if kind == "auto" and count > 1 and any(isinstance(module, _ConvNd) for module in setup.model.modules()):
         try:
-            return Workers(bench, clients, make_model, count)
-        except UserError:  # a model made in a notebook cannot be sent; the loop needs no sending
-            return Loop(bench, clients)
-    return Loop(bench, clients)
+            return Workers(setup, clients, make_model, count)
+        except UserError:
+            # A model made in a notebook cannot be pickled; the loop sends nothing.
+            return Loop(setup, clients)
+    return Loop(setup, clients)
 
 
-def _stacks(bench: Workbench, clients: Sequence[Client]) -> bool:
-    small = sum(p.numel() for p in bench.params.values()) <= _STACKED_MOST
-    return small and perceptron(bench.model) and not refusal(bench, clients)
+def _pays_to_stack(setup: ClientSetup, clients: Sequence[Client]) -> bool:
+    small = sum(p.numel() for p in setup.params.values()) <= _MAX_STACKED
+    return small and is_perceptron(setup.model) and not why_not_stacked(setup, clients)
 
 
-def _check(
-    clients: Sequence[Client], every: int, checkpoint_every: int, resume: bool, checkpoint: object | None
-) -> None:
+def _check(clients: Sequence[Client], every: int, checkpoint_every: int) -> None:
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one Client")
     for at, client in enumerate(clients):
         rows = isinstance(client.inputs, Tensor) and isinstance(client.targets, Tensor)
@@ -350,11 +304,3 @@ def _check(
         require(same, f"client {at}", got, "each row needs both, and a client needs rows", "split the data anew")
     require(every >= 1, "every", every, "it is a number of rounds", "pass every >= 1")
     require(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "it is a number of rounds", "pass 1 or more")
-    lost = resume and checkpoint is None
-    require(not lost, "resume", True, "there is no file to go on from", "pass checkpoint=, the file of the run")
-
-
-def _check_norm(bench: Workbench, proxy: Tensor | None) -> None:
-    lacks = bool(bench.norms) and bench.schedule.batch_norm == "recalibrate" and proxy is None
-    why = "the server needs rows of its own to estimate the statistics"
-    require(not lacks, "batch_norm", '"recalibrate" without proxy', why, 'pass proxy=inputs, or batch_norm="average"')

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from sparing.errors import UserError
 from sparing.federated.faults import Fault
-from sparing.federated.loop import Client, Visit, Workbench, train
+from sparing.federated.loop import Client, ClientResult, ClientSetup, train
 from sparing.federated.methods import Sent, State, Vector
 
-Answers = tuple[list[Visit], list[Fault]]
+RoundResults = tuple[list[ClientResult], list[Fault]]
 """Visits of the clients that answered, and faults of those that did not."""
 
 
@@ -18,28 +18,14 @@ class Engine(Protocol):
     """Trains the clients of one round."""
 
     name: str
-    """For records."""
 
-    def visits(
-        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], own: Mapping[int, Vector]
-    ) -> Answers:
-        """Train clients.
-
-        Args:
-            number: Of the round, 0 for the first.
-            ids: Clients, in the order of the answer.
-            sent: What the server sent.
-            states: The method's state of each of them.
-            own: Batch-norm tensors of those that keep their own.
-
-        Returns:
-            Visits and faults, each in the order of ``ids``.
-        """
-        ...
+    def train_clients(
+        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
+    ) -> RoundResults:
+        """Train the clients ``ids``; results and faults are in their order."""
 
     def close(self) -> None:
         """Give back what the engine holds."""
-        ...
 
 
 class Loop:
@@ -47,29 +33,28 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, bench: Workbench, clients: Sequence[Client]) -> None:
-        """Take a bench and all clients."""
-        self._bench, self._clients = bench, clients
+    def __init__(self, setup: ClientSetup, clients: Sequence[Client]) -> None:
+        self._setup, self._clients = setup, clients
 
-    def visits(
-        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], own: Mapping[int, Vector]
-    ) -> Answers:
-        """Train clients; see ``Engine.visits``."""
-        found: list[Visit] = []
+    def train_clients(
+        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
+    ) -> RoundResults:
+        """Train clients; see ``Engine.train_clients``."""
+        results: list[ClientResult] = []
         faults: list[Fault] = []
         for client in ids:
             try:
-                rows, state, mine = self._clients[client], states[client], own.get(client)
-                found.append(train(self._bench, rows, sent, state, number=number, client_id=client, own=mine))
+                rows, state, mine = self._clients[client], states[client], local_bn.get(client)
+                results.append(train(self._setup, rows, sent, state, number=number, client_id=client, local_bn=mine))
             except Exception as error:  # noqa: BLE001  # whatever a client raises, the round survives it
-                faults.append(crash(client, error))
-        return found, faults
+                faults.append(crash_fault(client, error))
+        return results, faults
 
     def close(self) -> None:
         """Hold nothing."""
 
 
-def crash(client: int, error: BaseException) -> Fault:
+def crash_fault(client: int, error: BaseException) -> Fault:
     """Name what a client raised, in one line."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return Fault(client, "crash", " ".join(text.split())[:200])

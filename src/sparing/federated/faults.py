@@ -2,7 +2,7 @@
 
 A client that raises, sends numbers that are not finite, tensors of other names or shapes, a weight that is not its own,
 or anything that lies far further from what it received than the others' does, and than its local steps explain, is left
-out of the round and of the mean, keeps its old state, and stands in the record. This holds for all that travels:
+out of the round and of the mean, keeps its old state, and is named in the record. This holds for all that is sent:
 parameters, each buffer, and what goes beside the model, such as SCAFFOLD's control. An attack that looks like an honest
 update (a flipped one of the same length) passes; against those there are robust means (``sparing.federated`` methods
 with a median, a trimmed mean or Krum).
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import RunError, require
-from sparing.federated.loop import Visit
+from sparing.federated.loop import ClientResult
 from sparing.federated.methods import Method, Sent, Update, Vector
 from sparing.federated.scaffold import effective_steps
 from sparing.seeds import stream
@@ -36,7 +36,7 @@ HUGE = 20.0
 ones of skewed clients came to 13."""
 
 HEAVY = 10.0
-"""Medians of the round's claims beyond which nobody is believed who claims rows or steps that the server knows not."""
+"""Medians of the round's claims beyond which a claim of rows or steps that the server cannot check is refused."""
 
 FAULT: Final = re.compile(r"client (\d+): (crash|not finite|wrong shape|impossible|weight|huge|absent) \(")
 """How the text of a fault begins: client and kind."""
@@ -47,14 +47,8 @@ class Fault:
     """A client that is left out of a round, and why."""
 
     client: int
-    """Its number."""
-
-    kind: str
-    """``"crash"``, ``"not finite"``, ``"wrong shape"``, ``"impossible"``, ``"weight"``, ``"huge"`` or, on Flower,
-    ``"absent"``."""
-
+    kind: str  # one of those in ``FAULT``
     detail: str
-    """What was seen, in a few words."""
 
     def __str__(self) -> str:
         return f"client {self.client}: {self.kind} ({self.detail})"
@@ -68,20 +62,18 @@ class Guard:
     """Largest distance of an update from what was sent, in medians of the round's distances, > 1: of the parameters
     together, of each buffer, and of each vector beside the model. A client with more local steps than the median one
     may go further by as much as its steps go along a constant gradient; so an honest client with a hundred times the
-    rows stays, and who holds many rows can also do more harm. Buffers that most clients left alone, and counters, may
-    move by ``huge`` units an element for each step of the busiest client. None admits any. Three clients or more, or
-    there is no such thing as the others."""
+    rows stays, and who holds many rows can also do more harm. Buffers that most clients did not change, and counters,
+    may move by ``huge`` units an element for each step of the busiest client. None admits any. It needs at least three
+    clients."""
 
     heavy: float | None = HEAVY
     """Largest weight that a client may claim, in medians of the round's claims, >= 1, where the server does not know
     the weights. None admits any. Where it does not know the rows, as on Flower without ``rows=``, it is also the most
     that a claim of many local steps counts for, in medians (10 if None)."""
 
-    least: int = 1
-    """Clients that a round must be left with (count), >= 1."""
+    least: int = 1  # clients that a round must be left with, >= 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         fine = self.huge is None or self.huge > 1
         require(fine, "Guard.huge", self.huge, "half of the honest clients lie above the median", "pass a number > 1")
         fine = self.heavy is None or self.heavy >= 1
@@ -89,91 +81,56 @@ class Guard:
         require(self.least >= 1, "Guard.least", self.least, "a mean needs a client", "pass least >= 1")
 
 
-def sift(
-    visits: Sequence[Visit],
+def filter_results(
+    results: Sequence[ClientResult],
     params: Vector,
     buffers: Vector,
     guard: Guard,
     *,
-    partial: bool = False,
-    beside: Collection[str] = (),
-    weights: Mapping[int, float] | None = None,
-    momentum: float = 0.0,
-    rounds: int = 1,
-) -> tuple[list[Visit], list[Fault]]:
-    """Part the updates that can be averaged from those that cannot.
-
-    Args:
-        visits: Of the clients that answered, with the local steps that the server knows of or believes; 0 is none.
-        params: The global model that was sent.
-        buffers: Its buffers.
-        guard: What is huge, and what is heavy.
-        partial: Whether clients may leave parameters out.
-        beside: Names of the vectors that travel beside the model.
-        weights: Client -> how much it counts, where the server knows; otherwise claims are held against each other.
-        momentum: Of the clients' SGD: with it, steps go further the more there are of them.
-        rounds: For which a client's buffers may have gone on: all so far if it keeps its own batch norm.
-
-    Returns:
-        Visits that count, and a fault for each other.
-    """
+    partial: bool = False,  # whether clients may omit parameters
+    extra_names: Collection[str] = (),  # of the vectors that travel beside the model
+    weights: Mapping[int, float] | None = None,  # what each client counts; None: claims are compared with each other
+    momentum: float = 0.0,  # of the clients' SGD
+    rounds: int = 1,  # in which a client's buffers may have moved
+) -> tuple[list[ClientResult], list[Fault]]:
+    """Separate the results that can be averaged from those that cannot, with a fault for each of these."""
     faults: dict[int, Fault] = {}
-
-    def leave_out(client: int, kind: str, detail: str) -> None:
-        faults.setdefault(client, Fault(client, kind, detail))
-
-    for visit in visits:
-        update = visit.update
+    for result in results:
+        update = result.update
+        # Shapes first: the other checks rely on names that match.
         found = (
-            _misshapen(update, params, buffers, partial, beside)
+            _wrong_shape(update, params, buffers, partial, extra_names)
             or _not_finite(update)
-            or _impossible(update)
-            or _unlike(update, weights)
+            or _impossible_statistics(update)
+            or _wrong_weight(update, weights)
         )
         if found:
-            leave_out(update.client, *found)
-    sound = [visit.update for visit in visits if visit.update.client not in faults]
-    if len(sound) > 2:
-        if weights is None and guard.heavy is not None:
-            for client, detail in _heavy(sound, guard.heavy):
-                leave_out(client, "weight", detail)
+            faults.setdefault(update.client, Fault(update.client, *found))
+    valid = [result.update for result in results if result.update.client not in faults]
+    # Of two, nobody knows which is the odd one.
+    if len(valid) > 2:
+        if weights is None:
+            for client, medians in heavy_claims({update.client: update.weight for update in valid}, guard).items():
+                faults.setdefault(client, Fault(client, "weight", f"claims {medians:.3g} times the median"))
         if guard.huge is not None:
-            steps = {visit.update.client: visit.steps for visit in visits}
-            made = [steps[update.client] for update in sound]
-            factors, events = _factors(made, momentum), max(made) * rounds
-            for client, detail in _outlying(sound, params, buffers, guard.huge, factors, events):
-                leave_out(client, "huge", detail)
-    kept = [visit for visit in visits if visit.update.client not in faults]
+            steps = {result.update.client: result.steps for result in results}
+            made = [steps[update.client] for update in valid]
+            factors, events = _distance_factors(made, momentum), max(made) * rounds
+            for client, detail in _outliers(valid, params, buffers, guard.huge, factors, events):
+                faults.setdefault(client, Fault(client, "huge", detail))
+    kept = [result for result in results if result.update.client not in faults]
     return kept, sorted(faults.values(), key=lambda fault: fault.client)
 
 
 def require_enough(left: int, number: int, faults: Sequence[Fault], guard: Guard) -> None:
-    """Stop a run whose round has too few clients left.
-
-    Args:
-        left: Clients that count.
-        number: Of the round, 0 for the first.
-        faults: Of this round.
-        guard: Its ``least``.
-
-    Raises:
-        RunError: With the first few faults.
-    """
+    """Stop a run whose round (0 is the first) has too few clients left."""
     if left < guard.least:
-        told = "; ".join(map(str, faults[:3])) + ("; …" if len(faults) > 3 else "")
-        raise RunError(f"round {number + 1}: {left} clients left of the {guard.least} that it needs; {told}")
+        text = "; ".join(map(str, faults[:3])) + ("; …" if len(faults) > 3 else "")
+        raise RunError(f"round {number + 1}: {left} clients left of the {guard.least} that it needs; {text}")
 
 
-def tell(row: Mapping[str, Any], seen: set[tuple[str, str]], label: str) -> None:
-    """Say on stderr who is left out of a round, each client once for each kind of fault.
-
-    A mean that lacks somebody is not the one that was asked for.
-
-    Args:
-        row: Of the round's record, with ``round`` and ``left_out``.
-        seen: Client and kind of those that were told; added to.
-        label: Before the line.
-    """
+def report_faults(row: Mapping[str, Any], seen: set[tuple[str, str]], label: str) -> None:
+    """Write on stderr who is left out of a round, each client once for each kind of fault."""
     text = str(row["left_out"])
     found = list(FAULT.finditer(text))
     for at, one in enumerate(found):
@@ -181,20 +138,12 @@ def tell(row: Mapping[str, Any], seen: set[tuple[str, str]], label: str) -> None
             seen.add((one[1], one[2]))
             end = found[at + 1].start() if at + 1 < len(found) else len(text)
             detail = text[one.start(2) : end].removesuffix("; ")
-            told = f"round {row['round']}: client {one[1]} is left out: {detail}; later rounds are not told again"
-            sys.stderr.write(f"{label}: {told}\n")
+            line = f"round {row['round']}: client {one[1]} is left out: {detail}; later rounds are not told again"
+            sys.stderr.write(f"{label}: {line}\n")
 
 
 def require_finite(params: Vector, number: int) -> None:
-    """Stop a run whose next global model is no number, though all that it was made of was finite.
-
-    Args:
-        params: The next global model.
-        number: Of the round, 0 for the first.
-
-    Raises:
-        RunError: With the first parameter at fault.
-    """
+    """Stop a run whose next global model is not finite, though all updates were."""
     for name, value in params.items():
         if not bool(value.isfinite().all()):
             raise RunError(f"round {number + 1}: the server's step made {name} infinite or NaN; lower the rates")
@@ -207,38 +156,22 @@ class Sabotage:
     ``simulate(tamper=Sabotage(kind="flip", share=0.2))`` turns the updates of a fixed fifth of the clients around.
     """
 
+    # "flip" sends g − (x − g), "huge" g + 10⁶ (x − g).
     kind: Literal["crash", "not finite", "wrong shape", "flip", "huge"]
-    """``"flip"`` sends g − (x − g); ``"huge"`` sends g + 10⁶ (x − g)."""
-
-    share: float
-    """Share of the clients, in [0, 1]; each one is drawn for itself."""
-
+    share: float  # of the clients, in [0, 1]; each is drawn independently
     seed: int = 0
-    """Of the draw of clients."""
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none."""
         require(0 <= self.share <= 1, "Sabotage.share", self.share, "it is a share of clients", "pass 0 <= share <= 1")
 
-    def strikes(self, client: int) -> bool:
+    def is_hostile(self, client: int) -> bool:
         """Say whether a client is one of them."""
         source = stream(self.seed, "federated", "sabotage", client)
         return bool(torch.rand((), generator=source, dtype=torch.float64) < self.share)
 
     def __call__(self, update: Update, params: Vector) -> Update:
-        """Return what the client sends in place of its update.
-
-        Args:
-            update: The honest one.
-            params: The global model that it received.
-
-        Returns:
-            The update itself, if the client is not one of them.
-
-        Raises:
-            RunError: For a crash.
-        """
-        if not self.strikes(update.client):
+        """Return what the client sends in place of its update; a crash raises ``RunError``."""
+        if not self.is_hostile(update.client):
             return update
         if self.kind == "crash":
             raise RunError("sabotage")
@@ -251,17 +184,17 @@ class Sabotage:
         return replace(update, params=moved)
 
 
-def beside_of(method: Method, params: Vector, buffers: Vector) -> frozenset[str]:
+def extra_names_of(method: Method, params: Vector, buffers: Vector) -> frozenset[str]:
     """Return the names of the vectors that a method's clients send beside their models."""
     fresh = method.client_state(params)
     return frozenset(method.finish(Sent(params, {}, buffers), params, fresh, 1, 1.0, buffers)[1])
 
 
-def _misshapen(
-    update: Update, params: Vector, buffers: Vector, partial: bool, beside: Collection[str]
+def _wrong_shape(
+    update: Update, params: Vector, buffers: Vector, partial: bool, extra_names: Collection[str]
 ) -> tuple[str, str] | None:
     """Names, shapes and kinds of numbers that the server's model does not have."""
-    if odd := set(update.extras) ^ set(beside):
+    if odd := set(update.extras) ^ set(extra_names):
         return "wrong shape", f"{min(odd, key=str)} beside the model is only on one side"
     # A vector beside the model belongs to the parameters that travelled.
     trained = {name: params[name] for name in update.params if name in params}
@@ -288,7 +221,7 @@ def _not_finite(update: Update) -> tuple[str, str] | None:
     return None if number else ("not finite", f"weight {update.weight!s:.20}")
 
 
-def _impossible(update: Update) -> tuple[str, str] | None:
+def _impossible_statistics(update: Update) -> tuple[str, str] | None:
     """Statistics that no rows have: a variance below zero, a count below zero."""
     for name, value in update.buffers.items():
         if name.endswith(("running_var", "num_batches_tracked")) and bool((value < 0).any()):
@@ -296,70 +229,62 @@ def _impossible(update: Update) -> tuple[str, str] | None:
     return None
 
 
-def _unlike(update: Update, weights: Mapping[int, float] | None) -> tuple[str, str] | None:
+def _wrong_weight(update: Update, weights: Mapping[int, float] | None) -> tuple[str, str] | None:
     """A weight that is not the one that the server knows."""
     known = update.weight if weights is None else weights[update.client]
     return None if update.weight == known else ("weight", f"claims {update.weight:.3g} and counts {known:.3g}")
 
 
-def _heavy(updates: Sequence[Update], most: float) -> Iterator[tuple[int, str]]:
-    """Clients that claim to count for more than ``most`` medians."""
-    middle = statistics.median(update.weight for update in updates)
-    for update in updates:
-        if update.weight > most * middle:
-            yield update.client, f"claims {update.weight / middle:.3g} times the median"
+def heavy_claims(claims: Mapping[int, float], guard: Guard) -> dict[int, float]:
+    """Return, in medians, the claims beyond ``Guard.heavy`` medians; of fewer than three claims none."""
+    if guard.heavy is None or len(claims) < 3:
+        return {}
+    median = statistics.median(claims.values())
+    return {client: claim / median for client, claim in claims.items() if claim > guard.heavy * median}
 
 
-def _factors(steps: Sequence[int], momentum: float) -> list[float]:
-    """How many times further than the median client each may go.
-
-    Along bounded gradients a distance grows at most as the way of the steps does. Nothing is taken from who made fewer
-    steps: others' updates may have come to rest.
-
-    Returns:
-        For each, at least 1.
-    """
-    ways = [effective_steps(made, momentum) for made in steps]
-    usual = statistics.median(ways)
-    return [max(way / usual, 1.0) if usual else 1.0 for way in ways]
+def _distance_factors(steps: Sequence[int], momentum: float) -> list[float]:
+    """How many times further than the median client each may move, at least 1."""
+    distances = [effective_steps(made, momentum) for made in steps]
+    # Along bounded gradients a distance grows at most as the sum of the steps. Nothing is taken from who made fewer
+    # steps: others' updates may have come to rest.
+    usual = statistics.median(distances)
+    return [max(distance / usual, 1.0) if usual else 1.0 for distance in distances]
 
 
-def _outlying(
-    updates: Sequence[Update], params: Vector, buffers: Vector, most: float, factors: Sequence[float], events: int
+def _outliers(
+    updates: Sequence[Update], params: Vector, buffers: Vector, limit: float, factors: Sequence[float], events: int
 ) -> Iterator[tuple[int, str]]:
-    """Clients that lie further from what was sent than ``most`` medians, in any of the parts that travel.
-
-    Yields:
-        Client and detail, for each part.
-    """
-    parts = [("update", [_length(update.params, params) for update in updates])]
+    """Clients and details of what lies further than ``limit`` medians from what was sent, in any part that travels."""
+    parts = [("update", [_distance(update.params, params) for update in updates])]
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
-    parts += [(key, [_length(update.extras[key], zeros) for update in updates]) for key in updates[0].extras]
+    parts += [(key, [_distance(update.extras[key], zeros) for update in updates]) for key in updates[0].extras]
     for what, lengths in parts:
-        # Where most clients sent back what they got, those that trained are judged.
-        middle = statistics.median(lengths) or statistics.median([length for length in lengths if length] or [0.0])
+        # Where most clients sent back what they received, the median is of those that did train.
+        median = statistics.median(lengths) or statistics.median([length for length in lengths if length] or [0.0])
         for update, length, factor in zip(updates, lengths, factors, strict=True):
-            if length > most * middle * factor:
-                yield update.client, f"{length / middle:.3g} times the median {what}"
+            if length > limit * median * factor:
+                yield update.client, f"{length / median:.3g} times the median {what}"
     for name in buffers:
-        yield from _outlying_buffer(updates, name, buffers[name], most, factors, events)
+        yield from _buffer_outliers(updates, name, buffers[name], limit, factors, events)
 
 
-def _outlying_buffer(
-    updates: Sequence[Update], name: str, sent: Tensor, most: float, factors: Sequence[float], events: int
+def _buffer_outliers(
+    updates: Sequence[Update], name: str, sent: Tensor, limit: float, factors: Sequence[float], events: int
 ) -> Iterator[tuple[int, str]]:
     """Clients whose buffer of this name lies too far from the one that was sent."""
-    lengths = [_length({name: update.buffers[name]}, {name: sent}) for update in updates]
-    middle = statistics.median(lengths)
-    # Where most left it alone there is no median to go by, and counters of clients that keep their own batch norm
-    # differ by their visits: these are held to a count of events. Not to what the buffer held: that would compound.
-    counts = not middle or not sent.is_floating_point()
+    lengths = [_distance({name: update.buffers[name]}, {name: sent}) for update in updates]
+    median = statistics.median(lengths)
+    # Where most clients did not change it there is no median to go by, and counters of clients that keep their own
+    # batch norm differ by the rounds they trained in: these are held to a count of events. Not to what the buffer held:
+    # that would compound.
+    counts = not median or not sent.is_floating_point()
     least = events * sent.numel() ** 0.5 if counts else 0.0
     for update, length, factor in zip(updates, lengths, factors, strict=True):
-        if length > most * max(middle * factor, least):
-            seen = f"{length / middle:.3g} times the median" if middle else f"moved by {length:.3g}, unlike the median"
+        if length > limit * max(median * factor, least):
+            seen = f"{length / median:.3g} times the median" if median else f"moved by {length:.3g}, unlike the median"
             yield update.client, f"{seen} {name}"
 
 
-def _length(params: Vector, base: Vector) -> float:
+def _distance(params: Vector, base: Vector) -> float:
     return float(norm({name: value.double() - base[name].double() for name, value in params.items()}))

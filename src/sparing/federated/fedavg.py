@@ -14,7 +14,7 @@ from sparing.federated.settings import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class NoTerm:
     """No term: the client's own loss and nothing else."""
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
@@ -71,7 +71,7 @@ class FedAvg:
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return no term."""
-        return Plain()
+        return NoTerm()
 
     def finish(
         self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None

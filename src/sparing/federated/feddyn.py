@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.fedavg import FedAvg, NoTerm
 from sparing.federated.methods import Sent, State, Term, Update, Vector
 from sparing.federated.servers import Replace
 
@@ -30,7 +30,6 @@ class FedDyn(FedAvg):
     """Strength of the quadratic term α, > 0; the usual grid is 0.001, 0.01, 0.1."""
 
     def __post_init__(self) -> None:
-        """Refuse a strength of zero, and a server optimizer."""
         require(self.alpha > 0, "FedDyn.alpha", self.alpha, "the server divides by it", "pass alpha > 0, such as 0.01")
         why = "the server's step is the method itself"
         require(self.server == Replace(), "FedDyn.server", self.server, why, "leave server= out")
@@ -59,18 +58,19 @@ class FedDyn(FedAvg):
     ) -> tuple[Vector, State, State]:
         """Return mean x_k − h/α with the new h."""
         combined = self.combine.params(global_params, updates)
-        alike = self.combine.params(global_params, [replace(update, weight=1.0) for update in updates])
+        # h is a sum over clients, not over rows, also where the models are averaged by rows.
+        unweighted = self.combine.params(global_params, [replace(update, weight=1.0) for update in updates])
         h, params = {}, {}
         for name, value in global_params.items():
             sent = sum(name in update.params for update in updates)
-            h[name] = server_state["h"][name] - self.alpha * (sent / clients) * (alike[name] - value)
+            h[name] = server_state["h"][name] - self.alpha * (sent / clients) * (unweighted[name] - value)
             # A tensor that nobody trained stays: h did not change, and g already has its share of it.
             params[name] = combined[name] - h[name] / self.alpha if sent else value
         return params, {"h": h}, {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Dynamic(Plain):
+class _Dynamic(NoTerm):
     """α (x − g) − λ_k."""
 
     center: Vector
@@ -78,6 +78,5 @@ class _Dynamic(Plain):
     alpha: float
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add α (x − g) − λ_k."""
         for name, grad in grads.items():
             grad.add_(params[name] - self.center[name], alpha=self.alpha).sub_(self.lam[name])

@@ -41,7 +41,6 @@ class FedPAN(FedAvg):
     """Path of the output layer; None is the convolution or linear layer registered last."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown operation and a negative height."""
         known = self.operation in {"mul", "add"}
         require(known, "FedPAN.operation", repr(self.operation), "no such operation", 'pass "mul" or "add"')
         finite = 0 <= self.amplitude < math.inf
@@ -62,6 +61,7 @@ class FedPAN(FedAvg):
         """
         if self.amplitude == 0:
             return model
+        # The hooks would stay on the caller's model.
         model = copy.deepcopy(model)
         places = positions(model, self.output)
         why, do = "it has no convolution or linear layer before its output", "pass a model with a hidden layer"
@@ -76,29 +76,14 @@ class Position:
     """The forward hook of a layer; picklable, so that worker processes get it."""
 
     operation: Literal["mul", "add"]
-    """Whether the pattern multiplies or is added."""
-
     periods: float
-    """T."""
-
     amplitude: float
-    """A."""
-
-    dim: int
-    """Dimension of the channels, counted from the end."""
+    dim: int  # of the channels, from the end
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Return the output with the pattern in it.
-
-        Args:
-            module: The layer.
-            args: What it received.
-            output: What it gave.
-
-        Returns:
-            Shape and dtype of ``output``.
-        """
+        """Return the output with the pattern in it."""
         count = output.shape[self.dim]
+        # In float64: half precision cannot hold j/n, and all dtypes then round the same pattern.
         place = torch.arange(count, dtype=torch.float64) / count
         wave = self.amplitude * torch.sin(2 * math.pi * self.periods * place)
         wave = wave.to(output).view([count] + [1] * (-self.dim - 1))
@@ -106,18 +91,7 @@ class Position:
 
 
 def positions(model: nn.Module, output: str | None = None) -> list[tuple[nn.Module, int]]:
-    """Return the modules whose outputs go into hidden activations.
-
-    Args:
-        model: Its modules in the order of registration.
-        output: Path of the output layer; None is the last layer.
-
-    Returns:
-        Each hidden layer, or the norm right after it, with the dimension of its channels, counted from the end.
-
-    Raises:
-        UserError: If ``output`` names no convolution or linear layer.
-    """
+    """Return the modules whose outputs enter hidden activations, each with its channel dimension from the end."""
     leaves = [(name, module) for name, module in model.named_modules() if not any(True for _ in module.children())]
     layers = [(i, name, module) for i, (name, module) in enumerate(leaves) if isinstance(module, _ConvNd | nn.Linear)]
     last = layers[-1][1] if layers and output is None else output
@@ -128,13 +102,14 @@ def positions(model: nn.Module, output: str | None = None) -> list[tuple[nn.Modu
     for index, name, layer in layers:
         if name == last:
             continue
+        # Registration order stands for the order of the forward pass, which a module does not record.
         after = leaves[index + 1][1] if index + 1 < len(leaves) else None
         dim = -1 if isinstance(layer, nn.Linear) else -1 - len(layer.kernel_size)
-        found.append((after if after is not None and _normalises(after, layer) else layer, dim))
+        found.append((after if after is not None and _is_norm_of(after, layer) else layer, dim))
     return found
 
 
-def _normalises(after: nn.Module, layer: nn.Linear | _ConvNd) -> bool:
+def _is_norm_of(after: nn.Module, layer: nn.Linear | _ConvNd) -> bool:
     """Whether a module is a norm over as many channels as the layer has."""
     width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     if isinstance(after, _NormBase):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.fedavg import FedAvg, NoTerm
 from sparing.federated.methods import Sent, State, Term, Vector
 
 
@@ -23,22 +23,20 @@ class FedProx(FedAvg):
     """Stiffness of the spring μ, ≥ 0; the usual grid is 0.001, 0.01, 0.1, 1."""
 
     def __post_init__(self) -> None:
-        """Refuse a spring that pushes."""
         require(self.mu >= 0, "FedProx.mu", self.mu, "clients would be pushed away", "pass mu >= 0, such as 0.01")
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the spring, fixed at g."""
-        return _Spring(sent.params, self.mu)
+        return _Proximal(sent.params, self.mu)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Spring(Plain):
+class _Proximal(NoTerm):
     """μ (x − g)."""
 
     center: Vector
     mu: float
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add μ (x − g)."""
         for name, grad in grads.items():
             grad.add_(params[name] - self.center[name], alpha=self.mu)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.fedavg import FedAvg, NoTerm
 from sparing.federated.methods import Sent, State, Term, Vector
 
 Reduction = Literal["tensor_mean", "sum", "mean"]
@@ -52,8 +52,7 @@ class FedSign(FedAvg):
     """Parameters that feel the force, by name or path of a module above them; None is all. T counts these."""
 
     def __post_init__(self) -> None:
-        """Refuse strengths, temperatures and reductions that are none."""
-        check_push(self.name, self.gamma, self.reduction)
+        check_force(self.name, self.gamma, self.reduction)
         tau = self.temperature
         holds = tau == "scale-aware" or (not isinstance(tau, str) and 0 < tau < math.inf)
         do = 'pass a number > 0, or "scale-aware"'
@@ -61,8 +60,9 @@ class FedSign(FedAvg):
 
     def begin(self, sent: Sent, state: State) -> Term:
         """Return the force along the signs of what was sent."""
-        pushes = {name: (torch.sign(sent.params[name]), c, tau) for name, (c, tau) in self._pushes(sent.params).items()}
-        return _Signs(pushes)
+        # Signs and scales are those at the start of the round: signs that follow the client would be ``OwnSign``.
+        forces = {name: (torch.sign(sent.params[name]), c, tau) for name, (c, tau) in self._forces(sent.params).items()}
+        return _SignForce(forces)
 
     def force(self, params: Vector) -> float:
         """Return the mean over all elements of the force on an element at θ = 0 whose sign is not 0: c/(4 τ).
@@ -73,49 +73,36 @@ class FedSign(FedAvg):
         Returns:
             In units of the gradient; elements of tensors that feel none count as 0.
         """
-        pushes = self._pushes(params)
-        total = sum(c / (4 * tau) * params[name].numel() for name, (c, tau) in pushes.items())
+        forces = self._forces(params)
+        total = sum(c / (4 * tau) * params[name].numel() for name, (c, tau) in forces.items())
         return total / sum(value.numel() for value in params.values())
 
-    def _pushes(self, params: Vector) -> dict[str, tuple[float, float]]:
+    def _forces(self, params: Vector) -> dict[str, tuple[float, float]]:
         """Return c and τ of each tensor that feels a force."""
         strength = strengths(params, self.gamma, self.reduction, self.only)
         if self.temperature != "scale-aware":
             return {name: (c, self.temperature) for name, c in strength.items()}
+        # A tensor of zeros has no scale, so it feels no force.
         scales = {name: float(params[name].double().square().mean().sqrt()) for name in strength}
         return {name: (c * scales[name], RMS_SHARE * scales[name]) for name, c in strength.items() if scales[name] > 0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Signs(Plain):
+class _SignForce(NoTerm):
     """−c/τ · s q (1 − q), q = σ(s θ/τ)."""
 
-    pushes: dict[str, tuple[Tensor, float, float]]
+    forces: dict[str, tuple[Tensor, float, float]]
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
-        """Add −c/τ · s q (1 − q)."""
         for name, grad in grads.items():
-            if name in self.pushes:
-                sign, c, tau = self.pushes[name]
+            if name in self.forces:
+                sign, c, tau = self.forces[name]
                 q = torch.sigmoid(sign * params[name] / tau)
                 grad.sub_(sign * q * (1 - q), alpha=c / tau)
 
 
 def strengths(params: Vector, gamma: float, reduction: Reduction, only: tuple[str, ...] | None) -> dict[str, float]:
-    """Return the factor c of the sum over each tensor's elements.
-
-    Args:
-        params: One client's model, not stacked.
-        gamma: γ.
-        reduction: γ/T, γ, or γ/(n T).
-        only: Names of parameters or paths of modules above them; None is all.
-
-    Returns:
-        By the names of the T tensors that feel a force.
-
-    Raises:
-        UserError: If no parameter has one of these names.
-    """
+    """Return the factor c of the sum over each tensor's elements, for the T tensors that feel a force."""
     names = [
         name for name in params if only is None or any(name == part or name.startswith(f"{part}.") for part in only)
     ]
@@ -128,17 +115,8 @@ def strengths(params: Vector, gamma: float, reduction: Reduction, only: tuple[st
     return {name: gamma / (max(params[name].numel(), 1) * len(names)) for name in names}
 
 
-def check_push(method: str, gamma: float, reduction: str) -> None:
-    """Refuse a strength that is none, and an unknown reduction.
-
-    Args:
-        method: Its name, for the message.
-        gamma: γ.
-        reduction: How the sum is weighed.
-
-    Raises:
-        UserError: If γ < 0 or is not finite, or there is no such reduction.
-    """
+def check_force(method: str, gamma: float, reduction: str) -> None:
+    """Refuse γ < 0, infinite or NaN, and an unknown reduction."""
     require(0 <= gamma < math.inf, f"{method} gamma", gamma, "it is a strength", "pass gamma >= 0, such as 0.01")
     known = ", ".join(get_args(Reduction))
     holds = reduction in get_args(Reduction)

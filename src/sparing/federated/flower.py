@@ -68,11 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_flower() -> None:
-    """Import Flower quietly: no calls to the network, no warnings about the packages below it.
-
-    Raises:
-        UserError: If the extra is not installed.
-    """
+    """Import Flower quietly: no calls to the network, no warnings about the packages below it."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     try:

@@ -17,23 +17,23 @@ from sparing.errors import RunError, UserError, require
 from sparing.federated.flower_records import (
     ARRAYS,
     METRICS,
+    config_int,
     config_of,
     get_state,
     put_state,
     record_of,
     vector_of,
-    whole,
 )
 from sparing.federated.loop import (
     Client,
+    ClientResult,
+    ClientSetup,
     Loss,
-    Visit,
-    Workbench,
     buffers_of,
+    client_setup,
+    initial_model,
     load_,
-    received_by,
-    seeded_model,
-    workbench,
+    received_model,
 )
 from sparing.federated.loop import train as train_client
 from sparing.federated.methods import Method, Sent, State, Vector
@@ -48,13 +48,15 @@ DataOf = Callable[[int], Client]
 Judge = Callable[[Client], Evaluate]
 """Held-out rows of a client -> what measures a model on them."""
 
-WHO = "who"
+IDENTITY = "who"
 """Record that says whose reply it is."""
 
 INITIAL = "initial"
-"""Record of the initial model, sent at a later first visit if the method's client state begins with it."""
+"""Record of the initial model, sent to a client that first trains in a later round if its state starts from it."""
 
-_KEPT, _PENDING, _OWN = "sparing/kept/", "sparing/pending/", "sparing/own/"
+# A reply may be lost on the way, so a round's state is pending until the server names that round as accepted; only then
+# does it replace the kept one, from which the client trains.
+_KEPT, _PENDING, _LOCAL_BN = "sparing/kept/", "sparing/pending/", "sparing/own/"
 _ROUNDS = "sparing/rounds"  # record of the rounds whose state is kept and pending
 
 
@@ -69,48 +71,31 @@ def client_app(
     schedule: Schedule,
     *,
     loss: Loss = F.cross_entropy,
-    held_of: DataOf | None = None,
+    held_of: DataOf | None = None,  # held-out rows of a client; None: the app has no ``evaluate``
     judge: Judge = _accuracy,
-    mods: Sequence[Mod] = (),
-    memory: str | PathLike[str] | None = None,
+    mods: Sequence[Mod] = (),  # Flower's, such as ``sign_telemetry``
+    memory: str | PathLike[str] | None = None,  # folder of the node's state, for runs that another ServerApp resumes
 ) -> ClientApp:
     """Return the ClientApp that trains as ``simulate`` does, to the same bits.
 
     The state of the method lives in ``context.state`` and is as old as the last update that the server says it
     received. A node that lost it, by a restart, answers with an error instead of starting afresh in silence.
-
-    Args:
-        method: The same value as the strategy has.
-        make_model: Makes the model; called under a seed of its own, the same at every node.
-        data_of: Gives the rows of a client.
-        schedule: The same value as the strategy has.
-        loss: Mean loss of a batch.
-        held_of: Gives the rows of a client that it does not train on, to measure the global model there; a client
-            that keeps batch norm of its own measures the model with it. None: the app has no ``evaluate``.
-        judge: What measures a model on them; accuracy and loss of a classifier unless told.
-        mods: Flower's, such as ``sign_telemetry``.
-        memory: The node's own folder for the state of its client, so that a run which another ServerApp takes up finds
-            it; without one Flower forgets it with the run.
-
-    Returns:
-        An app with ``train``, for the strategy to learn who is who ``query``, and with held-out rows ``evaluate``.
-
-    Raises:
-        UserError: If the method refuses the schedule.
     """
     method.check(schedule)
-    host = _Host(method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory))
+    process = _ClientProcess(
+        method, make_model, data_of, schedule, loss, held_of, judge, None if memory is None else Path(memory)
+    )
     app = ClientApp(mods=list(mods))
-    app.train()(host.train)
-    app.query()(_say_who)
+    app.train()(process.train)
+    app.query()(_send_identity)
     if held_of is not None:
-        app.evaluate()(host.evaluate)
+        app.evaluate()(process.evaluate)
     return app
 
 
 @dataclass(slots=True)
-class _Host:
-    """What a client process keeps between messages: the model, as room to work in."""
+class _ClientProcess:
+    """What a client process keeps between messages: for each seed a model to train on."""
 
     method: Method
     make_model: Callable[[], nn.Module]
@@ -120,56 +105,56 @@ class _Host:
     held_of: DataOf | None
     judge: Judge
     folder: Path | None
-    benches: dict[int, Workbench] = field(default_factory=dict)
+    setups: dict[int, ClientSetup] = field(default_factory=dict)
 
     def train(self, message: Message, context: Context) -> Message:
         """Train for one round and reply with the update."""
         config = config_of(message.content)
-        number, client = whole(config, "server-round"), _asked(config, context)
-        bench = self._bench(whole(config, "sparing-seed"))
-        sent, initial = _received(message.content, bench)
-        memory = self._memory(client, config, context, bench)
-        state, own = memory.recall(whole(config, "accepted-round"), initial)
+        number, client = config_int(config, "server-round"), _require_own_client(config, context)
+        setup = self._setup(config_int(config, "sparing-seed"))
+        sent, initial = _read_model(message.content, setup)
+        memory = self._store(client, config, context, setup)
+        state, local_bn = memory.state_after(config_int(config, "accepted-round"), initial)
         rows = self.data_of(client)
-        visit = train_client(bench, rows, sent, state, number=number - 1, client_id=client, own=own)
-        memory.keep(visit, number)
-        return Message(_reply(visit, len(rows)), reply_to=message)
+        result = train_client(setup, rows, sent, state, number=number - 1, client_id=client, local_bn=local_bn)
+        memory.put_aside(result, number)
+        return Message(_reply(result, len(rows)), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Measure the global model on the client's held-out rows and reply with the numbers."""
         config = config_of(message.content)
-        number, client = whole(config, "server-round"), _asked(config, context)
-        bench = self._bench(whole(config, "sparing-seed"))
-        sent, _ = _received(message.content, bench)
-        own = self._memory(client, config, context, bench).own(whole(config, "accepted-round"))
-        model = received_by(bench, sent, own)
-        load_(bench.model, model.params, model.buffers)
+        number, client = config_int(config, "server-round"), _require_own_client(config, context)
+        setup = self._setup(config_int(config, "sparing-seed"))
+        sent, _ = _read_model(message.content, setup)
+        local_bn = self._store(client, config, context, setup).local_bn(config_int(config, "accepted-round"))
+        model = received_model(setup, sent, local_bn)
+        load_(setup.model, model.params, model.buffers)
         if self.held_of is None or not len(rows := self.held_of(client)):
             raise RunError(f"client {client}, round {number}: it has no held-out rows to measure the model on")
-        numbers = {"one": 1.0, "num-examples": len(rows), **self.judge(rows)(bench.model)}
-        content = RecordDict({METRICS: MetricRecord(numbers), WHO: ConfigRecord({"client": client})})
+        numbers = {"one": 1.0, "num-examples": len(rows), **self.judge(rows)(setup.model)}
+        content = RecordDict({METRICS: MetricRecord(numbers), IDENTITY: ConfigRecord({"client": client})})
         return Message(content, reply_to=message)
 
-    def _memory(self, client: int, config: ConfigRecord, context: Context, bench: Workbench) -> _Memory:
+    def _store(self, client: int, config: ConfigRecord, context: Context, setup: ClientSetup) -> _StateStore:
         run = str(config.get("sparing-run", ""))
         file = None if self.folder is None else self.folder / f"client-{client}.safetensors"
-        memory = _Memory(context.state, bench, file, run)
+        memory = _StateStore(context.state, setup, file, run)
         memory.load()
         return memory
 
-    def _bench(self, seed: int) -> Workbench:
-        if seed not in self.benches:
-            model = seeded_model(self.method, self.make_model, seed)
-            self.benches[seed] = workbench(model, self.method, self.schedule, seed=seed, loss=self.loss)
-        return self.benches[seed]
+    def _setup(self, seed: int) -> ClientSetup:
+        if seed not in self.setups:
+            model = initial_model(self.method, self.make_model, seed)
+            self.setups[seed] = client_setup(model, self.method, self.schedule, seed=seed, loss=self.loss)
+        return self.setups[seed]
 
 
 @dataclass(slots=True)
-class _Memory:
+class _StateStore:
     """A client's state in its context: what the server accepted, and what it may not have received yet."""
 
     records: RecordDict
-    bench: Workbench
+    setup: ClientSetup
     file: Path | None
     run: str
 
@@ -189,62 +174,47 @@ class _Memory:
             self.records[_ROUNDS] = ConfigRecord(facts["rounds"])
 
     def save(self) -> None:
-        """Write it."""
+        """Write the state file, if there is one."""
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            template, kept = _template(self.bench), self.records.array_records
+            template, kept = _template(self.setup), self.records.array_records
             tree = {key: vector_of(kept[key], template) for key in kept if key.startswith((_KEPT, _PENDING))}
             write_whole(self.file, pack(tree, {"run": self.run, "rounds": dict(self.records[_ROUNDS])}))
 
-    def recall(self, accepted: int, initial: Vector) -> tuple[State, Vector]:
-        """Return the method's state and the own batch norm after the round that the server accepted last.
-
-        Args:
-            accepted: That round, 0 if there was none.
-            initial: The initial global model.
-
-        Raises:
-            RunError: If the method needs a state and that of the round is not here.
-        """
-        fresh = self.bench.method.client_state(initial)
-        if not fresh and self.bench.schedule.batch_norm != "local":
+    def state_after(self, accepted: int, initial: Vector) -> tuple[State, Vector]:
+        """Return the method's state and the client's own batch norm as of the last accepted round, 0 for none."""
+        fresh = self.setup.method.client_state(initial)
+        if not fresh and self.setup.schedule.batch_norm != "local":
             return {}, {}
         if not accepted:
             return fresh, {}
-        self._settle(accepted)
-        return get_state(self.records, _template(self.bench), f"{_KEPT}state/"), self.own(accepted)
+        self._confirm(accepted)
+        return get_state(self.records, _template(self.setup), f"{_KEPT}state/"), self.local_bn(accepted)
 
-    def own(self, accepted: int) -> Vector:
-        """Return the own batch norm after the round that the server accepted last, empty where none is kept.
-
-        Args:
-            accepted: That round, 0 if there was none.
-
-        Raises:
-            RunError: If that of the round is not here.
-        """
-        if not accepted or self.bench.schedule.batch_norm != "local":
+    def local_bn(self, accepted: int) -> Vector:
+        """Return the client's own batch norm as of the last accepted round, empty where none is kept."""
+        if not accepted or self.setup.schedule.batch_norm != "local":
             return {}
-        self._settle(accepted)
-        return get_state(self.records, _template(self.bench), f"{_KEPT}{_OWN}").get("own", {})
+        self._confirm(accepted)
+        return get_state(self.records, _template(self.setup), f"{_KEPT}{_LOCAL_BN}").get("own", {})
 
-    def _settle(self, accepted: int) -> None:
-        """Make what the accepted round left behind what is kept."""
+    def _confirm(self, accepted: int) -> None:
+        """Make the pending state the kept one once its round was accepted; refuse a state that is not of that round."""
         rounds = config_of(self.records, _ROUNDS)
         if rounds.get("pending") == accepted:
             self._promote(accepted)
         elif rounds.get("kept") != accepted:
             raise RunError(
                 f"client state of round {accepted}: not at this node, which has {rounds.get('kept', 0)}; "
-                f"{self.bench.method.name} cannot go on without it; was the node restarted?"
+                f"{self.setup.method.name} cannot go on without it; was the node restarted?"
             )
 
-    def keep(self, visit: Visit, number: int) -> None:
-        """Put aside what a round left behind, until the server says that it received the update."""
-        if not visit.state and not visit.own:
+    def put_aside(self, result: ClientResult, number: int) -> None:
+        """Store a round's state as pending, until the server says that it received the update."""
+        if not result.state and not result.local_bn:
             return
-        put_state(self.records, visit.state, f"{_PENDING}state/")
-        put_state(self.records, {"own": visit.own} if visit.own else {}, f"{_PENDING}{_OWN}")
+        put_state(self.records, result.state, f"{_PENDING}state/")
+        put_state(self.records, {"own": result.local_bn} if result.local_bn else {}, f"{_PENDING}{_LOCAL_BN}")
         kept = config_of(self.records, _ROUNDS).get("kept", 0)
         self.records[_ROUNDS] = ConfigRecord({"kept": kept, "pending": number})
         self.save()
@@ -257,40 +227,40 @@ class _Memory:
         self.records[_ROUNDS] = ConfigRecord({"kept": number, "pending": 0})
 
 
-def _received(content: RecordDict, bench: Workbench) -> tuple[Sent, Vector]:
+def _read_model(content: RecordDict, setup: ClientSetup) -> tuple[Sent, Vector]:
     """Read what the server sent, and the initial model, which is what it sent if it says nothing else."""
     arrays = content.array_records
     if ARRAYS not in arrays:
         raise UserError(
             "Flower message", got=sorted(content), why="there is no model in it", do="use sparing's strategy"
         )
-    params = vector_of(arrays[ARRAYS], bench.params)
-    buffers = vector_of(arrays[ARRAYS], buffers_of(bench.model))
-    if missing := sorted(bench.params.keys() - params.keys()):
+    params = vector_of(arrays[ARRAYS], setup.params)
+    buffers = vector_of(arrays[ARRAYS], buffers_of(setup.model))
+    if missing := sorted(setup.params.keys() - params.keys()):
         why = "the server sent a model without it"
         raise UserError(f"parameter {missing[0]!r}", got="none", why=why, do="make the same model on both sides")
-    initial = vector_of(arrays[INITIAL], bench.params) if INITIAL in arrays else params
-    return Sent(params, get_state(content, _template(bench)), buffers), initial
+    initial = vector_of(arrays[INITIAL], setup.params) if INITIAL in arrays else params
+    return Sent(params, get_state(content, _template(setup)), buffers), initial
 
 
-def _reply(visit: Visit, rows: int) -> RecordDict:
+def _reply(result: ClientResult, rows: int) -> RecordDict:
     """Pack an update: one record of arrays if nothing travels beside the model, and the metrics."""
-    update = visit.update
-    numbers = {"one": 1.0, "num-examples": rows, "train-loss": visit.loss, "steps": visit.steps}
+    update = result.update
+    numbers = {"one": 1.0, "num-examples": rows, "train-loss": result.loss, "steps": result.steps}
     content = RecordDict({ARRAYS: record_of({**update.params, **update.buffers}), METRICS: MetricRecord(numbers)})
     put_state(content, update.extras)
-    content[WHO] = ConfigRecord({"client": update.client})
+    content[IDENTITY] = ConfigRecord({"client": update.client})
     return content
 
 
-def _say_who(message: Message, context: Context) -> Message:
-    return Message(RecordDict({WHO: ConfigRecord({"client": _number_of(context)})}), reply_to=message)
+def _send_identity(message: Message, context: Context) -> Message:
+    return Message(RecordDict({IDENTITY: ConfigRecord({"client": _partition_id(context)})}), reply_to=message)
 
 
-def _asked(config: ConfigRecord, context: Context) -> int:
+def _require_own_client(config: ConfigRecord, context: Context) -> int:
     """The client that the server writes to, which must be this node's own."""
-    number = _number_of(context)
-    asked = whole(config, "sparing-client", number)
+    number = _partition_id(context)
+    asked = config_int(config, "sparing-client", number)
     require(
         asked == number,
         "node configuration 'partition-id'",
@@ -301,7 +271,7 @@ def _asked(config: ConfigRecord, context: Context) -> int:
     return number
 
 
-def _number_of(context: Context) -> int:
+def _partition_id(context: Context) -> int:
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or number < 0:
         raise UserError(
@@ -313,5 +283,5 @@ def _number_of(context: Context) -> int:
     return number
 
 
-def _template(bench: Workbench) -> Vector:
-    return {**{name: value.detach() for name, value in bench.params.items()}, **buffers_of(bench.model)}
+def _template(setup: ClientSetup) -> Vector:
+    return {**{name: value.detach() for name, value in setup.params.items()}, **buffers_of(setup.model)}

@@ -30,35 +30,22 @@ Setting = bool | int | float | str
 """A value of a Flower run's or node's configuration."""
 
 _HOST = "127.0.0.1"
-_POLL = 0.5  # seconds between two looks at a process or a run
+_POLL = 0.5  # seconds between two checks of a process or a run
 _LINK = "sparing"  # name of the connection in the Flower configuration
 
 
 class Deployment:
-    """A running federation; a context manager that stops its processes on the way out.
-
-    Attributes:
-        folder: Certificates, keys, logs and Flower's home folder.
-        nodes: SuperNodes (count); node i has ``partition-id`` i in its configuration.
-        keys: Key pair of each node.
-        partitions: Flower's number of each registered node -> the client that its key belongs to, for ``strategy``.
-        environment: Variables of all processes.
-    """
+    """A running federation; a context manager that stops its processes on exit."""
 
     def __init__(
-        self, folder: Path, nodes: int = 2, *, wait: float = 90.0, environment: Mapping[str, str] = {}
+        self,
+        folder: Path,
+        nodes: int = 2,
+        *,
+        wait: float = 90.0,  # seconds for the SuperLink, and for all nodes, to come up
+        environment: Mapping[str, str] = {},  # added to that of all processes
     ) -> None:
-        """Prepare a federation; ``start`` starts it.
-
-        Args:
-            folder: Created if need be.
-            nodes: SuperNodes (count), ≥ 1.
-            wait: Longest time for the SuperLink, or for all nodes, to come up (seconds).
-            environment: Further environment variables of all processes.
-
-        Raises:
-            UserError: If there are no nodes.
-        """
+        """Prepare a federation; ``start`` starts it."""
         require(nodes >= 1, "nodes", nodes, "somebody must train", "pass nodes >= 1")
         self.folder, self.nodes, self.wait = folder.resolve(), nodes, wait
         self.environment = _environment(self.folder) | dict(environment)
@@ -66,10 +53,9 @@ class Deployment:
         self._port = 0
         self._certificates: Certificates | None = None
         self.keys: list[NodeKey] = []
-        self.partitions: dict[int, int] = {}
+        self.partitions: dict[int, int] = {}  # Flower's number of a registered node -> its client, for ``strategy``
 
     def __enter__(self) -> Deployment:
-        """Start, and stop again if that fails."""
         try:
             self.start()
         except BaseException:
@@ -78,31 +64,26 @@ class Deployment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stop all processes."""
         self.stop()
 
     def start(self) -> None:
-        """Make certificates and keys, start the SuperLink, register the keys and start the SuperNodes.
-
-        Raises:
-            RunError: If a process ends early or does not come up in time; the message has its last lines.
-        """
+        """Make certificates and keys, start the SuperLink, register the keys and start the SuperNodes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._certificates = certificates(self.folder / "certificates", [_HOST, "localhost"])
         self.keys = [node_key(self.folder / "keys", f"node-{i}") for i in range(self.nodes)]
         self._port = _free_port()
         self._write_connection()
         self._spawn("superlink", self.superlink_command())
-        self._until(lambda: _answers(self._port), "the SuperLink")
+        self._wait_until(lambda: _accepts_connections(self._port), "the SuperLink")
         for i, key in enumerate(self.keys):
             self.partitions[self.register(key)] = i
         for i in range(self.nodes):
             self.start_node(i)
-        self._until(lambda: self.online() >= self.nodes, f"{self.nodes} SuperNodes")
+        self._wait_until(lambda: self.online() >= self.nodes, f"{self.nodes} SuperNodes")
 
     def superlink_command(self) -> list[str]:
         """Return the command line of the SuperLink: TLS, node authentication, no installing of packages."""
-        made = self._made()
+        made = self._require_certificates()
         return [
             _program("flower-superlink"),
             *("--ssl-ca-certfile", str(made.authority), "--ssl-certfile", str(made.certificate)),
@@ -111,13 +92,8 @@ class Deployment:
         ]
 
     def node_command(self, number: int, key: NodeKey | None = None) -> list[str]:
-        """Return the command line of a SuperNode.
-
-        Args:
-            number: Of the node, its ``partition-id``.
-            key: Its key pair; that of ``keys`` by default.
-        """
-        made = self._made()
+        """Return the command line of the SuperNode whose ``partition-id`` is ``number``."""
+        made = self._require_certificates()
         return [
             _program("flower-supernode"),
             *("--root-certificates", str(made.authority), "--superlink", f"{_HOST}:{self._port}"),
@@ -128,25 +104,11 @@ class Deployment:
         ]
 
     def register(self, key: NodeKey) -> int:
-        """Tell the SuperLink that a node's public key is welcome.
-
-        Args:
-            key: Of the node.
-
-        Returns:
-            Flower's number of the node, which belongs to the key as long as the SuperLink lives.
-
-        Raises:
-            RunError: If the SuperLink refuses.
-        """
+        """Register a node's public key; return Flower's number of the node, which belongs to the key."""
         return int(self._flwr("supernode", "register", str(key.public), _LINK, "--format", "json")["node-id"])
 
     def start_node(self, number: int) -> None:
-        """Start a SuperNode, also one that was stopped.
-
-        Args:
-            number: Of the node, from 0.
-        """
+        """Start a SuperNode, also one that was stopped; nodes count from 0."""
         self._spawn(f"node-{number}", self.node_command(number))
 
     @property
@@ -155,11 +117,7 @@ class Deployment:
         return " ".join(f"{node}:{client}" for node, client in self.partitions.items())
 
     def stop_node(self, number: int) -> None:
-        """Stop a SuperNode and what it started.
-
-        Args:
-            number: Of the node, from 0.
-        """
+        """Stop a SuperNode and what it started."""
         end_process(self._processes.pop(f"node-{number}"))
 
     def online(self) -> int:
@@ -168,28 +126,17 @@ class Deployment:
         return sum(node.get("status") == "online" for node in listed.get("nodes", []))
 
     def run(self, app: Path, settings: Mapping[str, Setting] = {}, *, timeout: float = 600.0) -> str:
-        """Submit a Flower app with ``flwr run`` and wait for its end.
-
-        Args:
-            app: Folder with its ``pyproject.toml``.
-            settings: Overrides of its configuration; names must be there.
-            timeout: Longest time (seconds).
-
-        Returns:
-            The log of the run.
-
-        Raises:
-            RunError: If it is refused, fails, or takes longer.
-        """
+        """Submit a Flower app with ``flwr run``, wait for its end (at most ``timeout`` seconds) and return its log."""
         override = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         config = ["--run-config", override] if override else []
         number = str(self._flwr("run", str(app.resolve()), _LINK, *config, "--format", "json")["run-id"])
         end = time.monotonic() + timeout
         while not (status := self._status(number)).startswith("finished"):
             if time.monotonic() > end:
-                status = self._stopped(number)
+                status = self._stop_run(number)
                 if status.startswith("finished") and status != "finished:stopped":
-                    break  # it ended by itself after the last look
+                    # It ended by itself since the last check.
+                    break
                 raise RunError(f"run {number}: still running after {timeout:.0f} s; stopped")
             time.sleep(_POLL)
         log = self._call("log", number, _LINK, "--show")
@@ -202,7 +149,7 @@ class Deployment:
         for name in sorted(self._processes):
             end_process(self._processes.pop(name))
 
-    def _made(self) -> Certificates:
+    def _require_certificates(self) -> Certificates:
         require(
             self._certificates is not None, "certificates", "none", "there is no plaintext mode", "call start first"
         )
@@ -213,17 +160,17 @@ class Deployment:
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         lines = ["[superlink]", f'default = "{_LINK}"', f"[superlink.{_LINK}]", f'address = "{_HOST}:{self._port}"']
-        lines += [f"root-certificates = {json.dumps(str(self._made().authority))}"]
+        lines += [f"root-certificates = {json.dumps(str(self._require_certificates().authority))}"]
         (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _spawn(self, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            # A session of its own, so that stopping it takes along the processes that it started.
+            # Its own session, so that stopping it also stops the processes that it started.
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self.environment, cwd=self.folder, start_new_session=True
             )
 
-    def _until(self, holds: Any, what: str) -> None:
+    def _wait_until(self, holds: Any, what: str) -> None:
         end = time.monotonic() + self.wait
         while not holds():
             for name, process in self._processes.items():
@@ -237,8 +184,8 @@ class Deployment:
         runs = self._flwr("list", _LINK, "--run-id", number, "--format", "json")["runs"]
         return str(runs[0]["status"])
 
-    def _stopped(self, number: str) -> str:
-        """Stop a run, unless it has just ended by itself, which Flower answers with an error; return how it stands."""
+    def _stop_run(self, number: str) -> str:
+        """Stop a run, unless it has just ended by itself, which Flower answers with an error; return its status."""
         with suppress(RunError):
             self._flwr("stop", number, _LINK, "--format", "json")
         return self._status(number)
@@ -281,31 +228,27 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _program(name: str) -> str:
     """Return the path of one of Flower's programs, that of this Python before others."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    installed = Path(sys.executable).parent / name
+    found = str(installed) if installed.exists() else shutil.which(name)
     require(found is not None, name, "no such program", "Flower brings it", "pip install 'sparing[flower]'")
     assert found is not None
     return found
 
 
 def _free_port() -> int:
-    with socket.socket() as door:
-        door.bind((_HOST, 0))
-        return int(door.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        return int(listener.getsockname()[1])
 
 
-def _answers(port: int) -> bool:
+def _accepts_connections(port: int) -> bool:
     with suppress(OSError), socket.create_connection((_HOST, port), timeout=1.0):
         return True
     return False
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a group, and its group: first ask, then insist.
-
-    Args:
-        process: Started with ``start_new_session=True``.
-    """
+    """End a process started with ``start_new_session=True``, and its group: SIGTERM, then SIGKILL."""
     for signal, patience in ((15, 5.0), (9, 5.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal)

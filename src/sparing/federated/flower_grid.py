@@ -37,23 +37,10 @@ _CRASHED = 1  # code of the error that a reply carries in place of an update
 
 
 class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its types are not read
-    """Nodes that are function calls.
-
-    Attributes:
-        contexts: By node: its configuration and the state of its client.
-    """
+    """Nodes that are function calls; node i + 1 is client i."""
 
     def __init__(self, app: ClientApp, clients: int, run_config: Mapping[str, Any] | None = None) -> None:
-        """Start with a node for each client.
-
-        Args:
-            app: Called for each message.
-            clients: Nodes (count); node i + 1 is client i.
-            run_config: Configuration of the run, for the app.
-
-        Raises:
-            UserError: If Flower has another version than this was written for.
-        """
+        """Start with a node for each client."""
         version, why = flwr.__version__, "the grid reaches into parts of Flower that may change"
         require(version.startswith(_VERSION), "Flower", version, why, "pip install 'sparing[flower]'")
         self.app, self.run_config = app, dict(run_config or {})
@@ -68,14 +55,7 @@ class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its 
             self.join(client)
 
     def join(self, client: int) -> int:
-        """Bring a new node for a client, without memory.
-
-        Args:
-            client: Its ``partition-id``.
-
-        Returns:
-            The node.
-        """
+        """Bring a new node for a client, without memory, and return its number."""
         node = len(self.contexts) + 1
         config = {"partition-id": client, "num-partitions": self.clients}
         self.contexts[node] = Context(1, node, config, RecordDict(), dict(self.run_config))
@@ -83,19 +63,11 @@ class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its 
         return node
 
     def leave(self, node: int) -> None:
-        """Take a node offline; its memory stays.
-
-        Args:
-            node: As ``join`` returned it.
-        """
+        """Take a node offline; its memory stays."""
         self._online.remove(node)
 
     def come_back(self, node: int) -> None:
-        """Bring a node online again that left.
-
-        Args:
-            node: As ``join`` returned it.
-        """
+        """Bring a node online again that left."""
         self._online.append(node)
 
     def set_run(self, run: Run) -> None:
@@ -118,18 +90,12 @@ class InProcessGrid(Grid):  # type: ignore[misc] # Flower is no dependency: its 
         return list(self._online)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Call the app for each message; messages to nodes that are not online stay without a reply.
-
-        Args:
-            messages: In the order in which the clients train.
-
-        Returns:
-            A name for each message.
-        """
+        """Call the app for each message; messages to nodes that are not online stay without a reply."""
         names = []
         for message in messages:
             names.append(name := str(next(self._numbers)))
-            message.metadata.__dict__["_message_id"] = name  # Flower's own grids set it in the same way
+            # Flower's own grids set it in the same way; the attribute has no setter.
+            message.metadata.__dict__["_message_id"] = name
             if message.metadata.dst_node_id in self._online:
                 self._replies[name] = self._answer(message)
         return names
@@ -154,17 +120,9 @@ class FlowerRun:
     """What a run on Flower leaves."""
 
     params: Vector
-    """Parameters of the global model after the last round."""
-
     buffers: Vector
-    """Its buffers."""
-
-    state: State
-    """The method's server state."""
-
+    state: State  # of the method on the server
     rounds: list[FlowerRound]
-    """What happened in each round."""
-
     metrics: dict[int, dict[str, Any]]
     """Round, from 1 -> means of what the clients measured, under ``held-`` that on held-out rows of theirs, and what
     ``evaluate`` did."""
@@ -176,35 +134,15 @@ def run_in_process(
     method: Method,
     schedule: Schedule,
     *,
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
-    held: Sequence[Client] | None = None,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # the global model, after each round
+    held: Sequence[Client] | None = None,  # held-out rows of each client, measured by all after each round
     loss: Loss = F.cross_entropy,
     seed: int = 0,
     guard: Guard | None = None,
     proxy: Tensor | None = None,
     mods: Sequence[Mod] = (),
 ) -> FlowerRun:
-    """Run a method on Flower's ClientApp, messages and strategy in this process.
-
-    Args:
-        make_model: Makes the model.
-        clients: Rows of each.
-        method: Settings of the method.
-        schedule: Rounds, participation, local training.
-        evaluate: Global model -> numbers by name, after each round.
-        held: Held-out rows of each client, on which all clients measure each new model.
-        loss: Mean loss of a batch.
-        seed: The experiment.
-        guard: Which updates are left out.
-        proxy: The server's own inputs, for ``batch_norm="recalibrate"``.
-        mods: Of the ClientApp.
-
-    Returns:
-        The same bits as the plain loop of ``simulate``.
-
-    Raises:
-        UserError: If there are no clients, or method, schedule and model do not fit together.
-    """
+    """Run a method on Flower's ClientApp, messages and strategy in this process: the bits of the loop engine."""
     require(len(clients) > 0, "clients", "none", "somebody must train", "pass at least one")
     fits, why = held is None or len(held) == len(clients), "each client measures on rows of its own"
     require(fits, "held", f"rows of {len(held or ())}", why, f"pass rows for each of {len(clients)} clients")
@@ -239,7 +177,7 @@ def _numbers(result: Any, number: int) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Flower from telling on the screen what the result has."""
+    """Keep Flower from logging what the result has."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -19,77 +19,46 @@ _DAYS = 365
 class Certificates:
     """Files, in PEM, that make a SuperLink's connections private and let others know it."""
 
-    authority: Path
-    """Certificate of the authority, for the SuperLink, the SuperNodes and ``flwr run``."""
-
-    certificate: Path
-    """Certificate of the server, signed by the authority."""
-
-    key: Path
-    """Private key of the server; readable by its owner only."""
+    authority: Path  # for the SuperLink, the SuperNodes and ``flwr run``
+    certificate: Path  # of the server, signed by the authority
+    key: Path  # of the server; readable by its owner only
 
 
 @dataclass(frozen=True, slots=True)
 class NodeKey:
     """Files of a SuperNode's key pair, in OpenSSH's format: an elliptic curve of NIST, P-384."""
 
-    private: Path
-    """Stays at the node; readable by its owner only."""
-
-    public: Path
-    """For ``flwr supernode register``."""
+    private: Path  # readable by its owner only
+    public: Path  # for ``flwr supernode register``
 
 
 def certificates(folder: Path, hosts: Sequence[str], *, days: int = _DAYS) -> Certificates:
-    """Make an authority and a server's certificate signed by it; the authority's key is thrown away.
-
-    Args:
-        folder: Where the files go; created if need be. Files that are all there and not yet over are kept.
-        hosts: Names and addresses at which the server is reached.
-        days: For how long they hold (days).
-
-    Returns:
-        The files.
-
-    Raises:
-        UserError: If Flower's extra is not installed, or a file in the folder is no certificate.
-    """
+    """Make an authority and a server's certificate signed by it; the authority's key is discarded."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
-    if made.authority.exists() and made.certificate.exists() and made.key.exists() and _holds(made.certificate):
+    if made.authority.exists() and made.certificate.exists() and made.key.exists() and _is_valid(made.certificate):
         return made
-    authority_key, server_key = _curve_key(), _curve_key()
+    authority_key, server_key = _new_key(), _new_key()
     authority = _certificate("sparing authority", authority_key, None, authority_key, hosts, days)
     server = _certificate("sparing superlink", server_key, authority, authority_key, hosts, days)
-    serialization = _part("hazmat.primitives.serialization")
+    serialization = _cryptography("hazmat.primitives.serialization")
     pem = serialization.Encoding.PEM
     made.authority.write_bytes(authority.public_bytes(pem))
     made.certificate.write_bytes(server.public_bytes(pem))
-    layout, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _write_secret(made.key, server_key.private_bytes(pem, layout, bare))
+    layout, no_encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _write_secret(made.key, server_key.private_bytes(pem, layout, no_encryption))
     return made
 
 
 def node_key(folder: Path, name: str) -> NodeKey:
-    """Make the key pair of a SuperNode, or find the one made before: it is what makes a returning node the same.
-
-    Args:
-        folder: Where the files go; created if need be.
-        name: Of the files.
-
-    Returns:
-        The files.
-
-    Raises:
-        UserError: If Flower's extra is not installed.
-    """
+    """Make the key pair of a SuperNode, or find the one made before: it identifies a returning node."""
     folder.mkdir(parents=True, exist_ok=True)
     pair = NodeKey(folder / name, folder / f"{name}.pub")
     if pair.private.exists() and pair.public.exists():
         return pair
-    serialization, key = _part("hazmat.primitives.serialization"), _curve_key()
-    layout, bare = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    _write_secret(pair.private, key.private_bytes(serialization.Encoding.PEM, layout, bare))
+    serialization, key = _cryptography("hazmat.primitives.serialization"), _new_key()
+    layout, no_encryption = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _write_secret(pair.private, key.private_bytes(serialization.Encoding.PEM, layout, no_encryption))
     public = serialization.PublicFormat.OpenSSH
     pair.public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, public) + b"\n")
     return pair
@@ -97,7 +66,7 @@ def node_key(folder: Path, name: str) -> NodeKey:
 
 def _certificate(name: str, key: Any, issuer: Any, signer: Any, hosts: Sequence[str], days: int) -> Any:
     """Build one certificate; without an issuer it signs itself and may sign others."""
-    x509, hashes = _part("x509"), _part("hazmat.primitives.hashes")
+    x509, hashes = _cryptography("x509"), _cryptography("hazmat.primitives.hashes")
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -116,47 +85,48 @@ def _certificate(name: str, key: Any, issuer: Any, signer: Any, hosts: Sequence[
         .add_extension(signer_id, False)
     )
     if issuer is None:
-        builder = builder.add_extension(_usage(x509, signs=True), True)
+        builder = builder.add_extension(_key_usage(x509, signs=True), True)
     else:
-        names = x509.SubjectAlternativeName([_host(x509, host) for host in hosts])
-        builder = builder.add_extension(names, False).add_extension(_usage(x509, signs=False), True)
+        names = x509.SubjectAlternativeName([_general_name(x509, host) for host in hosts])
+        builder = builder.add_extension(names, False).add_extension(_key_usage(x509, signs=False), True)
     return builder.sign(signer, hashes.SHA256())
 
 
-def _usage(x509: Any, *, signs: bool) -> Any:
+def _key_usage(x509: Any, *, signs: bool) -> Any:
     others = dict.fromkeys(["content_commitment", "data_encipherment", "key_agreement", "encipher_only"], False)
     others |= {"decipher_only": False, "key_encipherment": False, "digital_signature": not signs}
     return x509.KeyUsage(key_cert_sign=signs, crl_sign=signs, **others)
 
 
-def _host(x509: Any, host: str) -> Any:
+def _general_name(x509: Any, host: str) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _holds(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     """Return whether a certificate still holds tomorrow."""
     try:
-        end = _part("x509").load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        end = _cryptography("x509").load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except ValueError as error:
         raise UserError(str(path), got=str(error), why="it is no certificate", do="delete it") from error
     return bool(end > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
 
 
-def _curve_key() -> Any:
-    curves = _part("hazmat.primitives.asymmetric.ec")
+def _new_key() -> Any:
+    curves = _cryptography("hazmat.primitives.asymmetric.ec")
     return curves.generate_private_key(curves.SECP384R1())
 
 
 def _write_secret(path: Path, content: bytes) -> None:
+    # Created with its mode, not changed to it afterwards: nobody can open it in between.
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
-def _part(name: str) -> Any:
+def _cryptography(name: str) -> Any:
     """Import a part of ``cryptography``, which Flower brings."""
     import importlib
 

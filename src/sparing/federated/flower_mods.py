@@ -17,15 +17,6 @@ def sign_telemetry(message: Message, context: Context, call_next: ClientAppCalla
     Works on every Flower app, unchanged: ``ClientApp(mods=[sign_telemetry])``. Flower's strategies average it with
     the other metrics. A message or reply without arrays, or without metrics, passes as it is.
 
-    Args:
-        message: What came in; its first record of arrays is the model.
-        context: Of the node.
-        call_next: The app, or the next mod.
-
-    Returns:
-        The reply. ``ssr`` is that of ``sparing.vectors.sign_agreement`` over the floating arrays that both have, of
-        the same name and shape, running statistics of batch norm left out; NaN if there is none, or all are zero.
-
     Source: Li et al. 2024 (arXiv:2405.12489), the sign similarity of Sec. 5.
     """
     # Held before the app runs, which may empty the record that it was given.
@@ -47,7 +38,9 @@ def _model(content: RecordDict) -> dict[str, Array] | None:
 def _kept(before: dict[str, Array], after: dict[str, Array]) -> float:
     names = [name for name in before if name in after and not name.endswith(_STATISTICS)]
     pairs = {name: (torch.from_numpy(before[name].numpy()), torch.from_numpy(after[name].numpy())) for name in names}
-    alike = {name: (a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
-    alike = {name: (a, b) for name, (a, b) in alike.items() if a.is_floating_point() and b.is_floating_point()}
-    came, went = ({name: pair[side] for name, pair in alike.items()} for side in (0, 1))
-    return float(sign_agreement(came, went))
+    comparable = {name: (a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
+    comparable = {
+        name: (a, b) for name, (a, b) in comparable.items() if a.is_floating_point() and b.is_floating_point()
+    }
+    before_, after_ = ({name: pair[side] for name, pair in comparable.items()} for side in (0, 1))
+    return float(sign_agreement(before_, after_))

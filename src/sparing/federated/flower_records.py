@@ -15,7 +15,7 @@ ARRAYS = "arrays"
 """Record of the model, parameters and buffers, under the names of its state dictionary."""
 
 CONFIG = "config"
-"""Record of what the server says beside it."""
+"""Record of the server's settings of the round."""
 
 METRICS = "metrics"
 """Record of what the client measured."""
@@ -26,30 +26,12 @@ _BY_NUMPY_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int6
 
 
 def record_of(vector: Mapping[str, Tensor]) -> ArrayRecord:
-    """Serialise tensors by name.
-
-    Args:
-        vector: Any dtype that NumPy has; others, such as bfloat16, travel as float32, which holds them exactly.
-
-    Returns:
-        The record.
-    """
+    """Serialise tensors by name; dtypes that NumPy lacks, such as bfloat16, travel as float32, exactly."""
     return ArrayRecord({name: Array(_plain(value).numpy()) for name, value in vector.items()})
 
 
 def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
-    """Read tensors by name, in the order and with the dtypes of a template; names that it lacks are left out.
-
-    Args:
-        record: As ``record_of`` made it, or another Flower app with the same names.
-        template: Tensors of the model.
-
-    Returns:
-        Those names of the template that the record has. Shapes are as they came.
-
-    Raises:
-        UserError: If an array is not in NumPy's format, or complex where the model's is real.
-    """
+    """Read tensors by name, in the order and with the dtypes of a template; names that it lacks are skipped."""
     try:
         read = {name: torch.from_numpy(record[name].numpy()) for name in template if name in record}
     except (TypeError, ValueError) as error:
@@ -57,19 +39,15 @@ def vector_of(record: ArrayRecord, template: Mapping[str, Tensor]) -> Vector:
             "Flower arrays", got=str(error), why="they cannot be read", do="send arrays in NumPy's format"
         ) from error
     # A cast would drop the imaginary part with a warning.
-    odd = [name for name, value in read.items() if value.is_complex() and not template[name].is_complex()]
-    require(not odd, f"Flower array {odd[:1]}", "complex", "the model's is real", "send its real part")
+    complex_names = [name for name, value in read.items() if value.is_complex() and not template[name].is_complex()]
+    require(
+        not complex_names, f"Flower array {complex_names[:1]}", "complex", "the model's is real", "send its real part"
+    )
     return {name: value.to(template[name].dtype) for name, value in read.items()}
 
 
 def put_state(records: RecordDict, state: State, prefix: str = _EXTRA) -> None:
-    """Add vectors to a message or a context, each as a record of its own.
-
-    Args:
-        records: Gains records under ``prefix`` and the vector's name; others under ``prefix`` go.
-        state: Vectors by name.
-        prefix: Before the names.
-    """
+    """Replace the records under ``prefix`` by these vectors, a record each."""
     for key in [key for key in records if key.startswith(prefix)]:
         del records[key]
     for name, vector in state.items():
@@ -77,16 +55,7 @@ def put_state(records: RecordDict, state: State, prefix: str = _EXTRA) -> None:
 
 
 def get_state(records: RecordDict, template: Mapping[str, Tensor], prefix: str = _EXTRA) -> State:
-    """Read the vectors that ``put_state`` added.
-
-    Args:
-        records: A message's content or a context's state.
-        template: Tensors of the model, for names and dtypes.
-        prefix: As it was put.
-
-    Returns:
-        Vectors by name.
-    """
+    """Read the vectors that ``put_state`` added; names and dtypes come from ``template``."""
     kept = records.array_records
     return {key.removeprefix(prefix): vector_of(kept[key], template) for key in kept if key.startswith(prefix)}
 
@@ -96,17 +65,8 @@ def config_of(records: RecordDict, key: str = CONFIG) -> ConfigRecord:
     return records.config_records.get(key, ConfigRecord())
 
 
-def whole(config: ConfigRecord, name: str, default: int | None = None) -> int:
-    """Return an integer of a configuration.
-
-    Args:
-        config: Of a message or a node.
-        name: Of the entry.
-        default: If it is missing; None refuses.
-
-    Raises:
-        UserError: If it is missing or no integer.
-    """
+def config_int(config: ConfigRecord, name: str, default: int | None = None) -> int:
+    """Return an integer of a configuration; refuse one that is missing without a default."""
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise UserError(

@@ -1,20 +1,19 @@
-"""What happened in the rounds of a Flower run, and what replies may tell: read as if anybody had written them."""
+"""What happened in the rounds of a Flower run, and how replies are read: as untrusted input."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
-from torch import Tensor, nn
 
 from sparing.errors import require
 from sparing.federated.faults import HEAVY, Fault, Guard
 from sparing.federated.flower_records import ARRAYS, get_state, vector_of
-from sparing.federated.loop import norm_names, steps_of
+from sparing.federated.loop import count_steps
 from sparing.federated.methods import Update, Vector
 from sparing.federated.settings import Schedule
 
@@ -23,66 +22,36 @@ from sparing.federated.settings import Schedule
 class FlowerRound:
     """What happened in a round."""
 
-    number: int
-    """Of the round, 1 for the first, as Flower counts."""
-
+    number: int  # from 1, as Flower counts
     drawn: tuple[int, ...]
-    """Clients that the schedule drew."""
-
-    received: tuple[int, ...]
-    """Clients whose update counted, each once."""
-
-    faults: tuple[Fault, ...]
-    """Clients that were left out, and why; those that were not there or did not answer are ``"absent"``."""
-
-    bytes_down: int
-    """Arrays sent to all clients together (bytes)."""
-
-    bytes_up: int
-    """Arrays received from all clients together (bytes)."""
-
-    evaluated: tuple[int, ...] = ()
-    """Clients that measured the new model on rows of their own, where any were asked."""
-
-    refused: tuple[str, ...] = ()
-    """Nodes that were not believed to be a client, and why."""
+    received: tuple[int, ...]  # clients whose update counted
+    faults: tuple[Fault, ...]  # clients that were left out; "absent" if not online or without an answer
+    bytes_down: int  # arrays to all clients together
+    bytes_up: int  # arrays from all clients together
+    evaluated: tuple[int, ...] = ()  # clients that measured the new model on their held-out rows
+    refused: tuple[str, ...] = ()  # nodes that were not believed to be a client, and why
 
 
-def row_of(one: FlowerRound) -> dict[str, Any]:
-    """Return a round as plain JSON."""
-    return asdict(one)
-
-
-def round_of(row: Mapping[str, Any]) -> FlowerRound:
-    """Return the round that ``row_of`` wrote."""
+def round_from_json(row: Mapping[str, Any]) -> FlowerRound:
+    """Return the round from its ``asdict`` after JSON, which has lists for tuples."""
     lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
     return FlowerRound(**{**row, **lists, "faults": tuple(Fault(**fault) for fault in row["faults"])})
 
 
 def known_weights(schedule: Schedule, clients: int, rows: Sequence[int] | None) -> dict[int, float] | None:
-    """Return how much each client counts, or None if only the clients know: by rows that the server was not told."""
+    """Return how much each client counts, or None if only the clients know their rows."""
     if schedule.weights == "uniform":
         return dict.fromkeys(range(clients), 1.0)
     return None if rows is None else {client: float(count) for client, count in enumerate(rows)}
 
 
-def known_steps(schedule: Schedule, model: nn.Module, rows: Sequence[int] | None) -> list[int] | None:
+def known_steps(schedule: Schedule, rows: Sequence[int] | None, *, normed: bool) -> list[int] | None:
     """Return how many local steps each client makes in a round, or None if only the clients know."""
-    normed = bool(norm_names(model))
-    return None if rows is None else [steps_of(count, schedule, normed=normed) for count in rows]
+    return None if rows is None else [count_steps(count, schedule, normed=normed) for count in rows]
 
 
-def steps_made(contents: Mapping[int, RecordDict], known: Sequence[int] | None, guard: Guard) -> dict[int, int]:
-    """Return how many local steps the server believes that each client made.
-
-    Args:
-        contents: Of the replies, by client.
-        known: By client, from rows that the server was told; otherwise claims count.
-        guard: Its ``heavy``: the most that a claim counts for, in medians of the claims.
-
-    Returns:
-        By client; 0 for a claim that is no number of steps.
-    """
+def local_steps(contents: Mapping[int, RecordDict], known: Sequence[int] | None, guard: Guard) -> dict[int, int]:
+    """Return how many local steps each client made, as far as the server knows or believes; 0 for a bad claim."""
     if known is not None:
         return {client: known[client] for client in contents}
     claims = dict.fromkeys(contents, 0)
@@ -90,36 +59,21 @@ def steps_made(contents: Mapping[int, RecordDict], known: Sequence[int] | None, 
         made = _record(content).get("steps")
         if isinstance(made, int) and made > 0:
             claims[client] = made
+    # A claim only widens the distance that an update may go, so it is capped rather than refused.
     most = (guard.heavy or HEAVY) * statistics.median(claims.values() or [0])
     return {client: int(min(made, most)) for client, made in claims.items()}
 
 
-def update_of(
-    client: int, content: RecordDict, params: Vector, buffers: Vector, beside: Collection[str], weight: str
+def read_update(
+    client: int, content: RecordDict, params: Vector, buffers: Vector, extra_names: Collection[str], weight: str
 ) -> Update:
-    """Read a client's update.
-
-    Args:
-        client: Whose it is.
-        content: Of its reply.
-        params: The global model that was sent.
-        buffers: Its buffers.
-        beside: Names of the vectors that travel beside the model.
-        weight: Metric with the client's claim of how much it counts.
-
-    Returns:
-        The update. Its numbers are not looked at; ``faults.sift`` does that.
-
-    Raises:
-        KeyError: If something is missing or too much.
-        ValueError: If something has another shape than the model.
-    """
+    """Read a client's update; values are checked later, by ``faults.filter_results``."""
     record, template = content.array_records[ARRAYS], {**params, **buffers}
     if strange := sorted(record.keys() - template.keys()):
         raise KeyError(f"{strange[0]} is no tensor of the model")
     extras = get_state(content, template)
-    if extras.keys() != set(beside):
-        raise KeyError(f"{sorted(extras)} travels beside the model, not {sorted(beside)}")
+    if extras.keys() != set(extra_names):
+        raise KeyError(f"{sorted(extras)} travels beside the model, not {sorted(extra_names)}")
     for name, vector in extras.items():
         if any(value.shape != template[key].shape for key, value in vector.items()):
             raise ValueError(f"{name} has other shapes than the model")
@@ -127,7 +81,7 @@ def update_of(
     return Update(client, vector_of(record, params), claim, extras, vector_of(record, buffers))
 
 
-def alike(contents: Sequence[RecordDict], weights: Sequence[float], weight: str) -> list[RecordDict]:
+def common_metrics(contents: Sequence[RecordDict], weights: Sequence[float], weight: str) -> list[RecordDict]:
     """Keep the metrics that all clients have as finite numbers, and let each count as the server counts it."""
     records = [_record(content) for content in contents]
     names = [name for name in records[0] if all(_is_finite(record.get(name)) for record in records)]
@@ -137,18 +91,14 @@ def alike(contents: Sequence[RecordDict], weights: Sequence[float], weight: str)
     ]
 
 
-def rows_measured(content: RecordDict) -> float:
-    """Return on how many held-out rows a client says that it measured.
-
-    Raises:
-        ValueError: If it does not say, or a number is not finite.
-    """
+def held_out_rows(content: RecordDict) -> float:
+    """Return on how many held-out rows a client says that it measured; ``ValueError`` for a bad claim."""
     record = _record(content)
     rows = record.get("num-examples")
     if not isinstance(rows, int | float) or not rows > 0:
         raise ValueError("no number of held-out rows")
-    if spoilt := [name for name, value in record.items() if not _is_finite(value)]:
-        raise ValueError(f"{spoilt[0]} is not finite")
+    if bad := [name for name, value in record.items() if not _is_finite(value)]:
+        raise ValueError(f"{bad[0]} is not finite")
     return float(rows)
 
 
@@ -168,18 +118,9 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def check_counts(evaluation: float, clients: int, rows: Sequence[int] | None, *, resumes: bool, kept: bool) -> None:
-    """Refuse numbers that cannot be, and a run that goes on from nothing."""
+def check_counts(evaluation: float, clients: int, rows: Sequence[int] | None) -> None:
+    """Refuse numbers that cannot be."""
     require(0 <= evaluation <= 1, "evaluation", evaluation, "it is a share of the clients", "pass 0 <= share <= 1")
     require(clients >= 1, "clients", clients, "somebody must train", "pass the number of all clients")
     fits = rows is None or len(rows) == clients
     require(fits, "rows", f"of {len(rows or ())} clients", f"there are {clients}", "pass the rows of every client")
-    why, do = "there is no file to go on from", "pass checkpoint=, the file of the run"
-    require(kept or not resumes, "resume", True, why, do)
-
-
-def check_norms(schedule: Schedule, model: nn.Module, proxy: Tensor | None) -> None:
-    """Refuse to estimate statistics without rows to estimate them from."""
-    lacks = schedule.batch_norm == "recalibrate" and proxy is None and bool(norm_names(model))
-    got, why = '"recalibrate" without proxy', "the server needs rows of its own to estimate the statistics"
-    require(not lacks, "batch_norm", got, why, 'pass proxy=inputs, or batch_norm="average"')

@@ -38,36 +38,17 @@ class Accuracy:
         0.5
     """
 
-    inputs: Tensor
-    """Held-out inputs, shape (n, ...)."""
-
-    targets: Tensor
-    """Their classes, shape (n,)."""
-
-    batch: int = 1024
-    """Rows at a time (count)."""
+    inputs: Tensor  # held-out, shape (n, ...)
+    targets: Tensor  # classes, shape (n,)
+    batch: int = 1024  # rows at a time
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Measure a model.
-
-        Args:
-            model: Returns logits, shape (rows, classes); its training mode is restored.
-
-        Returns:
-            ``accuracy`` (share of rows) and ``loss`` (mean cross-entropy, nats).
-        """
+        """Return ``accuracy`` (share of rows) and ``loss`` (mean cross-entropy, nats) of logits in evaluation mode."""
         right, losses = self.rows(model)
         return {"accuracy": int(right.sum()) / len(right), "loss": float(losses.sum()) / len(right)}
 
     def rows(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Measure a model row by row, for comparisons of two models on the same rows.
-
-        Args:
-            model: As for a call.
-
-        Returns:
-            Whether each row is right, shape (n,), bool; and its cross-entropy (nats), shape (n,), float64.
-        """
+        """Return whether each row is right, shape (n,), bool, and its cross-entropy (nats), shape (n,), float64."""
         was = model.training
         model.eval()
         right, losses = [], []
@@ -81,15 +62,8 @@ class Accuracy:
         return torch.cat(right), torch.cat(losses)
 
 
-def kinds_of(model: nn.Module) -> dict[str, str]:
-    """Return what kind of tensor each trainable parameter is.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        Canonical name -> "norm" (weights and biases of norms), "bias", "conv", "linear", "embedding" or "other".
-    """
+def param_kinds(model: nn.Module) -> dict[str, str]:
+    """Return the kind of each trainable parameter: norm (weight or bias), bias, conv, linear, embedding or other."""
     kinds: dict[str, str] = {}
     owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}
     for name, parameter in named_parameters(model).items():
@@ -103,14 +77,7 @@ def kinds_of(model: nn.Module) -> dict[str, str]:
 
 
 def pair_agreement(vectors: Sequence[Vector]) -> float:
-    """Return the mean sign agreement over all pairs of clients (SSR).
-
-    Args:
-        vectors: By client; pairs compare the names that both have.
-
-    Returns:
-        Between 0 and 1; NaN for fewer than two clients, or if no pair votes.
-    """
+    """Return the mean sign agreement (SSR) over all pairs of clients, in [0, 1]; NaN if no pair votes."""
     if len(vectors) < 2:
         return float("nan")
     size = len(vectors)
@@ -119,7 +86,8 @@ def pair_agreement(vectors: Sequence[Vector]) -> float:
         who = [at for at, vector in enumerate(vectors) if name in vector]
         signs = torch.stack([vectors[at][name].detach().flatten().sign() for at in who]).float()
         both = torch.meshgrid(torch.tensor(who), torch.tensor(who), indexing="ij")
-        for piece in signs.split_with_sizes(_sizes(signs.shape[1]), 1):
+        for start in range(0, signs.shape[1], _CHUNK):
+            piece = signs[:, start : start + _CHUNK]
             voting = (piece.abs() @ piece.abs().T).double()
             votes[both] += voting
             agree[both] += ((piece @ piece.T).double() + voting) / 2
@@ -129,16 +97,7 @@ def pair_agreement(vectors: Sequence[Vector]) -> float:
 
 
 def flips(before: Vector, after: Vector, kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return the share of elements whose sign turned, by kind of tensor.
-
-    Args:
-        before: Vector.
-        after: Vector; only names in both count.
-        kinds: As ``kinds_of`` gives them.
-
-    Returns:
-        Kind -> share among elements that are not zero in either; kinds without such elements are left out.
-    """
+    """Return, by kind of tensor, the share of elements that changed sign among those that are zero in neither."""
     turned: dict[str, float] = {}
     voted: dict[str, float] = {}
     for name, value in after.items():
@@ -161,17 +120,10 @@ def rms(vector: Vector, kinds: Mapping[str, str]) -> dict[str, float]:
 
 
 def update_cosine(before: Vector, vectors: Sequence[Vector]) -> float:
-    """Return the mean cosine between the updates of all pairs of clients.
-
-    Args:
-        before: The global model that they received.
-        vectors: Their models; a name that a client did not send counts as an update of zero.
-
-    Returns:
-        Between −1 and 1; NaN for fewer than two clients, or if an update is zero.
-    """
+    """Return the mean cosine between the updates of all pairs of clients; NaN for one client or an update of zero."""
     if len(vectors) < 2:
         return float("nan")
+    # The Gram matrix takes one pass over the tensors instead of one for each pair.
     gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for name in _names(vectors):
         base = before[name].double()
@@ -194,23 +146,7 @@ def bytes_of(*parts: Vector | State) -> int:
 def round_row(
     before: Vector, after: Vector, clients: Sequence[Vector], losses: Sequence[float], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Measure what one round did to the weights.
-
-    Args:
-        before: Global model that was sent.
-        after: Global model now.
-        clients: Models of the clients that were counted, at least one.
-        losses: Their mean training losses.
-        kinds: As ``kinds_of`` gives them.
-
-    Returns:
-        Columns: ``train_loss``; ``ssr_global`` (mean sign agreement of a client with the model it received),
-        ``ssr_pairs``; ``flips_KIND`` (mean over clients); ``norm`` ‖θ‖; ``rms_KIND``; ``update_cosine``;
-        ``update_norm`` (mean ‖x − g‖).
-
-    Raises:
-        UserError: If there are no clients.
-    """
+    """Measure what one round did to the weights: the columns of ``Run.record`` about them."""
     require(len(clients) > 0, "clients", "none", "there is nothing to measure", "pass at least one")
     row: dict[str, Any] = {"train_loss": sum(losses) / len(losses)}
     sent = [{name: before[name] for name in client} for client in clients]
@@ -227,17 +163,8 @@ def round_row(
     return row
 
 
-def judged(whole: Mapping[str, float], members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine evaluations of the global model and of the clients' models before averaging.
-
-    Args:
-        whole: Of the global model.
-        members: Of each client's model; may be empty.
-
-    Returns:
-        The columns of ``whole``; ``client_NAME``, the mean over clients; and, where there is an accuracy,
-        ``fusion_gap``: accuracy of the mean less mean accuracy.
-    """
+def evaluation_columns(whole: Mapping[str, float], members: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine evaluations of the global model and of the clients' models: ``client_NAME`` is the mean over clients."""
     row = dict(whole)
     if members:
         row |= {f"client_{name}": _mean([one[name] for one in members]) for name in whole}
@@ -252,7 +179,3 @@ def _mean(values: Sequence[float]) -> float:
 
 def _names(vectors: Sequence[Vector]) -> list[str]:
     return list(dict.fromkeys(name for vector in vectors for name in vector))
-
-
-def _sizes(length: int) -> list[int]:
-    return [min(_CHUNK, length - start) for start in range(0, length, _CHUNK)]

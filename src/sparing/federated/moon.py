@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from sparing.errors import UserError, require
-from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.fedavg import FedAvg, NoTerm
 from sparing.federated.methods import Sent, State, Term, Vector
 
 
@@ -38,7 +38,6 @@ class MOON(FedAvg):
     linear layer receives."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         require(self.mu >= 0, "MOON.mu", self.mu, "clients would be driven apart", "pass mu >= 0, such as 1")
         require(self.temperature > 0, "MOON.temperature", self.temperature, "cosines are divided by it", "pass 0.5")
 
@@ -66,7 +65,7 @@ class MOON(FedAvg):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Contrast(Plain):
+class _Contrast(NoTerm):
     """The contrastive loss of one round; the models are parameters and buffers by name."""
 
     received: Vector
@@ -89,21 +88,7 @@ class _Contrast(Plain):
 
 
 def representation(model: nn.Module, values: Vector, inputs: Tensor, features: str | None) -> Tensor:
-    """Return the representation of a batch.
-
-    Args:
-        model: Its other parameters and buffers are its own; they stay what they were.
-        values: Parameters and buffers put in the place of the model's for this pass; batch norm in training mode
-            writes into these buffers.
-        inputs: Shape (rows, ...).
-        features: Path of the module whose output it is; None is what the last linear layer receives.
-
-    Returns:
-        Shape (rows, width).
-
-    Raises:
-        UserError: If there is no such module, or no linear layer ran.
-    """
+    """Return the representation of a batch, shape (rows, width); batch norm in training mode writes into ``values``."""
     seen: list[Tensor] = []
     handles = _watch(model, features, seen)
     try:
@@ -113,19 +98,14 @@ def representation(model: nn.Module, values: Vector, inputs: Tensor, features: s
             handle.remove()
     why, do = "no linear layer receives a representation", "pass features=, the path of the module whose output it is"
     require(bool(seen), "MOON.features", features, why, do)
+    # Of the last linear layer that ran, which need not be the one registered last.
     return seen[-1].flatten(1)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back into its own on leaving.
-
-    Args:
-        model: Also one some of whose modules are in evaluation mode already.
-
-    Yields:
-        Nothing.
-    """
+    """Put a model into evaluation mode, and every module back into its own on leaving."""
+    # Module by module: model.train() would also wake those that the user put into evaluation mode.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -18,15 +18,7 @@ _KEY = "sparing"
 
 
 def pack(tree: Tree, facts: Any = None) -> bytes:
-    """Write a tree of tensors as a safetensors file in memory.
-
-    Args:
-        tree: Tensors by any names, in mappings of any depth; empty mappings are kept.
-        facts: Plain JSON that goes with it; NaN and infinities are allowed.
-
-    Returns:
-        The bytes; ``unpack`` gives equal tensors, to the bit.
-    """
+    """Write a tree of tensors as a safetensors file in memory; ``unpack`` gives the same bits."""
     tensors: dict[str, Tensor] = {}
     empty: list[list[str]] = []
     storages: set[int] = set()
@@ -35,7 +27,8 @@ def pack(tree: Tree, facts: Any = None) -> bytes:
             empty.append(list(path))
             continue
         plain = value.detach().to("cpu").contiguous()
-        if plain.untyped_storage().data_ptr() in storages:  # the format has no views
+        # The format has no views: tensors that share memory are written twice.
+        if plain.untyped_storage().data_ptr() in storages:
             plain = plain.clone()
         storages.add(plain.untyped_storage().data_ptr())
         tensors[json.dumps(path)] = plain
@@ -43,22 +36,13 @@ def pack(tree: Tree, facts: Any = None) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
-    """Read what ``pack`` wrote.
-
-    Args:
-        data: The bytes.
-
-    Returns:
-        The tree, names in their old order, and the facts.
-
-    Raises:
-        ValueError: If the bytes are not such a file.
-    """
+    """Read the tree and the facts that ``pack`` wrote; ``ValueError`` for other bytes."""
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
         note = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
         tree: dict[str, Any] = {}
+        # safetensors sorts by dtype and name; the note has the order in which names came.
         for key in note["order"]:
             _put(tree, json.loads(key), tensors[key])
         for path in note["empty"]:
@@ -68,10 +52,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], Any]:
     return tree, note["facts"]
 
 
-def detached(tree: Tree) -> dict[str, Any]:
+def detached_copy(tree: Tree) -> dict[str, Any]:
     """Copy a tree, so that nothing shares memory with a model that goes on training."""
     return {
-        name: value.detach().clone() if isinstance(value, torch.Tensor) else detached(value)
+        name: value.detach().clone() if isinstance(value, torch.Tensor) else detached_copy(value)
         for name, value in tree.items()
     }
 

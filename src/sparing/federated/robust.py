@@ -27,68 +27,55 @@ class Combine(Protocol):
     """A rule that makes one model of many."""
 
     def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Combine the parameters.
-
-        Args:
-            center: The model that the clients received, g.
-            updates: At least one.
-
-        Returns:
-            The names, shapes and dtypes of ``center``.
-        """
-        ...
+        """Combine the parameters of at least one client; names, shapes and dtypes are those of ``center``."""
 
     def buffers(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Combine the buffers of the same clients: floating ones likewise, of integer ones the largest.
+        """Combine the buffers of the same clients: floating ones likewise, of integer ones the largest."""
 
-        Args:
-            center: The buffers that the clients received.
-            updates: At least one.
 
-        Returns:
-            The names, shapes and dtypes of ``center``.
-        """
-        ...
+class _Elementwise:
+    """One rule for each element of each tensor, over the clients that sent it."""
+
+    __slots__ = ()
+
+    def _rule(self, tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        raise NotImplementedError
+
+    def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
+        """Combine the parameters."""
+        return _each(center, updates, "params", self._rule)
+
+    def buffers(self, center: Vector, updates: Sequence[Update]) -> Vector:
+        """Combine floating buffers likewise; of integer ones take the largest."""
+        return _each(center, updates, "buffers", self._rule)
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(_Elementwise):
     """Σ w_k x_k / Σ w_k.
 
     Source: McMahan et al. 2017 (arXiv:1602.05629), Algorithm 1; with equal weights Li et al. 2024 (arXiv:2405.12489).
     """
 
-    def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Return the weighted mean of the parameters."""
-        return _each(center, updates, "params", mean)
-
-    def buffers(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Return the weighted mean of floating buffers.
-
-        The mean of running variances leaves out the spread of the clients' means: under skewed labels it is too
-        small, and ``Schedule.batch_norm="recalibrate"`` is right.
-        """
-        return _each(center, updates, "buffers", mean)
+    # The mean of running variances lacks the spread of the clients' means: under skewed labels it is too small, and
+    # ``Schedule.batch_norm="recalibrate"`` is right.
+    def _rule(self, tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        return mean(tensors, weights)
 
 
 @dataclass(frozen=True, slots=True)
-class Median:
+class Median(_Elementwise):
     """The median of each element, of an even number the mean of the middle two; weights do not count.
 
     Source: Yin et al. 2018 (arXiv:1803.01498), Definition 1.
     """
 
-    def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Return the median of the parameters."""
-        return _each(center, updates, "params", median)
-
-    def buffers(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Return the median of floating buffers."""
-        return _each(center, updates, "buffers", median)
+    def _rule(self, tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        return median(tensors, weights)
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedMean:
+class TrimmedMean(_Elementwise):
     """The mean of each element without its smallest and largest values; weights do not count.
 
     Source: Yin et al. 2018 (arXiv:1803.01498), Definition 2, where β is ``share``.
@@ -99,21 +86,13 @@ class TrimmedMean:
     never all."""
 
     def __post_init__(self) -> None:
-        """Refuse shares that leave nothing."""
         why, do = "both ends together must leave a client", "pass 0 <= share < 0.5"
         require(0 <= self.share < 0.5, "TrimmedMean.share", self.share, why, do)
 
-    def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Return the trimmed mean of the parameters."""
-        return _each(center, updates, "params", self._rule)
-
-    def buffers(self, center: Vector, updates: Sequence[Update]) -> Vector:
-        """Return the trimmed mean of floating buffers."""
-        return _each(center, updates, "buffers", self._rule)
-
     def _rule(self, tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         count = len(tensors)
-        cut = min(math.ceil(self.share * count - 1e-9), (count - 1) // 2)  # 0.28 · 25 is 7, not 7 + 9e-16
+        # 0.28 · 25 is 7, not 7 + 9e-16.
+        cut = min(math.ceil(self.share * count - 1e-9), (count - 1) // 2)
         return _sorted(tensors)[cut : count - cut].mean(0)
 
 
@@ -127,14 +106,10 @@ class Krum:
     Source: Blanchard et al. 2017 (arXiv:1703.02757), §4, where f is ``hostile`` and m of Multi-Krum is ``keep``.
     """
 
-    hostile: int = 1
-    """Wrong models that may be among those of a round (count), f; a round needs at least 2f + 3 models."""
-
-    keep: int = 1
-    """Models whose mean is taken (count), m, at most n − f."""
+    hostile: int = 1  # f; a round needs at least 2f + 3 models
+    keep: int = 1  # m, at most n − f; their mean is taken
 
     def __post_init__(self) -> None:
-        """Refuse counts out of range."""
         require(self.hostile >= 0, "Krum.hostile", self.hostile, "it is a count", "pass an integer >= 0")
         require(self.keep >= 1, "Krum.keep", self.keep, "a model must be left", "pass an integer >= 1")
 
@@ -151,14 +126,14 @@ class Krum:
         why = f"to outvote {self.hostile} hostile models Krum needs {2 * self.hostile + 3}, and to keep {self.keep}"
         holds = count >= 2 * self.hostile + 3 and self.keep <= count - self.hostile
         require(holds, "Krum", f"{count} models", why, "draw more clients a round, or lower hostile= or keep=")
-        ordered = [replace(update, weight=1.0) for update in in_order(updates)]
+        ordered = [replace(update, weight=1.0) for update in sorted_by_client(updates)]
         if any(update.params.keys() != ordered[0].params.keys() for update in ordered):
             why = "Krum compares whole models, and these clients sent different blocks"
             raise UserError("Krum", got="partial models", why=why, do="pass combine=Median(), or blocks=None")
         distances = _squared_distances([update.params for update in ordered])
-        nearest = distances.sort(dim=1).values[
-            :, 1 : count - self.hostile - 1
-        ]  # the nearest of all is the model itself
+        # From 1: the nearest of all is the model itself.
+        nearest = distances.sort(dim=1).values[:, 1 : count - self.hostile - 1]
+        # Stable: equal scores go to the lower client number.
         best = torch.sort(nearest.sum(1), stable=True).indices[: self.keep].tolist()
         return [ordered[index] for index in best]
 
@@ -170,14 +145,10 @@ class Clipped:
     Source: Sun et al. 2019 (arXiv:1911.07963), §4, norm thresholding.
     """
 
-    norm: float
-    """Largest Euclidean norm of an update over all its parameters, > 0."""
-
+    norm: float  # largest Euclidean norm of an update over all its parameters, > 0
     combine: Combine = field(default_factory=Mean)
-    """What happens to the shortened updates."""
 
     def __post_init__(self) -> None:
-        """Refuse a norm that is none."""
         require(self.norm > 0, "Clipped.norm", self.norm, "no client could move the model", "pass a norm > 0")
 
     def params(self, center: Vector, updates: Sequence[Update]) -> Vector:
@@ -200,18 +171,8 @@ class Clipped:
         return replace(update, params=short)
 
 
-def in_order(updates: Sequence[Update]) -> list[Update]:
-    """Return the updates by client number.
-
-    Args:
-        updates: In any order.
-
-    Returns:
-        The same, sorted.
-
-    Raises:
-        UserError: If there are none, or a client is there twice.
-    """
+def sorted_by_client(updates: Sequence[Update]) -> list[Update]:
+    """Return the updates by client number; none at all, or a client twice, is refused."""
     require(len(updates) >= 1, "updates", 0, "a mean needs a model", "keep the global model when no client answers")
     ordered = sorted(updates, key=lambda update: update.client)
     numbers = [update.client for update in ordered]
@@ -221,15 +182,8 @@ def in_order(updates: Sequence[Update]) -> list[Update]:
 
 
 def mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean.
-
-    Args:
-        tensors: Of equal shapes.
-        weights: One for each, > 0.
-
-    Returns:
-        In float64; of one tensor exactly itself.
-    """
+    """Return the weighted mean in float64; of one tensor exactly itself."""
+    # Exactly rounded, so the order of the weights changes nothing.
     whole = math.fsum(weights)
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor, weight in zip(tensors, weights, strict=True):
@@ -238,15 +192,7 @@ def mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def median(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the median of each element.
-
-    Args:
-        tensors: Of equal shapes.
-        weights: Not used.
-
-    Returns:
-        In float64; the mean of the middle two if their number is even.
-    """
+    """Return the median of each element in float64; the mean of the middle two if their number is even."""
     count = len(tensors)
     return _sorted(tensors)[(count - 1) // 2 : count // 2 + 1].mean(0)
 
@@ -257,7 +203,7 @@ def _sorted(tensors: Sequence[Tensor]) -> Tensor:
 
 def _each(center: Vector, updates: Sequence[Update], part: Literal["params", "buffers"], rule: Rule) -> Vector:
     """Apply a rule to every name, over the clients that sent it."""
-    ordered, combined = in_order(updates), {}
+    ordered, combined = sorted_by_client(updates), {}
     for name, value in center.items():
         sent = [(update, getattr(update, part)) for update in ordered]
         tensors = [vector[name] for _, vector in sent if name in vector]

@@ -15,19 +15,8 @@ from sparing.federated.settings import Schedule
 from sparing.seeds import stream
 
 
-def body_of(model: nn.Module, schedule: Schedule) -> tuple[tuple[str, ...], ...]:
-    """Return the parameter names of each body block, where the schedule draws blocks.
-
-    Args:
-        model: Any module that ``sparing.blocks.find_blocks`` can divide.
-        schedule: Its ``blocks``.
-
-    Returns:
-        Canonical names by block; empty where every block trains.
-
-    Raises:
-        UserError: If the model has fewer body blocks than are to be drawn, or none can be found.
-    """
+def body_params(model: nn.Module, schedule: Schedule) -> tuple[tuple[str, ...], ...]:
+    """Return the parameter names of each body block; empty where the schedule draws no blocks."""
     if schedule.blocks is None:
         return ()
     body = tuple(tuple(block.params) for block in find_blocks(model) if block.role == "body")
@@ -36,22 +25,12 @@ def body_of(model: nn.Module, schedule: Schedule) -> tuple[tuple[str, ...], ...]
     return body
 
 
-def resting(
+def frozen_names(
     body: tuple[tuple[str, ...], ...], schedule: Schedule, number: int, client: int, seed: int
 ) -> frozenset[str]:
-    """Return the parameters that a client does not train in a round.
-
-    Args:
-        body: As ``body_of`` gives it.
-        schedule: Its ``blocks``.
-        number: Of the round, 0 for the first.
-        client: Its number.
-        seed: The experiment.
-
-    Returns:
-        Names in the body blocks that were not drawn; empty where every block trains.
-    """
+    """Return the parameters that a client does not train in a round: those of the body blocks not drawn for it."""
     if schedule.blocks is None:
         return frozenset()
+    # Labelled by round and client: what others draw, and in which order, changes nothing.
     order = torch.randperm(len(body), generator=stream(seed, "federated", "blocks", number, client))
     return frozenset(name for block in order[schedule.blocks :].tolist() for name in body[block])

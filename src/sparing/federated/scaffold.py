@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take out of each client's gradient what sets it apart from the others'."""
+"""SCAFFOLD: control variates that remove from each client's gradient what differs from the others'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.errors import require
-from sparing.federated.fedavg import FedAvg, Plain
+from sparing.federated.fedavg import FedAvg, NoTerm
 from sparing.federated.methods import Sent, State, Term, Update, Vector
 from sparing.federated.robust import Clipped
 from sparing.federated.settings import Schedule
@@ -19,7 +19,7 @@ from sparing.federated.settings import Schedule
 class SCAFFOLD(FedAvg):
     """Clients step along ∇L_k + c − c_k; then c_k ← c_k − c + (g − x)/(n η), and the server c ← c + |P|/m · mean Δc_k.
 
-    n η is the way that n steps at rate η make along a constant gradient. With momentum β, from a buffer of zero, it is
+    n η is how far n steps at rate η move along a constant gradient. With momentum β, from a buffer of zero, it is
     η/(1 − β) · (n − β (1 − βⁿ)/(1 − β)); the paper's n η is that of β = 0. The control variates travel both ways: a
     round costs twice the bytes. The server's rate η_g is that of ``server=Replace(lr=...)``.
 
@@ -51,11 +51,15 @@ class SCAFFOLD(FedAvg):
     def finish(
         self, sent: Sent, params: Vector, state: State, steps: int, lr: float, buffers: Vector | None = None
     ) -> tuple[State, State]:
-        """Return the new c_k, and its change to send; a client without a step has learnt nothing."""
+        """Return the new c_k, and its change to send."""
+        # Without a step there is no distance to divide by, and nothing was learnt about the gradient.
         if steps == 0:
             return state, {"control": {name: torch.zeros_like(value) for name, value in params.items()}}
-        way, common, old = lr * effective_steps(steps, self.momentum), sent.extras.get("control", {}), state["control"]
-        change = {name: (sent.params[name] - x.detach()) / way - common.get(name, 0.0) for name, x in params.items()}
+        distance = lr * effective_steps(steps, self.momentum)
+        common, old = sent.extras.get("control", {}), state["control"]
+        change = {
+            name: (sent.params[name] - x.detach()) / distance - common.get(name, 0.0) for name, x in params.items()
+        }
         new = {name: old[name] + value for name, value in change.items()}
         return {"control": {**old, **new}}, {"control": change}
 
@@ -73,20 +77,14 @@ class SCAFFOLD(FedAvg):
         old, control = server_state["control"], {}
         change = self.combine.params({name: torch.zeros_like(value) for name, value in old.items()}, changes)
         for name, value in old.items():
+            # |P| counts per tensor: where clients draw blocks, not all of them sent it.
             share = sum(name in update.params for update in changes) / clients
             control[name] = value + share * change[name]
         return params, {**state, "control": control}, {"control": control}
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    """Return the way of SGD with momentum along a constant gradient of 1 at rate 1, its buffer starting at zero.
-
-    Args:
-        steps: Steps made (count), n.
-        momentum: β, in [0, 1).
-
-    Returns:
-        Σ_{i=1}^{n} (1 − βⁱ)/(1 − β); n if β = 0.
+    """Return Σ_{i=1}^{n} (1 − βⁱ)/(1 − β): how far n steps of momentum β move along a constant gradient at rate 1.
 
     Example:
         >>> effective_steps(3, 0.5)  # 1 + 1.5 + 1.75
@@ -98,15 +96,16 @@ def effective_steps(steps: int, momentum: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Control(Plain):
+class _Control(NoTerm):
     """c − c_k."""
 
-    common: Vector
-    own: Vector
+    server_control: Vector
+    client_control: Vector
 
     def add_(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], lr: float) -> None:
         """Add c − c_k; no c was sent before the first round."""
         for name, grad in grads.items():
-            if name in self.common:
-                grad.add_(self.common[name])
-            grad.sub_(self.own[name])
+            # No c was sent before the first round.
+            if name in self.server_control:
+                grad.add_(self.server_control[name])
+            grad.sub_(self.client_control[name])

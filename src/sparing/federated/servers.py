@@ -12,42 +12,22 @@ from sparing.federated.methods import State, Vector
 
 
 class Server(Protocol):
-    """A server optimizer; Δ = combined − g is its step, −Δ its gradient. Buffers are no part of it."""
+    """A server optimizer: Δ = combined − g is its step, −Δ its gradient. Buffers are not part of it."""
 
     def state(self, params: Vector) -> State:
-        """Return the state before the first round.
-
-        Args:
-            params: The initial global model.
-
-        Returns:
-            Empty for servers without state.
-        """
-        ...
+        """Return the state before the first round, empty for servers without state."""
 
     def step(self, center: Vector, combined: Vector, state: State) -> tuple[Vector, State]:
-        """Return the next global model and the next state.
-
-        Args:
-            center: The model that the clients received, g.
-            combined: Theirs made one; the same names.
-            state: As the last step returned it.
-
-        Returns:
-            New tensors of the dtypes of ``center``, and the state.
-        """
-        ...
+        """Return the next global model, in new tensors of the dtypes of ``center``, and the next state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
     """g ← g + η Δ; with η = 1 the combined model itself."""
 
-    lr: float = 1.0
-    """Server learning rate η, > 0."""
+    lr: float = 1.0  # server learning rate η > 0
 
     def __post_init__(self) -> None:
-        """Refuse a rate that learns nothing."""
         _require_rate("Replace", self.lr)
 
     def state(self, params: Vector) -> State:
@@ -56,6 +36,7 @@ class Replace:
 
     def step(self, center: Vector, combined: Vector, state: State) -> tuple[Vector, State]:
         """Return g + η Δ."""
+        # g + 1 · Δ would round; the combined model stays exact.
         if self.lr == 1:
             return combined, state
         return {name: value + self.lr * (combined[name] - value) for name, value in center.items()}, state
@@ -68,16 +49,12 @@ class FedAvgM:
     Source: Hsu et al. 2019 (arXiv:1909.06335), §4.3, where Δ has the opposite sign.
     """
 
-    lr: float = 1.0
-    """Server learning rate η, > 0."""
-
+    lr: float = 1.0  # server learning rate η > 0
     _: KW_ONLY
 
-    momentum: float = 0.9
-    """Server momentum β, in [0, 1)."""
+    momentum: float = 0.9  # β, in [0, 1)
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         _require_rate("FedAvgM", self.lr)
         _require_share("FedAvgM.momentum", self.momentum)
 
@@ -99,22 +76,14 @@ class FedAdam:
     Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2; v starts at τ², the least that it allows.
     """
 
-    lr: float = 0.01
-    """Server learning rate η, > 0."""
-
+    lr: float = 0.01  # server learning rate η > 0
     _: KW_ONLY
 
-    beta1: float = 0.9
-    """Decay of the mean of Δ, in [0, 1)."""
-
-    beta2: float = 0.99
-    """Decay of the mean of Δ², in [0, 1)."""
-
-    tau: float = 1e-3
-    """Degree of adaptivity τ, > 0: elements whose steps are far below it move as plain averaging moves them, scaled."""
+    beta1: float = 0.9  # decay of the mean of Δ, in [0, 1)
+    beta2: float = 0.99  # decay of the mean of Δ², in [0, 1)
+    tau: float = 1e-3  # adaptivity τ > 0: elements whose steps are far below it move as in plain averaging
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         _require_rate("FedAdam", self.lr)
         _require_share("FedAdam.beta1", self.beta1)
         _require_share("FedAdam.beta2", self.beta2)
@@ -122,6 +91,7 @@ class FedAdam:
 
     def state(self, params: Vector) -> State:
         """Return m = 0 and v = τ²."""
+        # v starts at τ², the least that the paper allows.
         return {
             "mean": {name: torch.zeros_like(value) for name, value in params.items()},
             "square": {name: torch.full_like(value, self.tau**2) for name, value in params.items()},

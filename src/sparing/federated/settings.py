@@ -19,7 +19,7 @@ BatchNorm = Literal["average", "local", "recalibrate"]
 weights with them; or the server estimates them anew on rows of its own."""
 
 Weights = Literal["uniform", "size"]
-"""How much a client counts in the mean: all alike, or by its number of rows."""
+"""How much a client counts in the mean: all the same, or by its number of rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,6 @@ class Schedule:
     """Leave out a last batch of one row, from which batch norm has no variance, where an epoch has others."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range and unknown choices."""
         _check_counts(self)
         _check_numbers(self)
         _check_choices(self)
@@ -98,22 +97,12 @@ class Schedule:
             UserError: If there are no clients.
         """
         require(clients >= 1, "clients", clients, "somebody must train", "pass at least one client")
+        # Not round(), which takes halves to the even number.
         return max(math.floor(self.participation * clients + 0.5), 1)
 
 
 def rate_at(schedule: Schedule, number: int) -> float:
-    """Return the learning rate of a round.
-
-    Args:
-        schedule: Its ``lr``, ``warmup_rounds``, ``decay`` and ``rounds``.
-        number: Of the round, 0 for the first.
-
-    Returns:
-        lr · (r + 1)/W during the W rounds of the warm-up; after it lr, or with cosine decay
-        lr · ½(1 + cos(π (r − W)/(T − W))).
-
-    Raises:
-        UserError: If the round is negative.
+    """Return the learning rate of a round, 0 for the first: linear warm-up, then constant or half a cosine.
 
     Example:
         >>> schedule = Schedule(rounds=4, lr=0.4, warmup_rounds=2, decay="cosine")
@@ -130,29 +119,12 @@ def rate_at(schedule: Schedule, number: int) -> float:
     return schedule.lr * 0.5 * (1 + math.cos(math.pi * min((number - schedule.warmup_rounds) / max(span, 1), 1.0)))
 
 
-def drawn(
+def sample_clients(
     schedule: Schedule, clients: int, number: int, seed: int, share: float | None = None, purpose: str = "drawn"
 ) -> tuple[int, ...]:
-    """Return the clients that train in a round, drawn uniformly without replacement.
-
-    It depends on nothing but the arguments, so every method and every engine sees the same clients.
-
-    Args:
-        schedule: Its ``participation``.
-        clients: All clients (count), K.
-        number: Of the round, 0 for the first.
-        seed: The experiment.
-        share: Of the clients, in place of the schedule's ``participation``.
-        purpose: Draws for another purpose than training do not depend on those.
-
-    Returns:
-        Client numbers in ascending order.
-
-    Raises:
-        UserError: If there are no clients.
-    """
-    asked = schedule if share is None else replace(schedule, participation=share)
-    count = asked.participants(clients)
+    """Return the clients that train in a round (0 is the first), sorted, drawn uniformly without replacement."""
+    # Nothing but the arguments decides, so every method and every engine sees the same clients.
+    count = (schedule if share is None else replace(schedule, participation=share)).participants(clients)
     order = torch.randperm(clients, generator=stream(seed, "federated", purpose, number))
     return tuple(sorted(order[:count].tolist()))
 
@@ -163,6 +135,7 @@ def _check_counts(schedule: Schedule) -> None:
         counts["blocks"] = 0
     for name, least in counts.items():
         value = getattr(schedule, name)
+        # True is an integer to Python.
         holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(holds, f"Schedule.{name}", value, "it is a count", f"pass an integer >= {least}")
 

@@ -7,7 +7,7 @@
 Two rules go by the name "Dirichlet split", and they are not the same. ``rule="classes"`` draws, for each class, the
 shares of the clients (Yurochkin et al. 2019; NIID-Bench of Li et al. 2022, Flower). ``rule="clients"`` draws, for each
 client, the shares of the classes, and then scales every class to its rows (the code of Li et al. 2023, FedPAN). The
-rule stands in the split and in its file.
+rule is recorded in the split and in its file.
 """
 
 from __future__ import annotations
@@ -27,49 +27,30 @@ from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
 from sparing.seeds import stream
 
-TRIES = 1000
+MAX_DRAWS = 1000
 """Draws before a split is given up."""
 
 _FORMAT, _VERSION = "sparing.split", 1
 _RULES = ("classes", "clients")
-_MEND = "pass a file that sparing.federated wrote"
+_FIX = "pass a file that sparing.federated wrote"
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """Rows by client; no row belongs to two."""
 
-    clients: tuple[tuple[int, ...], ...]
-    """Row numbers of each client, rising."""
-
-    rule: str
-    """``"classes"`` or ``"clients"`` (the two Dirichlet rules), ``"shards"`` or ``"natural"``."""
-
-    alpha: float | None
-    """Concentration of the Dirichlet distribution (α); None for the other rules."""
-
-    seed: int
-    """Seed of the draw; 0 where nothing was drawn."""
-
-    labels: str = ""
-    """SHA-256 of the labels that were split (hexadecimal); empty where there were none."""
+    clients: tuple[tuple[int, ...], ...]  # row numbers of each client, ascending
+    rule: str  # "classes" or "clients" (the Dirichlet rules), "shards" or "natural"
+    alpha: float | None  # concentration of the Dirichlet distribution; None for the other rules
+    seed: int  # 0 where nothing was drawn
+    labels: str = ""  # their SHA-256 (hexadecimal); empty where there were none
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Rows by client and class.
-
-        Args:
-            labels: The labels that were split, shape (n,), integers.
-
-        Returns:
-            Shape (clients, classes), int64.
-
-        Raises:
-            UserError: If these are not the labels that were split.
-        """
-        _same_labels(self, labels)
+        """Return rows by client and class, shape (clients, classes), int64."""
+        _require_same_labels(self, labels)
         classes = int(labels.max()) + 1
         return torch.stack([torch.bincount(labels[list(rows)].long(), minlength=classes) for rows in self.clients])
 
@@ -93,7 +74,7 @@ def dirichlet(
         A partition of all rows.
 
     Raises:
-        UserError: If a value cannot work, or no draw of ``TRIES`` gave every client its rows.
+        UserError: If a value cannot work, or no draw of ``MAX_DRAWS`` gave every client its rows.
 
     Example:
         >>> split = dirichlet(torch.arange(100) % 4, clients=5, alpha=0.5, seed=1)
@@ -107,38 +88,26 @@ def dirichlet(
     enough = len(labels) >= clients * max(least, 1)
     require(enough, "clients", clients, f"{len(labels)} rows give no {max(least, 1)} to each", "pass fewer clients")
     draw = _by_classes if rule == "classes" else _by_clients
-    for attempt in range(TRIES):
+    for attempt in range(MAX_DRAWS):
         owners = draw(labels, clients, alpha, stream(seed, "split", rule, attempt))
         if int(torch.bincount(owners, minlength=clients).min()) >= least:
             return Split(_rows_of(owners, clients), rule, float(alpha), seed, _hash(labels))
     raise UserError(
         "split",
-        got=f"a client with fewer than {least} rows in each of {TRIES} draws",
+        got=f"a client with fewer than {least} rows in each of {MAX_DRAWS} draws",
         why=f"alpha {alpha} over {clients} clients and {len(labels)} rows leaves some of them without",
         do="raise alpha, lower the number of clients or the least number of rows",
     )
 
 
 def shards(labels: Tensor, clients: int, per_client: int, seed: int = 0) -> Split:
-    """Sort rows by label, cut them into equal shards and deal those out (McMahan et al. 2017, §3).
-
-    Args:
-        labels: Shape (n,), integers >= 0.
-        clients: Number of clients (K).
-        per_client: Shards that each client gets: about that many classes each.
-        seed: Of the deal, and of the order of rows within a class.
-
-    Returns:
-        A partition of all rows; shards differ by one row at most.
-
-    Raises:
-        UserError: If there are fewer rows than shards.
-    """
+    """Sort rows by label, cut them into equal shards and deal those out (McMahan et al. 2017, §3)."""
     _require_labels(labels)
     require(clients >= 1 and per_client >= 1, "shards", clients * per_client, "nobody gets a row", "pass counts >= 1")
     count = clients * per_client
     require(len(labels) >= count, "shards", count, f"there are only {len(labels)} rows", "pass fewer clients or shards")
     source = stream(seed, "split", "shards")
+    # Shuffled before the stable sort, so that rows of one class are in random order.
     order = torch.randperm(len(labels), generator=source)
     order = order[torch.argsort(labels[order], stable=True)]
     dealt = torch.randperm(count, generator=source) // per_client
@@ -150,15 +119,6 @@ def shards(labels: Tensor, clients: int, per_client: int, seed: int = 0) -> Spli
 
 def natural(groups: Sequence[Hashable]) -> Split:
     """Give each group of the data (a writer, a hospital, a device) to a client of its own.
-
-    Args:
-        groups: The group of each row.
-
-    Returns:
-        One client for each group, in order of first appearance.
-
-    Raises:
-        UserError: If there are no rows.
 
     Example:
         >>> natural(["ann", "bob", "ann"]).clients
@@ -172,45 +132,26 @@ def natural(groups: Sequence[Hashable]) -> Split:
 
 
 def save(split: Split, path: str | PathLike[str]) -> Path:
-    """Write a split as JSON, whole or not at all.
-
-    Args:
-        split: Any split.
-        path: Target.
-
-    Returns:
-        The target.
-    """
+    """Write a split as JSON, whole or not at all."""
     return write_whole(path, json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(split)}) + "\n")
 
 
 def load(path: str | PathLike[str], labels: Tensor | None = None) -> Split:
-    """Read a split that ``save`` wrote.
-
-    Args:
-        path: The file.
-        labels: The labels to be split; checked against the hash in the file where both are there.
-
-    Returns:
-        A split equal to the one written.
-
-    Raises:
-        UserError: If the file is missing, damaged or of other labels, or a row belongs to two clients.
-    """
+    """Read a split that ``save`` wrote, and compare its hash with that of ``labels`` where both are there."""
     name = Path(path).name
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
-        split = _checked(known)
+        split = _parse(known)
     except OSError as error:
-        raise UserError("split", got=name, why=f"it cannot be read ({error.strerror})", do=_MEND) from None
+        raise UserError("split", got=name, why=f"it cannot be read ({error.strerror})", do=_FIX) from None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise UserError("split", got=name, why=f"it is not a whole split ({error})", do=_MEND) from None
+        raise UserError("split", got=name, why=f"it is not a whole split ({error})", do=_FIX) from None
     if labels is not None:
-        _same_labels(split, labels)
+        _require_same_labels(split, labels)
     return split
 
 
-def _checked(known: Any) -> Split:
+def _parse(known: Any) -> Split:
     """Turn what was read into a split, or raise ``ValueError``."""
     if not isinstance(known, dict) or (known.get("format"), known.get("version")) != (_FORMAT, _VERSION):
         raise ValueError(f"no {_FORMAT} of version {_VERSION}")
@@ -231,14 +172,14 @@ def _checked(known: Any) -> Split:
 
 
 def _by_classes(labels: Tensor, clients: int, alpha: float, source: torch.Generator) -> Tensor:
-    """Owner of each row, by a draw over clients for each class; those with n/K rows stand aside."""
+    """Owner of each row, by a draw over clients for each class; clients that have n/K rows take no part."""
     owners = torch.empty(len(labels), dtype=torch.long)
     held = torch.zeros(clients, dtype=torch.long)
     for which in torch.unique(labels).tolist():
         rows = _shuffled(labels, which, source)
         logs = _log_gammas((clients,), alpha, source)
         shares = logs.masked_fill(held >= len(labels) / clients, -torch.inf).softmax(0)
-        owners[rows] = _cut(shares, len(rows), rounded=False)
+        owners[rows] = _owners(shares, len(rows), rounded=False)
         held = torch.bincount(owners[rows], minlength=clients) + held
     return owners
 
@@ -251,7 +192,7 @@ def _by_clients(labels: Tensor, clients: int, alpha: float, source: torch.Genera
     shares = _log_gammas((clients, len(classes)), alpha, source).log_softmax(1).softmax(0)
     for column, which in enumerate(classes):
         rows = _shuffled(labels, which, source)
-        owners[rows] = _cut(shares[:, column], len(rows), rounded=True)
+        owners[rows] = _owners(shares[:, column], len(rows), rounded=True)
     return owners
 
 
@@ -268,7 +209,7 @@ def _shuffled(labels: Tensor, which: int, source: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=source)]
 
 
-def _cut(shares: Tensor, rows: int, *, rounded: bool) -> Tensor:
+def _owners(shares: Tensor, rows: int, *, rounded: bool) -> Tensor:
     """Owner of the 1st, 2nd, … of the rows of a class, shape (rows,)."""
     ends = shares.cumsum(0) * rows
     # The sum of shares may miss 1 by rounding; the last row belongs to the last client all the same.
@@ -285,7 +226,7 @@ def _hash(labels: Tensor) -> str:
     return hashlib.sha256(labels.to("cpu", torch.int64).contiguous().numpy().tobytes()).hexdigest()
 
 
-def _same_labels(split: Split, labels: Tensor) -> None:
+def _require_same_labels(split: Split, labels: Tensor) -> None:
     _require_labels(labels)
     same = split.labels in {"", _hash(labels)}
     require(same, "labels", f"{len(labels)} of another hash", "the split was made for others", "split these anew")

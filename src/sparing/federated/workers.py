@@ -26,9 +26,9 @@ from torch import nn
 
 from sparing.blocks import named_parameters
 from sparing.errors import UserError, require
-from sparing.federated.engines import Answers, crash
+from sparing.federated.engines import RoundResults, crash_fault
 from sparing.federated.faults import Fault
-from sparing.federated.loop import Client, Loss, Visit, Workbench, buffers_of, load_, train, workbench
+from sparing.federated.loop import Client, ClientResult, ClientSetup, Loss, buffers_of, client_setup, load_, train
 from sparing.federated.methods import Method, Sent, State, Update, Vector
 from sparing.federated.packing import pack, unpack
 from sparing.federated.settings import Schedule
@@ -42,7 +42,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _WorkerSettings:
     """What a process is started with; plain values only, no tensors."""
 
     make_model: Callable[[], nn.Module]
@@ -66,89 +66,90 @@ class Workers:
     name = "workers"
 
     def __init__(
-        self, bench: Workbench, clients: Sequence[Client], make_model: Callable[[], nn.Module], workers: int
+        self, setup: ClientSetup, clients: Sequence[Client], make_model: Callable[[], nn.Module], workers: int
     ) -> None:
-        """Write the clients' rows and the model to a temporary folder; processes start with the first round.
-
-        Args:
-            bench: Of this process; the parameters that do not train are sent from it.
-            clients: All of them.
-            make_model: As for ``simulate``.
-            workers: Processes (count).
-
-        Raises:
-            UserError: If there are no processes, or something cannot be sent to them.
-        """
+        """Write the clients' rows and the model to a temporary folder; processes start with the first round."""
         require(workers >= 1, "workers", workers, "someone must do the work", "pass workers >= 1")
         self._folder = tempfile.TemporaryDirectory(prefix="sparing-clients-")
         folder = Path(self._folder.name)
         self._count = workers
         self._pool: ProcessPoolExecutor | None = None
-        self._work = _Work(
+        self._settings = _WorkerSettings(
             make_model,
-            bench.method,
-            bench.schedule,
-            bench.loss,
-            bench.seed,
+            setup.method,
+            setup.schedule,
+            setup.loss,
+            setup.seed,
             str(folder),
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
         )
         try:
-            _require_sendable(self._work)
+            _require_sendable(self._settings)
+            # Clones: clients' rows are often views of one tensor, which the format refuses.
             rows = {f"{at}.inputs": client.inputs.detach().clone() for at, client in enumerate(clients)}
             rows |= {f"{at}.targets": client.targets.detach().clone() for at, client in enumerate(clients)}
             save_file(rows, folder / "rows.safetensors")
-            write_whole(folder / "model.safetensors", pack(_everything(bench.model)))
+            # Parameters that do not train are never sent in a round, so every worker needs them once.
+            everything = {**named_parameters(setup.model), **buffers_of(setup.model)}
+            write_whole(folder / "model.safetensors", pack(everything))
         except BaseException:
             self._folder.cleanup()
             raise
 
-    def visits(
-        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], own: Mapping[int, Vector]
-    ) -> Answers:
-        """Train clients; see ``Engine.visits``. A client whose process dies is tried once more, alone."""
+    def train_clients(
+        self, number: int, ids: Sequence[int], sent: Sent, states: Mapping[int, State], local_bn: Mapping[int, Vector]
+    ) -> RoundResults:
+        """Train clients; see ``Engine.train_clients``. A client whose process dies is retried once, alone."""
         common = pack({"params": sent.params, "extras": sent.extras, "buffers": sent.buffers})
-        parts = {client: pack({"state": states[client], "own": own.get(client, {})}) for client in ids}
-        answers: dict[int, Visit | Fault] = {}
-        asked: dict[int, Future[bytes]] = {}
+        parts = {client: pack({"state": states[client], "own": local_bn.get(client, {})}) for client in ids}
+        outcomes: dict[int, ClientResult | Fault] = {}
+        pending: dict[int, Future[bytes]] = {}
         for client in ids:
             try:
-                asked[client] = self._start().submit(_answer, number, client, common, parts[client])
-            except BrokenProcessPool:  # a process died while others were still being asked
+                pending[client] = self._get_pool().submit(_train_in_worker, number, client, common, parts[client])
+            except BrokenProcessPool:
+                # A process died while others were still being asked; whoever is left is retried below.
                 break
-        for client, future in asked.items():
+        for client, future in pending.items():
             try:
-                answers[client] = _opened(client, future.result())
+                outcomes[client] = _unpack_result(client, future.result())
             except BrokenProcessPool:
                 continue
         for client in ids:
-            if client not in answers:
-                answers[client] = self._alone(number, client, common, parts[client])
-        every = [answers[client] for client in ids]
-        return [one for one in every if isinstance(one, Visit)], [one for one in every if isinstance(one, Fault)]
+            if client not in outcomes:
+                outcomes[client] = self._retry_alone(number, client, common, parts[client])
+        every = [outcomes[client] for client in ids]
+        return [one for one in every if isinstance(one, ClientResult)], [one for one in every if isinstance(one, Fault)]
 
     def close(self) -> None:
         """End the processes and remove the temporary folder."""
         self._stop()
         self._folder.cleanup()
 
-    def _alone(self, number: int, client: int, common: bytes, part: bytes) -> Visit | Fault:
-        """Ask for one client while no other is at work, so that a death is its own."""
+    def _retry_alone(self, number: int, client: int, common: bytes, part: bytes) -> ClientResult | Fault:
+        """Train one client while no other is running, so that a dead process is that client's fault."""
         try:
-            return _opened(client, self._start().submit(_answer, number, client, common, part).result())
+            return _unpack_result(
+                client, self._get_pool().submit(_train_in_worker, number, client, common, part).result()
+            )
         except BrokenProcessPool:
             self._stop()
-        try:  # the pool may have been broken before this client came
-            return _opened(client, self._start().submit(_answer, number, client, common, part).result())
+        # The first failure may have been another client's: the pool was broken before this one came.
+        try:
+            return _unpack_result(
+                client, self._get_pool().submit(_train_in_worker, number, client, common, part).result()
+            )
         except BrokenProcessPool:
             self._stop()
             return Fault(client, "crash", "its process died: out of memory, or killed")
 
-    def _start(self) -> ProcessPoolExecutor:
+    def _get_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._count, _context(), initializer=_begin, initargs=(self._work,))
+            self._pool = ProcessPoolExecutor(
+                self._count, _context(), initializer=_init_worker, initargs=(self._settings,)
+            )
         return self._pool
 
     def _stop(self) -> None:
@@ -157,12 +158,8 @@ class Workers:
             self._pool = None
 
 
-def _everything(model: nn.Module) -> Vector:
-    return {**{name: p.detach() for name, p in named_parameters(model).items()}, **buffers_of(model)}
-
-
 def _context() -> multiprocessing.context.BaseContext:
-    """How processes start: from a server that has torch imported already, or anew where there is none (Windows)."""
+    """How processes start: forked from a server that has imported torch, or spawned where there is none (Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -170,52 +167,56 @@ def _context() -> multiprocessing.context.BaseContext:
     return context
 
 
-def _require_sendable(work: _Work) -> None:
+def _require_sendable(settings: _WorkerSettings) -> None:
     try:
-        pickle.dumps(work)
+        pickle.dumps(settings)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         why = f"make_model, method and loss are sent to other processes by pickle ({error})"
         do = 'define make_model and loss at the top of a module, or pass engine="loop"'
         raise UserError("workers", got="something that cannot be sent", why=why, do=do) from error
 
 
-_BENCH: list[tuple[Workbench, Any]] = []  # one entry: the bench of this process, a worker, and the file of rows
+_WORKER: list[tuple[ClientSetup, Any]] = []  # one entry: the setup of this worker process, and the file of rows
 
 
-def _begin(work: _Work) -> None:
+def _init_worker(settings: _WorkerSettings) -> None:
     """Set a worker up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends the pool
+    # Ctrl-C reaches the parent too, which ends the pool.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One thread: sums then have the same order, and so the same bits, whatever the number of processes.
     torch.set_num_threads(1)
-    torch.set_default_dtype(work.dtype)
-    torch.set_float32_matmul_precision(work.precision)
-    if work.deterministic != torch.are_deterministic_algorithms_enabled():  # it imports a compiler
-        torch.use_deterministic_algorithms(work.deterministic)
-    torch.manual_seed(seed_number(work.seed, "federated", "model"))  # as in the parent
-    model = work.method.adapt(work.make_model())
-    kept, _ = unpack((Path(work.folder) / "model.safetensors").read_bytes())
+    torch.set_default_dtype(settings.dtype)
+    torch.set_float32_matmul_precision(settings.precision)
+    # Only where it differs, for the call imports a compiler.
+    if settings.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(settings.deterministic)
+    # As ``initial_model`` in the parent.
+    torch.manual_seed(seed_number(settings.seed, "federated", "model"))
+    model = settings.method.adapt(settings.make_model())
+    kept, _ = unpack((Path(settings.folder) / "model.safetensors").read_bytes())
     load_(model, kept, {})
-    bench = workbench(model, work.method, work.schedule, seed=work.seed, loss=work.loss)
-    _BENCH[:] = [(bench, safe_open(Path(work.folder) / "rows.safetensors", framework="pt"))]
+    setup = client_setup(model, settings.method, settings.schedule, seed=settings.seed, loss=settings.loss)
+    _WORKER[:] = [(setup, safe_open(Path(settings.folder) / "rows.safetensors", framework="pt"))]
 
 
-def _answer(number: int, client: int, common: bytes, part: bytes) -> bytes:
+def _train_in_worker(number: int, client: int, common: bytes, part: bytes) -> bytes:
     """Train one client in a worker; an exception comes back as its text, for not every class survives pickling."""
     try:
-        bench, rows = _BENCH[0]
+        setup, rows = _WORKER[0]
         (sent, _), (mine, _) = unpack(common), unpack(part)
         data = Client(rows.get_tensor(f"{client}.inputs"), rows.get_tensor(f"{client}.targets"))
-        visit = train(bench, data, Sent(**sent), mine["state"], number=number, client_id=client, own=mine["own"])
-        update = visit.update
+        result = train(setup, data, Sent(**sent), mine["state"], number=number, client_id=client, local_bn=mine["own"])
+        update = result.update
         tree = {"params": update.params, "extras": update.extras, "buffers": update.buffers}
-        facts = {"weight": update.weight, "steps": visit.steps, "loss": visit.loss}
-        return pack({**tree, "state": visit.state, "own": visit.own}, facts)
+        facts = {"weight": update.weight, "steps": result.steps, "loss": result.loss}
+        return pack({**tree, "state": result.state, "own": result.local_bn}, facts)
     except Exception as error:  # noqa: BLE001  # whatever a client raises, the round survives it
-        return pack({}, {"crash": crash(client, error).detail})
+        return pack({}, {"crash": crash_fault(client, error).detail})
 
 
-def _opened(client: int, data: bytes) -> Visit | Fault:
+def _unpack_result(client: int, data: bytes) -> ClientResult | Fault:
     tree, facts = unpack(data)
     if "crash" in facts:
         return Fault(client, "crash", facts["crash"])
     update = Update(client, tree["params"], facts["weight"], tree["extras"], tree["buffers"])
-    return Visit(update, tree["state"], tree["own"], facts["steps"], facts["loss"])
+    return ClientResult(update, tree["state"], tree["own"], facts["steps"], facts["loss"])

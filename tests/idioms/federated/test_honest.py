@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from idioms.federated.cells import ALONE, ODD, RESUMED, ROUNDS, STACKED
-from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, far, normed, perceptron, require_same
+from idioms.federated.worlds import CLIENTS, METHOD, MODEL, SCHEDULE, max_difference, normed, perceptron, require_same
 from sparing.errors import RunError, UserError
 from sparing.federated import Client, FedAvg, flower, simulate
-from sparing.federated.loop import batches, order_of, seeded_model
+from sparing.federated.loop import batches, initial_model, row_order
 from sparing.federated.servers import Replace
 
 SEED = 4
@@ -22,7 +22,7 @@ EXACT = 1e-12
 """Float64, about 40 steps of a few hundred operations on numbers near 1: rounding stays near 1e-15."""
 
 
-class Written:
+class Reference:
     """Each method's objective from its paper, with whole models as state."""
 
     def __init__(self, method, model, clients):
@@ -30,7 +30,7 @@ class Written:
         zero = {name: torch.zeros_like(p) for name, p in trained.items()}
         self.method, self.tensors = METHOD[method], len(trained)
         self.kind, self.clients = method, clients
-        self.own = [dict(zero) for _ in range(clients)]  # c_k or λ_k
+        self.client_state = [dict(zero) for _ in range(clients)]  # c_k or λ_k
         self.server = dict(zero)  # c or h
 
     def term(self, client, params, start):
@@ -39,35 +39,35 @@ class Written:
             return 0.5 * self.method.mu * sum(((p - g) ** 2).sum() for p, g, _ in pairs)
         if self.kind == "FedDyn":
             pull = 0.5 * self.method.alpha * sum(((p - g) ** 2).sum() for p, g, _ in pairs)
-            return pull - sum((self.own[client][name] * p).sum() for p, _, name in pairs)
+            return pull - sum((self.client_state[client][name] * p).sum() for p, _, name in pairs)
         if self.kind == "SCAFFOLD":
-            return sum(((self.server[name] - self.own[client][name]) * p).sum() for p, _, name in pairs)
+            return sum(((self.server[name] - self.client_state[client][name]) * p).sum() for p, _, name in pairs)
         if self.kind == "FedSign":
             pushed = sum(torch.sigmoid(g.sign() * p)[g != 0].sum() for p, g, _ in pairs)
             return -self.method.gamma / self.tensors * pushed
         return 0.0
 
-    def learnt(self, client, params, start, steps):
+    def finish(self, client, params, start, steps):
         """What a client keeps, and what of it the server hears."""
         change = {name: params[name] - start[name] for name in start}
         if self.kind == "FedDyn":
             for name, move in change.items():
-                self.own[client][name] = self.own[client][name] - self.method.alpha * move
+                self.client_state[client][name] = self.client_state[client][name] - self.method.alpha * move
             return change
         beta, rate = SCHEDULE.momentum, SCHEDULE.lr
-        way = rate * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
-        told = {name: -change[name] / way - self.server[name] for name in change}
+        distance = rate * sum((1 - beta**at) / (1 - beta) for at in range(1, steps + 1))
+        sent = {name: -change[name] / distance - self.server[name] for name in change}
         if self.kind == "SCAFFOLD":
-            self.own[client] = {name: self.own[client][name] + told[name] for name in told}
-        return told
+            self.client_state[client] = {name: self.client_state[client][name] + sent[name] for name in sent}
+        return sent
 
-    def served(self, mean, told):
+    def server_step(self, mean, sent):
         if self.kind == "SCAFFOLD":
-            self.server = {name: self.server[name] + sum(one[name] for one in told) / self.clients for name in mean}
+            self.server = {name: self.server[name] + sum(one[name] for one in sent) / self.clients for name in mean}
         if self.kind == "FedDyn":
             alpha = self.method.alpha
             self.server = {
-                name: self.server[name] - alpha / self.clients * sum(one[name] for one in told) for name in mean
+                name: self.server[name] - alpha / self.clients * sum(one[name] for one in sent) for name in mean
             }
             return {name: mean[name] - self.server[name] / alpha for name in mean}
         return mean
@@ -82,9 +82,9 @@ def masks(model):
     return {name: list((p._backward_hooks or {}).values()) for name, p in model.named_parameters()}
 
 
-def written_round(method, model, number, clients):
+def reference_round(method, model, number, clients):
     start = {name: p.detach().clone() for name, p in trained(model).items()}
-    found, told = [], []
+    found, sent = [], []
     for at, rows in enumerate(clients):
         local = copy.deepcopy(model)
         for name, hooks in masks(model).items():
@@ -98,17 +98,17 @@ def written_round(method, model, number, clients):
                               weight_decay=SCHEDULE.weight_decay)  # fmt: skip
         norms = any(isinstance(module, nn.BatchNorm1d) for module in local.modules())
         steps = 0
-        for chosen in batches(len(rows), SCHEDULE, order_of(SEED, number, at), normed=norms):
+        for chosen in batches(len(rows), SCHEDULE, row_order(SEED, number, at), normed=norms):
             sgd.zero_grad()
             loss = functional.cross_entropy(local(rows.inputs[chosen]), rows.targets[chosen])
             (loss + method.term(at, params, start)).backward()
             sgd.step()
             steps += 1
         values = {name: p.detach().clone() for name, p in params.items()}
-        told.append(method.learnt(at, values, start, steps))
+        sent.append(method.finish(at, values, start, steps))
         found.append((values, {name: value.clone() for name, value in local.named_buffers()}))
     mean = {name: torch.stack([values[name] for values, _ in found]).mean(0) for name in start}
-    after = method.served(mean, told)
+    after = method.server_step(mean, sent)
     with torch.no_grad():
         for name, p in trained(model).items():
             p.copy_(after[name])
@@ -121,14 +121,14 @@ def written_round(method, model, number, clients):
 def test_rounds_are_those_of_the_written_objective(cell):
     kind, make = cell.idiom.split()[3], MODEL[cell.subject]
     run = simulate(make, CLIENTS, METHOD[kind], SCHEDULE, seed=SEED, engine="loop", members=False)
-    model = seeded_model(METHOD[kind], make, SEED)
-    written = Written(kind, model, len(CLIENTS))
+    model = initial_model(METHOD[kind], make, SEED)
+    reference = Reference(kind, model, len(CLIENTS))
     for number in range(SCHEDULE.rounds):
-        written_round(written, model, number, CLIENTS)
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+        reference_round(reference, model, number, CLIENTS)
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     buffers = dict(model.named_buffers())
     if buffers:
-        assert far(run.buffers, buffers) < EXACT
+        assert max_difference(run.buffers, buffers) < EXACT
     if cell.subject == "masked weights":
         assert int((run.params["0.weight"] == 0).sum()) == 9
 
@@ -139,7 +139,7 @@ def test_stacked_clients_are_those_one_after_another(cell):
         simulate(perceptron, CLIENTS, METHOD[cell.subject], SCHEDULE, seed=SEED, engine=engine, members=False)
         for engine in ("batched", "loop")
     ]
-    assert far(runs[0].params, runs[1].params) < EXACT
+    assert max_difference(runs[0].params, runs[1].params) < EXACT
 
 
 @pytest.mark.parametrize("cell", RESUMED, ids=lambda cell: cell.name)
@@ -157,10 +157,10 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(cell, tmp_path):
 def test_one_client_trains_as_if_alone(cell):
     plan = replace(SCHEDULE, participation=0.01)
     run = simulate(perceptron, CLIENTS[:1], METHOD[cell.subject], plan, seed=SEED, engine="loop")
-    model = seeded_model(METHOD[cell.subject], perceptron, SEED)
+    model = initial_model(METHOD[cell.subject], perceptron, SEED)
     for number in range(2):
-        written_round(Written(cell.subject, model, 1), model, number, CLIENTS[:1])
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+        reference_round(Reference(cell.subject, model, 1), model, number, CLIENTS[:1])
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
     assert [row["answered"] for row in run.record] == [1, 1]
 
 
@@ -186,10 +186,10 @@ def stacked_norms():
 def one_class_each():
     clients = [Client(one.inputs, torch.full_like(one.targets, at % 3)) for at, one in enumerate(CLIENTS)]
     run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="batched", members=False)
-    model = seeded_model(METHOD["FedAvg"], perceptron, SEED)
+    model = initial_model(METHOD["FedAvg"], perceptron, SEED)
     for number in range(2):
-        written_round(Written("FedAvg", model, 6), model, number, clients)
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+        reference_round(Reference("FedAvg", model, 6), model, number, clients)
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
 
 
 def one_returns_the_global_model():
@@ -206,19 +206,19 @@ def one_returns_the_global_model():
         return update
 
     simulate(perceptron, CLIENTS, METHOD["FedAvg"], plan, seed=SEED, engine="loop", tamper=watch)
-    start = {name: p.detach() for name, p in seeded_model(METHOD["FedAvg"], perceptron, SEED).named_parameters()}
+    start = {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], perceptron, SEED).named_parameters()}
     honest[1] = start
     mean = {name: torch.stack([one[name] for one in honest.values()]).mean(0) for name in start}
     assert run.record[0]["left_out"] == ""
-    assert far(run.params, mean) < EXACT
+    assert max_difference(run.params, mean) < EXACT
 
 
 def all_return_the_global_model():
     run = simulate(normed, CLIENTS, METHOD["FedAvg"], SCHEDULE, seed=SEED, engine="loop",
                    tamper=lambda update, params: replace(update, params=params))  # fmt: skip
-    start = {name: p.detach() for name, p in seeded_model(METHOD["FedAvg"], normed, SEED).named_parameters()}
+    start = {name: p.detach() for name, p in initial_model(METHOD["FedAvg"], normed, SEED).named_parameters()}
     assert [row["answered"] for row in run.record] == [6, 6]
-    assert far(run.params, start) < EXACT
+    assert max_difference(run.params, start) < EXACT
 
 
 def counters():
@@ -242,7 +242,7 @@ def by_rows():
         name: torch.tensordot(counts / counts.sum(), torch.stack([seen[at][name] for at in range(6)]), 1)
         for name in run.params
     }
-    assert far(run.params, mean) < EXACT
+    assert max_difference(run.params, mean) < EXACT
 
 
 def crashing():
@@ -263,7 +263,7 @@ def crashing():
     require_same(run.state.clients[3]["control"], lost.state.clients[3]["control"])
     control = run.state.server["control"]
     kept = {name: sum(run.state.clients[at]["control"][name] for at in range(6)) / 6 for name in control}
-    assert far(control, kept) < EXACT  # c stays the mean of the c_k that the server heard of
+    assert max_difference(control, kept) < EXACT  # c stays the mean of the c_k that the server heard of
 
 
 def unlabelled():
@@ -275,10 +275,10 @@ def unlabelled():
 def rows_without_a_class():
     clients = unlabelled()
     run = simulate(perceptron, clients, METHOD["FedAvg"], SCHEDULE, seed=SEED, members=False)
-    model = seeded_model(METHOD["FedAvg"], perceptron, SEED)
+    model = initial_model(METHOD["FedAvg"], perceptron, SEED)
     for number in range(2):
-        written_round(Written("FedAvg", model, 6), model, number, clients)
-    assert far(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
+        reference_round(Reference("FedAvg", model, 6), model, number, clients)
+    assert max_difference(run.params, {name: p.detach() for name, p in trained(model).items()}) < EXACT
 
 
 def stacked_rows_without_a_class():

@@ -76,7 +76,7 @@ def require_same(found, expected):
         assert torch.equal(found[name], value), name
 
 
-def far(found, expected):
+def max_difference(found, expected):
     """Largest difference of two vectors."""
     assert found.keys() == expected.keys()
     return max(float((value - expected[name]).abs().max()) for name, value in found.items())

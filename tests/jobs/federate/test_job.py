@@ -128,7 +128,7 @@ def test_norm_matched_has_the_norms_of_fedavg_and_not_its_weights(tiny):
 @pytest.mark.usefixtures("pageless")
 def test_attacked_clients_are_left_out_and_told(tiny, capsys):
     settings = tiny(attack="nan", attacked=0.5, participation=1.0, seed=1)
-    hit = [client for client in range(5) if Sabotage(kind="not finite", share=0.5, seed=1).strikes(client)]
+    hit = [client for client in range(5) if Sabotage(kind="not finite", share=0.5, seed=1).is_hostile(client)]
     assert 0 < len(hit) < 5
     record = run(settings)
     (row,) = record.table("faults")
@@ -190,7 +190,7 @@ def test_bad_input_is_one_line_and_exit_status_2(case, tmp_path, capsys):
 
 
 def test_clients_that_would_stay_without_rows_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sparing.federated.splits.TRIES", 3)
+    monkeypatch.setattr("sparing.federated.splits.MAX_DRAWS", 3)
     arguments = ["--data", "digits", "--rows", "60", "--clients", "50", "--alpha", "0.01"]
     assert main(["federate", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert "alpha" in capsys.readouterr().err

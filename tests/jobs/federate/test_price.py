@@ -9,7 +9,7 @@ import torch
 
 from sparing.federated import Client, simulate
 from sparing.federated.fedavg import FedAvg
-from sparing.federated.loop import batches, steps_of, workbench
+from sparing.federated.loop import batches, client_setup, count_steps
 from sparing.federated.settings import Schedule
 from sparing.jobs.federate.methods import method_of
 from sparing.jobs.federate.nets import net, sparse
@@ -57,9 +57,9 @@ def test_bytes_of_a_sparse_net_are_foretold_with_its_masks():
 @pytest.mark.parametrize("which", ["cnn", "cnn-bn"])
 def test_steps_are_the_batches_of_the_loop(which, rows, least):
     schedule = Schedule(local_epochs=2, batch_size=4, least_steps=least)
-    bench = workbench(net(which, (1, 8), 3)(), FedAvg(), schedule)
+    setup = client_setup(net(which, (1, 8), 3)(), FedAvg(), schedule)
     made = list(batches(rows, schedule, stream(0, "x"), normed=which == "cnn-bn"))
-    assert steps_of(rows, schedule, normed=bool(bench.norms)) == len(made)
+    assert count_steps(rows, schedule, normed=bool(setup.norms)) == len(made)
 
 
 def test_the_bytes_of_a_perceptron_by_hand():

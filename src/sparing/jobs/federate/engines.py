@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparing.federated import Client, simulate
 from sparing.federated.controls import tensor_norms
-from sparing.federated.faults import FAULT, tell
+from sparing.federated.faults import FAULT, report_faults
 from sparing.federated.methods import Method, Vector
 from sparing.federated.metrics import Accuracy
 from sparing.federated.settings import Schedule
@@ -152,7 +152,7 @@ def on_flower(label: str, method: Method, setup: Setup) -> Outcome:
     rows = [_flower_row(one, run.metrics[one.number], settings) for one in run.rounds]
     reported: set[tuple[str, str]] = set()
     for row in rows:
-        tell(row, reported, label)
+        report_faults(row, reported, label)
     return Outcome(rows, run.params, run.buffers, "Flower, in process")
 
 

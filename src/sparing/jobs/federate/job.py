@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.federated.loop import load_, seeded_model
+from sparing.federated.loop import initial_model, load_
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import Split, save
 from sparing.jobs import folder
@@ -129,7 +129,7 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
         reference = method_of("fedavg", settings)
         norms = norms_of(reference, setup, place.at(CHECKPOINTS) / "fedavg-norms.safetensors")
     method = method_of(name, settings, norms)
-    force = force_of(method, dict(seeded_model(method, setup.make_model, settings.seed).named_parameters()))
+    force = force_of(method, dict(initial_model(method, setup.make_model, settings.seed).named_parameters()))
     if force is not None:
         sys.stderr.write(f"{LABELS[name]}: mean force on an element {format_number(force)}\n")
     if settings.engine == "flower":
@@ -140,7 +140,7 @@ def _train_(record: Record, name: MethodName, setup: Setup, rows: Inputs, known:
         record.add("rounds", method=LABELS[name], **row)
     for row in faults_of(outcome.rounds):
         record.add("faults", method=LABELS[name], **row)
-    model = seeded_model(method, setup.make_model, settings.seed)
+    model = initial_model(method, setup.make_model, settings.seed)
     load_(model, outcome.params, outcome.buffers)
     held = _held_out(model, rows)
     record.add("methods", **method_row(LABELS[name], method, outcome, known, setup, force, held))

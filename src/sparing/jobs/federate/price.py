@@ -13,11 +13,11 @@ from torch import nn
 
 from sparing.federated import Schedule
 from sparing.federated.controls import NormMatched
-from sparing.federated.loop import buffers_of, seeded_model, steps_of, workbench
+from sparing.federated.loop import buffers_of, client_setup, count_steps, initial_model
 from sparing.federated.methods import Method, Sent, Vector
 from sparing.federated.metrics import bytes_of
-from sparing.federated.sampling import resting
-from sparing.federated.settings import drawn
+from sparing.federated.sampling import frozen_names
+from sparing.federated.settings import sample_clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ def price(
     """Predict the cost of a run from shapes; what ``simulate`` counts is equal if no client fails."""
     inner = method.method if isinstance(method, NormMatched) else method
     inner.check(schedule)
-    bench = workbench(seeded_model(inner, make_model, seed), inner, schedule, seed=seed)
-    params: Vector = {name: value.detach() for name, value in bench.params.items()}
-    buffers, beside = bytes_of(buffers_of(bench.model)), _beside(inner, params, buffers_of(bench.model))
+    setup = client_setup(initial_model(inner, make_model, seed), inner, schedule, seed=seed)
+    params: Vector = {name: value.detach() for name, value in setup.params.items()}
+    buffers, beside = bytes_of(buffers_of(setup.model)), _beside(inner, params, buffers_of(setup.model))
     whole = bytes_of(params)
     down, up, up_full, steps = [], [], [], 0
     for number in range(schedule.rounds):
-        ids = drawn(schedule, len(sizes), number, seed)
+        ids = sample_clients(schedule, len(sizes), number, seed)
         # What goes beside the model begins with the first answer, so the first round is sent without it.
         down.append(len(ids) * (whole + buffers + (whole * beside if number else 0)))
         # Participants and blocks are drawn from the seed alone, so the draws of the run are known before it.
-        rest = [resting(bench.body, schedule, number, client, seed) for client in ids]
+        rest = [frozen_names(setup.body, schedule, number, client, seed) for client in ids]
         kept = [whole - bytes_of({name: params[name] for name in names}) for names in rest]
         up.append(sum(part * (1 + beside) + buffers for part in kept))
         up_full.append(len(ids) * (whole * (1 + beside) + buffers))
-        steps += sum(steps_of(sizes[client], schedule, normed=bool(bench.norms)) for client in ids)
+        steps += sum(count_steps(sizes[client], schedule, normed=bool(setup.norms)) for client in ids)
     count = sum(value.numel() for value in params.values())
     return Price(count, len(down) * schedule.participants(len(sizes)), steps, tuple(down), tuple(up), tuple(up_full))
 
