@@ -18,20 +18,13 @@ from sparing.sharding.meet import name_ranks
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Mesh
 
-SHOWN = 80
-"""Characters of a fact that an error shows."""
+SHOWN = 80  # characters of a fact that an error shows
 
 
 def agree(mesh: Mesh, fact: object, what: str) -> None:
-    """Check that a fact is the same on all ranks, by its hash; all ranks call it.
+    """Check that a fact (one value, or name -> value), compared by ``repr``, is the same on all ranks; all call it.
 
-    Args:
-        mesh: Whose ranks.
-        fact: A mapping of names to values, of which the names that differ are told, or one value; compared by ``repr``.
-        what: The fact's name in the error.
-
-    Raises:
-        UserError: On all ranks, if some differ from the most common value.
+    Ranks exchange its hash, and the text only if those differ; a ``UserError`` then names who differs.
     """
     texts = (
         {str(name): repr(value) for name, value in fact.items()} if isinstance(fact, Mapping) else {what: repr(fact)}
@@ -51,28 +44,13 @@ def agree(mesh: Mesh, fact: object, what: str) -> None:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A 64-bit number that a change of any bit of the tensor changes, for all practical purposes.
-
-    Args:
-        tensor: Any shape, type and device.
-
-    Returns:
-        The same for the same bits in the same order.
-    """
+    """A 64-bit checksum of the bits of a tensor of any shape, type and device."""
     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return zlib.crc32(data) << 31 | zlib.adler32(data) >> 1
 
 
 def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> None:
-    """Check that ranks that hold the same slice hold the same bits; all ranks call it, between steps.
-
-    Args:
-        mesh: Whose ranks.
-        tensors: By name, this rank's slice and its level; the same names in the same order on all ranks.
-
-    Raises:
-        RunError: On all ranks, if replicas differ; the tensors and ranks are named.
-    """
+    """Raise ``RunError`` where ranks that should hold the same slice differ; all ranks call it, between steps."""
     if not tensors or mesh.world == 1:
         return
     rows = mesh.gather_scalars(torch.tensor([checksum(tensor) for tensor, _ in tensors.values()]))
@@ -91,15 +69,7 @@ def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> 
 
 
 def told(name: str, values: list[str]) -> str:
-    """Each value with its ranks, the most common first.
-
-    Args:
-        name: Of the fact.
-        values: By rank, as they are shown.
-
-    Returns:
-        Such as ``plan IIG on ranks 0, 1, NNN on rank 2``.
-    """
+    """Each value with its ranks, the most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

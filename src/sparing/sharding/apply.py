@@ -114,7 +114,7 @@ def _agree(mesh: Mesh, model: nn.Module, facts: object) -> None:
 def _groups_of(
     model: nn.Module, groups: Sequence[Mapping[str, Any]] | None
 ) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Index of the group of every parameter, and every group's options."""
+    """Parameter name -> index of its group, and the options of every group."""
     if groups is None:
         return {}, [{}]
     names = {id(p): name for name, p in named_parameters(model).items()}
@@ -210,7 +210,7 @@ class _Parts:
         )  # fmt: skip
 
     def _slice(self, params: dict[str, nn.Parameter], level: int) -> Tensor:
-        """My slice of the values before they are rounded to the narrower format."""
+        """This rank's slice of the values before they are rounded to the narrower format."""
         slots = slots_of(params, self.groups)
         layout = Layout(sizes=self.mesh.sizes, length=sum(slot.numel for slot in slots))
         flat = torch.cat([params[slot.name].detach().reshape(-1) for slot in slots])

@@ -17,6 +17,7 @@ from sparing.errors import UserError
 
 _attribute: Any = vars(torch._C.TensorBase)
 _set_grad: Callable[[Tensor, Tensor | None], None] = _attribute["grad"].__set__
+# What may be asked of a parameter without its values.
 _LOOKS = {
     *(
         _attribute[name].__get__
@@ -32,23 +33,13 @@ _LOOKS = {
     Tensor.__hash__, Tensor.register_post_accumulate_grad_hook, _set_grad, torch.is_floating_point, torch.is_complex,
     torch.autograd.grad,
 }  # fmt: skip
-"""What may be asked of a parameter without its values."""
 
-VERSION = 2**31
-"""Of parameters that are away; nobody writes that often into one that is here."""
+VERSION = 2**31  # of freed parameters; nobody writes that often into one that is here
 _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
 
 
 def at_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
-    """Set the versions that autograd compares with those at which it saved something.
-
-    Args:
-        parameters: Whose.
-        versions: One for each.
-
-    Returns:
-        Those that were.
-    """
+    """Set the version counters that autograd checks saved tensors against; return the previous ones."""
     were = [parameter._version for parameter in parameters]
     _set_versions(tuple(parameters), tuple(versions))
     return were
@@ -56,15 +47,7 @@ def at_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[
 
 @contextmanager
 def early_uses() -> Iterator[None]:
-    """Say what it means that autograd has met a version of parameters that are away.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UserError: If it has.
-        RuntimeError: Whatever else torch has to say.
-    """
+    """Turn autograd's complaint about a version of freed parameters into one that says what to do."""
     try:
         yield
     except RuntimeError as error:
@@ -78,15 +61,11 @@ def early_uses() -> Iterator[None]:
 
 
 class Owed(nn.Parameter):
-    """One whose gradient the engine has taken and not yet used; an optimizer's slice may be one, too."""
+    """A parameter, or a slice of the optimizer, whose gradient the engine has taken and not yet used."""
 
     @property
     def grad(self) -> Tensor | None:
-        """Refuses.
-
-        Raises:
-            UserError: Always.
-        """
+        """Refuses: the gradient is reduced and cut by now."""
         raise UserError(
             "gradients", got="a look at .grad between engine.backward and engine.step",
             why="they are reduced and cut, no longer with the parameters",
@@ -99,14 +78,9 @@ class Owed(nn.Parameter):
 
 
 def away(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], type[nn.Parameter]]:
-    """Classes for the parameters of one bucket while they are away.
+    """Classes for the parameters of a freed bucket: one for ordinary ones, one for those with gradients in the engine.
 
-    Args:
-        bucket: Its name.
-        arrive: Waits for values that are on their way to this rank anyhow; False if only all ranks together can.
-
-    Returns:
-        One for parameters whose gradients are nobody's, one for those whose gradients the engine has.
+    ``arrive`` waits for values that are on their way to this rank anyway; False if that takes all ranks together.
     """
 
     class Away(nn.Parameter):

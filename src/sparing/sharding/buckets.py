@@ -16,34 +16,17 @@ from sparing.sharding.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """Place of a parameter in its bucket."""
+    """Where a parameter lies in its bucket."""
 
-    name: str
-    """Canonical name, as ``named_parameters`` of the blocks gives it."""
-
+    name: str  # canonical, as ``named_parameters`` of the blocks gives it
     shape: torch.Size
-    """Its shape."""
-
-    offset: int
-    """First element in the flat tensor."""
-
+    offset: int  # first element in the flat tensor
     numel: int
-    """Number of elements."""
-
-    group: int
-    """Index of its parameter group."""
+    group: int  # index of its parameter group
 
 
 def slots_of(params: Mapping[str, nn.Parameter], groups: Mapping[str, int]) -> tuple[Slot, ...]:
-    """Lay parameters out one behind another, those of a parameter group together.
-
-    Args:
-        params: Canonical name -> parameter.
-        groups: Canonical name -> index of its parameter group; missing names are of group 0.
-
-    Returns:
-        Slots without gaps, in the order of the groups and then of ``params``.
-    """
+    """Lay parameters out without gaps, in the order of their groups and then of ``params``."""
     found, offset = [], 0
     for name in sorted(params, key=lambda name: groups.get(name, 0)):  # stable
         parameter = params[name]
@@ -80,33 +63,18 @@ class Bucket:
         trainable: bool,
         root: bool,
     ) -> None:
-        """Copy the parameters into a flat tensor and cut it.
-
-        Args:
-            name: Of the block and the class, such as ``model.layers.3/trainable``.
-            params: Canonical name -> parameter; their ``data`` become views of the flat tensor.
-            block: Name of the block.
-            groups: Canonical name -> index of its parameter group.
-            mesh: The ranks.
-            level: Level of the parameters.
-            dtype: Of the flat tensor.
-            trainable: Whether they train now.
-            root: Whether they stay whole from forward to the end of backward.
-        """
+        """Copy the parameters into a flat tensor, make their ``data`` views of it, and cut it."""
         self.name, self.block, self.mesh, self.level, self.dtype = name, block, mesh, level, dtype
         self.may_train = self.trainable = trainable
         self.root = root
         self.slots = slots_of(params, groups)
         self.params: tuple[nn.Parameter, ...] = tuple(params[slot.name] for slot in self.slots)
         self.layout = Layout(sizes=mesh.sizes, length=sum(slot.numel for slot in self.slots))
-        self.pending: Handle[Tensor] | None = None
-        """What must have ended before ``store`` is read; ``await_`` sets it."""
-        self.owed = False
-        """Whether gradients of a step under way were taken from the parameters."""
+        self.pending: Handle[Tensor] | None = None  # what must end before ``store`` is read; ``await_`` sets it
+        self.owed = False  # whether gradients of a step under way were taken from the parameters
         self._kinds = [type(parameter) for parameter in self.params]
         self._away = away(name, self._arrive_)
-        self.pinned = False
-        """Whether ``free_`` waits for a user who looks at whole parameters."""
+        self.pinned = False  # whether ``free_`` must wait, for a user who looks at whole parameters
         self._gathering: Handle[Tensor] | None = None
         self.full = torch.zeros(self.layout.padded, dtype=dtype, device=self.params[0].device)
         for slot, parameter in zip(self.slots, self.params, strict=True):
@@ -140,11 +108,7 @@ class Bucket:
         self.free_()
 
     def relevel_(self, level: int) -> None:
-        """Keep the slice of another level; every rank must call.
-
-        Args:
-            level: The new one.
-        """
+        """Keep the slice of another level; every rank must call."""
         self.settle_()
         self.gather_()
         self.ready_()
@@ -165,20 +129,12 @@ class Bucket:
         return self.store is self.full and not self.pending and any(p.data_ptr() != v.data_ptr() for p, v in seen)
 
     def owe_(self, owed: bool) -> None:
-        """Say whether the engine has gradients of the parameters.
-
-        Args:
-            owed: Whether it does.
-        """
+        """Say whether the engine holds gradients of the parameters."""
         self.owed = owed
         self._dress_()
 
     def await_(self, handle: Handle[Tensor]) -> None:
-        """Note what writes into ``store``; who reads a parameter before it has ended, waits.
-
-        Args:
-            handle: Of the collective.
-        """
+        """Note the collective that writes into ``store``; whoever reads a parameter before it ends, waits."""
         self.pending = handle
         self._dress_()
 
@@ -255,26 +211,14 @@ class Bucket:
             self._dress_()
 
     def unflat(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The parameters in a flat tensor laid out as this bucket.
-
-        Args:
-            flat: At least as many elements as the parameters have together.
-
-        Yields:
-            Canonical name and view.
-        """
+        """Canonical name and view of each parameter in a flat tensor laid out as this bucket."""
         for slot in self.slots:
             yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
 
     def ranges(self, level: int, *, fine: bool = False) -> list[tuple[int, int, int]]:
-        """Where the parameter groups lie in my slice of a level; padding belongs to the last.
+        """(group, offset in my slice, elements) of every parameter group, or with ``fine`` of every parameter.
 
-        Args:
-            level: Of the slice.
-            fine: Whether each parameter has a range of its own.
-
-        Returns:
-            (group, offset in the slice, elements) for every group of the bucket, or every parameter; elements may be 0.
+        Elements may be 0; padding belongs to the last range.
         """
         begin, length = self.layout.slice(level, self.mesh.coords)
         starts: dict[int, tuple[int, int]] = {}
@@ -289,6 +233,6 @@ class Bucket:
 
 
 def _hole(shape: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor of a shape that takes no room and reads as NaN."""
+    """A tensor of a shape that takes no memory and reads as NaN."""
     fill = float("nan") if like.is_floating_point() else 0
     return torch.full((1,) * len(shape), fill, dtype=like.dtype, device=like.device).expand(tuple(shape))

@@ -39,15 +39,8 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     """Write a checkpoint; every rank calls it, between two steps, and returns when it is whole on the disk.
 
     Weights are saved once, at the optimizer's precision where they train; optimizer state, parameter groups' options,
-    buffers (rank 0's) and step counts are with them.
-
-    Args:
-        engine: Whose run.
-        folder: The folder to appear, on a file system that all ranks share; a checkpoint of that name is replaced.
-        extra: Numbers, strings, lists and dicts that ``load_`` shall give back; rank 0's are written.
-
-    Raises:
-        UserError: If it cannot be written, a step is under way, or ``extra`` holds something else.
+    buffers (rank 0's) and step counts are with them. All ranks must see the ``folder``; a checkpoint of that name is
+    replaced. ``extra`` (rank 0's) holds numbers, strings, lists and dicts that ``load_`` returns.
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
@@ -121,7 +114,7 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def _refusing(target: Path) -> Iterator[None]:
-    """Turn the errors of a disk into one line."""
+    """Turn errors of the file system into one line."""
     try:
         yield
     except OSError as error:
@@ -171,7 +164,7 @@ def _slices(engine: Engine, bucket: Bucket) -> dict[str, tuple[Tensor, int]]:
 
 
 def _distributed(mesh: Mesh, part: Tensor, level: int) -> Tensor:
-    """Nested slices are shards along the leading dimensions of the mesh."""
+    """A nested slice as a DTensor: sharded along the leading dimensions of the mesh."""
     placements: list[Placement] = [Shard(0)] * level + [Replicate()] * (mesh.tiers - level)
     assert mesh.device_mesh is not None
     return DTensor.from_local(part.detach(), mesh.device_mesh, placements, run_check=False)
@@ -258,20 +251,10 @@ def _part(engine: Engine, bucket: Bucket) -> Part:
 
 
 def load_(engine: Engine, folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Take a run up where it was saved; every rank calls it. Plan and number of ranks may be other ones.
+    """Resume a saved run and return its ``extra``; every rank calls it. The plan and the number of ranks may differ.
 
     Every file is compared with its hash before anything changes. What trained then trains afterwards, and what had
-    been frozen since ``shard_`` rests. Every rank reads only its own slices.
-
-    Args:
-        engine: Of the same model and optimizer, between two steps.
-        folder: The checkpoint.
-
-    Returns:
-        The ``extra`` that was saved.
-
-    Raises:
-        UserError: If it is of another model or optimizer, or not whole; the file is named.
+    been frozen since ``shard_`` stays frozen. Every rank reads only its own slices.
     """
     mesh, path = engine.mesh, Path(folder).absolute()
     _settle(engine, "load_")
@@ -289,17 +272,9 @@ def _checked(path: Path, rank: int, world: int) -> Manifest:
 
 
 def weights_in(folder: str | os.PathLike[str], *, masters: bool = False) -> dict[str, Tensor]:
-    """The weights of a checkpoint as an ordinary state dict, in one process and without the model.
+    """The weights of a checkpoint as an ordinary CPU state dict, in one process and without the model.
 
-    Args:
-        folder: The checkpoint.
-        masters: Take the optimizer's 32-bit values where there are some.
-
-    Returns:
-        Name -> tensor on the CPU, parameters and buffers; tied ones are one tensor under each of their names.
-
-    Raises:
-        UserError: If the checkpoint is not whole.
+    ``masters`` takes the optimizer's 32-bit values where there are some; tied weights are one tensor.
     """
     path = Path(folder).absolute()
     _recover(path)

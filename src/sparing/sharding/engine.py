@@ -41,26 +41,12 @@ class Engine:
         masters: Masters,
         plans: Mapping[str, Plan],
     ) -> None:
-        """Put the parts together; ``shard_`` does.
-
-        Args:
-            model: The live model.
-            mesh: The ranks.
-            settings: How to work.
-            flow: Hooks and order, not yet attached.
-            masters: The optimizer, over nothing yet.
-            plans: Plan by bucket name.
-        """
         self.model, self.mesh, self.settings = model, mesh, settings
         self.flow, self.masters, self.plans = flow, masters, dict(plans)
-        self.micro_step = 0
-        """Backward passes since the last step (count)."""
-        self.steps = 0
-        """Optimizer steps (count)."""
-        self.skipped = 0
-        """Steps that were left out because a gradient was not finite (count)."""
+        self.micro_step = 0  # backward passes since the last step
+        self.steps = 0  # optimizer steps so far
+        self.skipped = 0  # of those, skipped because a gradient was not finite
         self.closed = False
-        """Whether ``close`` has run."""
         self._known = {id(p) for p in model.parameters()}
         for bucket in self.buckets:
             if bucket.trainable:
@@ -78,22 +64,11 @@ class Engine:
         return self.masters.optimizer
 
     def levels(self, bucket: Bucket) -> tuple[int, int, int]:
-        """Levels of parameters, gradients and optimizer state of a bucket.
-
-        Args:
-            bucket: One of ``buckets``.
-
-        Returns:
-            Three numbers from 0 (whole) to the number of tiers.
-        """
+        """Levels of parameters, gradients and optimizer state of a bucket, from 0 (whole) to the number of tiers."""
         return self.plans[bucket.name].levels(self.mesh.tiers)
 
     def attach_(self, bucket: Bucket) -> None:
-        """Let a bucket train.
-
-        Args:
-            bucket: One that does not.
-        """
+        """Let a bucket train, with fresh optimizer state."""
         dtype = self.settings.master_dtype(bucket.dtype)
         _, level, optimizer_level = self.levels(bucket)
         self.masters.attach_(bucket, optimizer_level, dtype)
@@ -107,23 +82,15 @@ class Engine:
         bucket.trainable = True
 
     def detach_(self, bucket: Bucket) -> None:
-        """Let a bucket rest; its gradients and optimizer state are freed.
-
-        Args:
-            bucket: One that trains.
-        """
+        """Let a bucket stop training; its gradients and optimizer state are freed."""
         self.masters.detach_(bucket)
         self.flow.gradients.pop(bucket.name).drop_()
         bucket.trainable = False
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of a micro-step, and send its gradients on their way.
+        """Run the backward pass of a micro-step and start to reduce its gradients.
 
-        Args:
-            loss: Scalar; the mean over this rank's rows, unless ``step`` is given a divisor.
-
-        Raises:
-            UserError: If all micro-steps of this step are done, nothing trains, or weights are asked for while away.
+        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
         """
         self._require_open()
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
@@ -136,11 +103,7 @@ class Engine:
         self.micro_step += 1
 
     def owe_(self, owed: bool) -> None:
-        """Say whether the engine has gradients of a step under way, which nobody else can use then.
-
-        Args:
-            owed: Whether it has.
-        """
+        """Say whether the engine has gradients of a step under way, which nobody else can use then."""
         for bucket in self._trained():
             bucket.owe_(owed)
             self.masters.owe_(bucket, owed)
@@ -157,16 +120,9 @@ class Engine:
         require(not done, "backward", f"call {self.micro_step + 1} since the last step", why, "call step() first")
 
     def step(self, divisor: float | None = None) -> float:
-        """Change the weights by the gradients of all ranks and micro-steps.
+        """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
-        Args:
-            divisor: What the sum of all losses' gradients is divided by; None: ranks × micro-steps.
-
-        Returns:
-            Norm of the whole gradient before clipping, the same on every rank.
-
-        Raises:
-            UserError: If micro-steps are missing, or ranks have not run the same blocks.
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
         """
         given, asked = self.micro_step, self.settings.accumulate
         self._require_same_parameters()
@@ -196,20 +152,11 @@ class Engine:
         return norm()
 
     def check(self) -> None:
-        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank.
-
-        Raises:
-            RunError: If replicas differ; the tensors and ranks are named.
-            UserError: If ranks have submitted other collectives.
-        """
+        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank."""
         check(self)
 
     def abandon(self) -> None:
-        """Forget a step that was begun: its gradients are dropped; call on every rank, after an error on all of them.
-
-        Raises:
-            UserError: If ranks left the step at different places, after which only a restart helps.
-        """
+        """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""
         abandon_(self)
 
     def _require_same_parameters(self) -> None:
@@ -242,11 +189,7 @@ class Engine:
             self.publish_(bucket)
 
     def publish_(self, bucket: Bucket) -> None:
-        """Bring changed values of the optimizer's slice to everybody who keeps them; the collective runs on the lanes.
-
-        Args:
-            bucket: A trained one.
-        """
+        """Start to send changed values of the optimizer's slice to the ranks that keep them as parameters."""
         level, _, optimizer_level = self.levels(bucket)
         own, values = own_slice(bucket, optimizer_level), self.masters.values(bucket)
         if own.data_ptr() != values.data_ptr() or own.dtype != values.dtype:
@@ -255,7 +198,7 @@ class Engine:
             bucket.await_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
 
     def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
-        """Scaled gradients, and their norm on its way; taken as they arrive, so that one's work hides another's way."""
+        """Scaled gradients, and a function that waits for their norm."""
         grads: dict[str, Tensor] = {}
         own: dict[str, float] = {}
         for bucket in reversed(trained):
@@ -273,14 +216,7 @@ class Engine:
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
-        """Keep every parameter whole for a while: to evaluate a part of the model, or to save it.
-
-        Yields:
-            The model; changes of its parameters stay, if every rank makes the same.
-
-        Raises:
-            UserError: Inside a step, whose order of collectives it would break.
-        """
+        """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
         if self.micro_step:
             raise UserError(
                 "gathered()", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()"
@@ -298,13 +234,9 @@ class Engine:
             self.flow.release_()
 
     def full_state_dict(self, *, masters: bool = False) -> dict[str, Tensor]:
-        """The weights as the model's own ``state_dict`` would have them, whole, on every rank.
+        """The whole weights as the model's own ``state_dict`` would have them, on every rank and on its device.
 
-        Args:
-            masters: Take the optimizer's 32-bit values where there are some.
-
-        Returns:
-            Name -> tensor of its own, on the model's device; tied ones under each of their names.
+        ``masters`` takes the optimizer's 32-bit values where there are some; tied weights appear under each name.
         """
         return weights.full_state_dict(self.model, self.buckets, self._masters_of if masters else None)
 
@@ -312,41 +244,25 @@ class Engine:
         return (self.masters.values(bucket), self.levels(bucket)[2]) if bucket in self.masters else None
 
     def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
-        """Take weights from an ordinary state dict; the optimizer's state stays.
-
-        Args:
-            state: Name -> tensor, as ``full_state_dict`` returns it, the same on every rank.
-        """
+        """Take weights from an ordinary state dict, the same on every rank; the optimizer's state stays."""
         self.flow.release_()
         with torch.no_grad():
             weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
 
     def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
-        """Change the plan between two steps; weights and optimizer state move, values stay to the bit.
-
-        Args:
-            plan: The new one, or one by name of block (missing blocks keep theirs).
-        """
+        """Change the plan, for all or by block, between two steps; weights and optimizer state stay to the bit."""
         moves.set_plan_(self, plan)
 
     def freeze(self, blocks: Sequence[str]) -> None:
-        """Let blocks rest between two steps: their gradients and optimizer state are freed, they send nothing.
-
-        Args:
-            blocks: Names of blocks, as ``find_blocks`` gives them; those that rest already stay so.
-        """
+        """Stop training blocks between two steps: gradients and optimizer state are freed, and they send nothing."""
         moves.freeze_(self, blocks)
 
     def thaw(self, blocks: Sequence[str]) -> None:
-        """Let blocks train again, with optimizer state from zero; nothing travels for it.
-
-        Args:
-            blocks: Names of blocks, as ``find_blocks`` gives them; what ``shard_`` found frozen in them stays frozen.
-        """
+        """Train blocks again, with optimizer state from zero; what ``shard_`` found frozen in them stays frozen."""
         moves.thaw_(self, blocks)
 
     def close(self) -> None:
-        """Give the model its whole parameters and its freedom back."""
+        """Give the model its whole parameters back and remove all hooks."""
         self.flush()
         self.flow.detach_()
         self.closed = True

@@ -34,55 +34,27 @@ class Stage:
     """A body block under way."""
 
     name: str
-    """Canonical name of the block."""
-
     module: nn.Module
-    """Its module."""
-
-    index: int
-    """Position in the forward order, from 0."""
-
+    index: int  # position in the forward order
     buckets: list[Bucket]
-    """Its parameters."""
-
-    entered: int = 0
-    """Forward passes since the last backward ended (count)."""
-
-    differentiated: bool = False
-    """Whether an output asked for a gradient since the last backward."""
-
-    backward: bool = False
-    """Whether backward is inside it."""
-
-    running: bool = False
-    """Whether a forward pass is inside it."""
+    entered: int = 0  # forward passes since the last backward ended
+    differentiated: bool = False  # whether an output asked for a gradient since the last backward
+    backward: bool = False  # whether backward is inside it
+    running: bool = False  # whether a forward pass is inside it
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
     """Hooks of a live model, and the state of its walk."""
 
-    stages: Sequence[Stage]
-    """Body blocks in forward order."""
-
-    roots: Sequence[Bucket]
-    """Buckets outside the body."""
-
+    stages: Sequence[Stage]  # body blocks in forward order
+    roots: Sequence[Bucket]  # buckets outside the body
+    # Of the trainable buckets, by name; the engine changes it as blocks freeze and thaw.
     gradients: dict[str, Gradients]
-    """Of the trainable buckets, by name; the engine changes it as blocks freeze and thaw."""
-
-    prefetch: int = 1
-    """Stages that are gathered ahead (count)."""
-
-    last: bool = True
-    """Whether this micro-step is the step's last, after which gradients are made complete."""
-
-    stepping: bool = False
-    """Whether autograd passes for this engine's ``backward``."""
-
-    torn: bool = False
-    """Whether such a pass raised, and part of its gradients is still here."""
-
+    prefetch: int = 1  # stages that are gathered ahead
+    last: bool = True  # whether this micro-step is the step's last, after which gradients are completed
+    stepping: bool = False  # whether autograd runs for this engine's ``backward``
+    torn: bool = False  # whether such a pass raised and left part of its gradients here
     _outer: nn.Module | None = None
     _foreign: int = -1
     _furthest: int = -1
@@ -96,22 +68,14 @@ class Flow:
     _handles: list[RemovableHandle] = field(default_factory=list)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be copied or pickled with the model whose hooks hold it.
-
-        Raises:
-            UserError: Always.
-        """
+        """Refuse to be copied or pickled with the model whose hooks hold it."""
         raise UserError(
             "model", got="a copy or a pickle of a sharded model", why="its hooks belong to the engine of the first",
             do="copy it before shard_, or load engine.full_state_dict() into a new one",
         )  # fmt: skip
 
     def attach_(self, model: nn.Module) -> None:
-        """Put the hooks into a model.
-
-        Args:
-            model: The live model.
-        """
+        """Register all hooks on the live model."""
         keep = self._handles.append
         for module in model.modules():
             keep(module.register_load_state_dict_pre_hook(look))  # type: ignore[no-untyped-call]
@@ -127,11 +91,7 @@ class Flow:
         self.watch_(self.roots)
 
     def watch_(self, buckets: Sequence[Bucket]) -> None:
-        """Take the gradient of every parameter as it comes.
-
-        Args:
-            buckets: Whose parameters; one that never trains costs nothing.
-        """
+        """Take the gradient of every parameter as it comes."""
         for bucket in buckets:
             for index, parameter in enumerate(bucket.params):
                 if parameter.requires_grad:
@@ -139,7 +99,7 @@ class Flow:
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def detach_(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -199,11 +159,7 @@ class Flow:
         return [*self.roots, *(bucket for stage in self.stages for bucket in stage.buckets)]
 
     def enter_(self, stage: Stage) -> None:
-        """Before the forward of a stage; a recomputation inside its backward finds it whole.
-
-        Args:
-            stage: About to run.
-        """
+        """Before the forward of a stage; a recomputation inside its backward finds it whole."""
         if stage.backward:
             return
         if recomputing():  # its backward begins later: of several blocks of a checkpoint, the last one's comes first
@@ -217,13 +173,7 @@ class Flow:
         self._use_(stage, self.stages[stage.index + 1 : stage.index + 1 + self.prefetch])
 
     def leave_(self, stage: Stage, inputs: Any, output: Any) -> None:
-        """After the forward of a stage.
-
-        Args:
-            stage: Has run.
-            inputs: What it was given; what it hands on of that is watched by whoever made it.
-            output: What it returned.
-        """
+        """After the forward of a stage."""
         if stage.backward:
             return
         given = {id(tensor): tensor for tensor in learning(inputs)}
@@ -254,11 +204,7 @@ class Flow:
     # ---- backward
 
     def before_backward_(self, stage: Stage) -> None:
-        """When the gradient of a stage's output is known.
-
-        Args:
-            stage: Whose backward begins.
-        """
+        """When the gradient of a stage's output is known."""
         if stage.backward:
             return
         self._visit_()
@@ -273,13 +219,13 @@ class Flow:
         self._use_(stage, [other for other in reversed(below) if other.differentiated or not other.entered])
 
     def _pass_left_out_(self, end: int) -> None:
-        """Do for stages that this rank has left out, down to ``end``, what ranks do that have not: same collectives."""
+        """Submit the collectives of stages down to ``end`` that this rank has skipped, as ranks do that ran them."""
         for other in reversed(self.stages[end : self._lowest]):
             if not other.entered:
                 self.before_backward_(other)
 
     def _visit_(self) -> None:
-        """Note that autograd is here; where it passes for somebody else, leave nothing whole behind."""
+        """Note that autograd is here; where it runs for somebody else, leave nothing whole behind."""
         task = torch._C._current_graph_task_id()
         if not self.stepping and task != self._foreign:
             self._foreign = task
@@ -310,14 +256,7 @@ class Flow:
 
     @contextmanager
     def pass_(self, *, last: bool) -> Iterator[None]:
-        """Around a backward pass of this engine: at its end everything still here leaves; no gradient counts as zero.
-
-        Args:
-            last: Whether this micro-step is the step's last.
-
-        Yields:
-            Nothing.
-        """
+        """Around a backward pass of this engine: at its end all gradients leave, and a missing one counts as zero."""
         why, do = "part of its gradients is still here", "call engine.abandon() on every rank"
         require(not self.torn, "backward", "a call after one that raised", why, do)
         if self._reducing is not None:

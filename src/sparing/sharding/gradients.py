@@ -30,23 +30,11 @@ class Gradients:
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
     ) -> None:
-        """Nothing is allocated before the first gradient.
-
-        Args:
-            bucket: Whose gradients.
-            level: Where they are kept between micro-steps.
-            optimizer_level: Where the optimizer reads them.
-            dtype: Of the accumulator.
-            wire_dtype: Of the buffer, and so of what is sent.
-        """
         self.bucket, self.level, self.optimizer_level = bucket, level, optimizer_level
         self.dtype, self.wire_dtype = dtype, wire_dtype
-        self.acc: Tensor | None = None
-        """Sum over micro-steps, at ``level``."""
-        self.flushed = False
-        """Whether ``flush_`` has run in this backward pass."""
-        self.used: set[int] = set()
-        """Parameters that had a gradient since the last step."""
+        self.acc: Tensor | None = None  # sum over micro-steps, at ``level``
+        self.flushed = False  # whether ``flush_`` has run in this backward pass
+        self.used: set[int] = set()  # parameters that had a gradient since the last step
         self._buffer: Tensor | None = None
         self._fired: set[int] = set()
         self._rounds = 0
@@ -70,15 +58,7 @@ class Gradients:
         return self._completion is not None
 
     def collect_(self, index: int, grad: Tensor) -> None:
-        """Take the gradient of a parameter.
-
-        Args:
-            index: Its position in the bucket.
-            grad: Of its shape.
-
-        Raises:
-            UserError: If those of its block have left already.
-        """
+        """Take the gradient of the parameter at a position of the bucket."""
         if self.synced:
             name = self.bucket.slots[index].name
             raise UserError(
@@ -125,11 +105,7 @@ class Gradients:
                 place.narrow(0, slot.offset, slot.numel).zero_()
 
     def flush_(self) -> Handle[Tensor] | None:
-        """Send the gradients of a backward pass on their way.
-
-        Returns:
-            What ends when they are in the accumulator and the buffer is free; None where nothing was to be sent.
-        """
+        """Start to reduce the gradients of a backward pass; done when the buffer is free. None: nothing to send."""
         self.bucket.mesh.transitions.log.mark(self.bucket.name)
         self._fill_gaps_()
         self._fired.clear()
@@ -172,11 +148,7 @@ class Gradients:
             self._synced = self._completion()
 
     def take(self) -> Tensor:
-        """Wait for the complete sum over ranks and micro-steps.
-
-        Returns:
-            My slice at the optimizer's level; valid until ``drop_``.
-        """
+        """Wait for the sum over ranks and micro-steps: my slice at the optimizer's level, valid until ``drop_``."""
         assert self._synced is not None
         return self._synced.wait()
 

@@ -14,43 +14,28 @@ from sparing.errors import UserError
 if TYPE_CHECKING:
     from sparing.sharding.flow import Flow, Stage
 
-under_way: list[Flow] = []
-"""Whose ``backward`` runs."""
+under_way: list[Flow] = []  # whose ``backward`` runs
 
 
 def look(module: nn.Module, *rest: Any) -> None:
-    """Look at a module's parameters, before something is loaded into them: those that are away say so."""
+    """Touch a module's parameters before a state dict is loaded into them, so that freed ones raise."""
     del rest
     for parameter in module.parameters(recurse=False):
         parameter.detach()
 
 
 def recomputing() -> bool:
-    """Whether a forward pass runs inside a backward pass, for a checkpoint."""
+    """Whether a forward pass runs inside a backward pass, for activation checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def learning(nested: Any) -> list[Tensor]:
-    """Tensors that autograd follows.
-
-    Args:
-        nested: Containers that torch knows, or one tensor.
-
-    Returns:
-        Those in it.
-    """
+    """Tensors in nested containers (any pytree) that autograd follows."""
     return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def parts(stage: Stage) -> list[nn.Module]:
-    """Modules in a stage that hold weights of it.
-
-    Args:
-        stage: A body block.
-
-    Returns:
-        They, without the block itself.
-    """
+    """Modules inside a stage, the block itself excluded, that hold weights of it."""
     own = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
     every = [part for part in stage.module.modules() if part is not stage.module]
     return [part for part in every if any(id(p) in own for p in part.parameters(recurse=False))]
@@ -58,7 +43,7 @@ def parts(stage: Stage) -> list[nn.Module]:
 
 @dataclass(slots=True)
 class Enter:
-    """A forward pass of a stage begins."""
+    """Forward pre-hook of a stage."""
 
     flow: Flow
     stage: Stage
@@ -72,7 +57,7 @@ class Enter:
 
 @dataclass(slots=True)
 class Leave:
-    """It ends."""
+    """Forward hook of a stage."""
 
     flow: Flow
     stage: Stage
@@ -86,7 +71,7 @@ class Leave:
 
 @dataclass(slots=True)
 class Inside:
-    """A module in a stage has run: what it returns may reach the loss beside what the stage returns."""
+    """Forward hook of a module in a stage: what it returns may reach the loss beside what the stage returns."""
 
     flow: Flow
     stage: Stage
@@ -104,7 +89,7 @@ class Inside:
 
 @dataclass(slots=True)
 class Before:
-    """Autograd is about to visit a stage."""
+    """Tensor hook: autograd is about to enter a stage, so gather it again."""
 
     flow: Flow
     stage: Stage
@@ -124,7 +109,7 @@ class Before:
 
 @dataclass(slots=True)
 class Collect:
-    """A parameter's gradient is whole."""
+    """Post-accumulate hook of a parameter: hands its gradient to the engine."""
 
     flow: Flow
     bucket: str

@@ -13,25 +13,15 @@ from sparing.errors import RunError, UserError
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Mesh
 
-ROOM = 1024
-"""Bytes of an error that travel."""
+ROOM = 1024  # bytes of an error that travel
 
 _Answer = TypeVar("_Answer")
 
 
 def jointly(mesh: Mesh, work: Callable[[], _Answer]) -> _Answer:
-    """Do a piece of work on every rank, and learn whether it went well on all; blocking.
+    """Do work on every rank and return its result; if one rank failed, all raise that rank's error. All call; blocking.
 
-    Args:
-        mesh: Whose ranks; all must call.
-        work: May read and write files; must not communicate.
-
-    Returns:
-        What my work returned.
-
-    Raises:
-        UserError: On all ranks, in the words of the first rank that failed, if the mistake is the user's.
-        RunError: On all ranks, if that rank failed otherwise; it is named.
+    The work may read and write files but must not communicate.
     """
     answers: list[_Answer] = []
     failure: Exception | None = None
@@ -47,12 +37,7 @@ def jointly(mesh: Mesh, work: Callable[[], _Answer]) -> _Answer:
 
 
 def on_first(mesh: Mesh, work: Callable[[], object]) -> None:
-    """Let rank 0 work, and all others wait for it and share its failure.
-
-    Args:
-        mesh: Whose ranks; all must call.
-        work: As for ``jointly``.
-    """
+    """Let rank 0 work while all others wait for it and share its failure."""
     jointly(mesh, work if mesh.rank == 0 else _nothing)
 
 

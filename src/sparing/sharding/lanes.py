@@ -26,7 +26,6 @@ class Handle(Generic[T]):
     __slots__ = ("_arrived", "_error", "_event", "_value")
 
     def __init__(self) -> None:
-        """Not yet there: the lock is held until it is."""
         self._arrived = threading.Lock()
         self._arrived.acquire()
         self._error: BaseException | None = None
@@ -55,14 +54,7 @@ class Handle(Generic[T]):
         return not self._arrived.locked()
 
     def wait(self) -> T:
-        """Block until the work is done.
-
-        Returns:
-            What the submitted function returned.
-
-        Raises:
-            BaseException: Whatever it raised, or ``RunError`` when its lane had failed before.
-        """
+        """Block until done; return the value, or raise the error (``RunError`` if the lane had failed before)."""
         with self._arrived:
             pass
         if self._error is not None:
@@ -76,14 +68,9 @@ class Handle(Generic[T]):
 class _Work:
     """What a lane is to do."""
 
-    function: list[Callable[[], Any]]
-    """One, taken out when it is called."""
-
+    function: list[Callable[[], Any]]  # one, taken out when it is called
     handle: Handle[Any]
-    """Of its result."""
-
-    ready: torch.cuda.Event | None
-    """When its inputs exist, on CUDA."""
+    ready: torch.cuda.Event | None  # when its inputs exist, on CUDA
 
 
 class Lane:
@@ -96,7 +83,6 @@ class Lane:
     """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
-        """Name an idle lane; its thread starts with the first work."""
         self.name = name
         self._device = device if device is not None and device.type == "cuda" else None
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -105,17 +91,7 @@ class Lane:
         self._closed = False
 
     def submit(self, function: Callable[[], T]) -> Handle[T]:
-        """Queue work.
-
-        Args:
-            function: Called in the lane's thread, without autograd.
-
-        Returns:
-            The handle of what it returns.
-
-        Raises:
-            RunError: If the lane is closed.
-        """
+        """Queue a function to run in the lane's thread, without autograd."""
         if self._closed:
             raise RunError(f"lane {self.name} is closed; make a new mesh")
         handle: Handle[T] = Handle()
@@ -133,11 +109,7 @@ class Lane:
             self.submit(lambda: None).wait()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Finish what is queued and end the thread; one that hangs in a dead network is left behind.
-
-        Args:
-            timeout: How long to wait for it (s).
-        """
+        """Finish what is queued and end the thread; after ``timeout`` seconds give up on one in a dead network."""
         self._closed = True
         if self._thread is not None:
             self._work.put(None)

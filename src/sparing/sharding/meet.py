@@ -12,24 +12,14 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from sparing.errors import RunError, UserError, require
 
-GRACE = 5.0
-"""How much longer than rank 0 the others wait for its verdict (s)."""
+GRACE = 5.0  # how much longer than rank 0 the others wait for its verdict (s)
 
 
 def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
-    """Wait until all ranks are there.
+    """Wait until all ranks are there; name those who are not, on all ranks alike, after ``timeout`` seconds.
 
-    Rank 0 waits for each and tells the verdict, so that all fail alike, and stays until they have heard it.
-
-    Args:
-        store: Shared by all ranks.
-        rank: Mine.
-        world: Ranks that should come.
-        timeout: How long to wait for the last (s).
-        key: Never used twice with one store.
-
-    Raises:
-        RunError: If some did not come; it names them.
+    Rank 0 waits for each, writes the verdict, and keeps the store alive until the others have read it. ``key`` must
+    never be used twice with one store.
     """
     keys = [f"{key}/{other}" for other in range(world)]
     store.set(keys[rank], "here")
@@ -55,13 +45,7 @@ def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet")
 def join(timeout: float, backend: str | None = None) -> None:
     """Start the process group that the environment of ``torchrun`` describes, naming ranks that never come.
 
-    Args:
-        timeout: How long to wait for the others (s).
-        backend: Of the process group; none for NCCL where there is CUDA and gloo elsewhere.
-
-    Raises:
-        UserError: If a variable is missing.
-        RunError: If rank 0 cannot be reached, or ranks do not come.
+    ``timeout`` is in seconds; without ``backend`` NCCL where there is CUDA, else gloo.
     """
     wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     absent = [name for name in wanted if name not in os.environ]

@@ -37,19 +37,14 @@ if TYPE_CHECKING:
 class Axis:
     """One axis of the mesh as this rank sees it."""
 
-    name: str
-    """``intra`` or ``inter``, ``middle`` of three, ``global`` where there is one."""
+    name: str  # ``intra``, ``middle``, ``inter``, or ``global`` where there is one
     size: int
-    """Ranks along it w (count)."""
-    index: int
-    """My place on it."""
-    ranks: tuple[int, ...]
-    """Global ranks along it, in order of place."""
-    group: ProcessGroup | None
-    """Those ranks; none where I am alone."""
+    index: int  # my place on it
+    ranks: tuple[int, ...]  # global ranks along it, in order of place
+    group: ProcessGroup | None  # None where I am alone
 
     def neighbour(self, step: int) -> int:
-        """Place of who is ``step`` further on the ring; ranks rise along an axis, so it is their rank in ``group``."""
+        """Place ``step`` further on the ring, which is also the rank in ``group``: ranks rise along an axis."""
         return (self.index + step) % self.size
 
 
@@ -68,16 +63,6 @@ class Mesh:
         control: ProcessGroup | None = None,
         flat: ProcessGroup | None = None,
     ) -> None:
-        """Take the axes, innermost first, and start nothing.
-
-        Args:
-            axes: With their groups.
-            rank: Mine, in the world.
-            device: Of the tensors that move.
-            wires: How collectives run.
-            control: Gloo group of the world for facts and scalars; none for one process.
-            flat: Group of the world for data, where ``wires`` has a ring over it.
-        """
         self._flat = flat
         self.axes, self.rank, self.device, self.wires, self.control = tuple(axes), rank, device, wires, control
         self.sizes = tuple(axis.size for axis in axes)
@@ -89,13 +74,11 @@ class Mesh:
         self.transitions = Transitions(self._route(), (*self.lanes, self._world_lane))
 
     def __enter__(self) -> Mesh:
-        """Itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()
 
     @property
@@ -117,25 +100,14 @@ class Mesh:
         return DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(axis.name for axis in self.axes))
 
     def gather_scalars(self, values: Tensor) -> Tensor:
-        """A few numbers of every rank, the same bits on all; blocking, from the main thread, in the same order on all.
+        """A few numbers (1-D) of every rank, as rows (world, length); blocking.
 
-        Args:
-            values: 1-D, the same length and type on all ranks.
-
-        Returns:
-            Shape (world, length), on the device of ``values``, row r from rank r.
+        From the main thread, in the same order on all ranks.
         """
         return self.begin_scalars(values)()
 
     def begin_scalars(self, values: Tensor) -> Callable[[], Tensor]:
-        """``gather_scalars`` that does not block before what it returns is called.
-
-        Args:
-            values: As for ``gather_scalars``.
-
-        Returns:
-            What waits, and returns the rows.
-        """
+        """``gather_scalars`` that only blocks when what it returns is called."""
         if self.world == 1:
             return values[None].clone
         mine = values.detach().to("cpu", copy=True)
@@ -166,15 +138,7 @@ class Mesh:
         return tuple(range(self.rank % self.inside(level), self.world, self.inside(level)))
 
     def broadcast_(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Overwrite a tensor with that of rank ``src``; blocking, from the main thread, and not counted.
-
-        Args:
-            tensor: Contiguous.
-            src: Whose data all get.
-
-        Returns:
-            The tensor.
-        """
+        """Overwrite a contiguous tensor with that of rank ``src``; blocking, from the main thread, and not counted."""
         if self.world > 1:
             dist.broadcast(tensor, src, group=self.control if tensor.device.type == "cpu" else None)
         return tensor
@@ -274,19 +238,9 @@ def _connected(sizes: tuple[int, ...], rank: int, device: torch.device, wires: W
 def mesh_sizes(
     world: int, *, groups: int | None = None, per_group: int | None = None, sizes: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Ranks along each axis, innermost first.
+    """Ranks along each axis, innermost first: (m, g), or ``sizes`` once checked.
 
-    Args:
-        world: All ranks n.
-        groups: Groups g, or none for world / per_group.
-        per_group: Ranks of a group m, or none for world / groups; with both none the ranks of one machine.
-        sizes: The answer itself, to be checked.
-
-    Returns:
-        (m, g), or ``sizes``.
-
-    Raises:
-        UserError: If they do not multiply to ``world``.
+    Without ``groups`` and ``per_group``, a group is the ranks of one machine.
     """
     if sizes is not None:
         both = groups is not None or per_group is not None

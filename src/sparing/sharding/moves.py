@@ -26,16 +26,9 @@ def _between_steps(engine: Engine, what: str, choice: object) -> None:
 
 
 def set_plan_(engine: Engine, plan: Plan | str | Mapping[str, Plan | str]) -> None:
-    """Move weights and optimizer state of every bucket to the levels of a plan.
+    """Move weights and optimizer state of every bucket to the levels of a plan; every rank calls it.
 
     Finer is a local cut; coarser gathers the bytes that are missing, of which every rank must be part.
-
-    Args:
-        engine: Between two steps.
-        plan: The new one, or one by name of block.
-
-    Raises:
-        UserError: If a block is not known.
     """
     chosen = plans_by_block(engine.buckets, plan)
     _between_steps(engine, "set_plan", chosen)
@@ -46,18 +39,7 @@ def set_plan_(engine: Engine, plan: Plan | str | Mapping[str, Plan | str]) -> No
 
 
 def plans_by_block(buckets: Iterable[Bucket], plan: Plan | str | Mapping[str, Plan | str]) -> dict[str, Plan]:
-    """A plan for every block that is to have one.
-
-    Args:
-        buckets: All.
-        plan: One for all, or one by name of block.
-
-    Returns:
-        Name of block -> plan.
-
-    Raises:
-        UserError: If a block is not known.
-    """
+    """Block name -> plan, for every block that is to have one."""
     names = list(dict.fromkeys(bucket.block for bucket in buckets))
     if isinstance(plan, Plan | str):
         return dict.fromkeys(names, as_plan(plan))
@@ -90,12 +72,7 @@ def _move_(engine: Engine, bucket: Bucket, plan: Plan) -> None:
 
 
 def freeze_(engine: Engine, blocks: Sequence[str]) -> None:
-    """Take blocks from the optimizer and give their gradients and state free.
-
-    Args:
-        engine: Between two steps.
-        blocks: Names of blocks.
-    """
+    """Take blocks from the optimizer and free their gradients and state."""
     _between_steps(engine, "freeze", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket in engine.masters:
@@ -105,12 +82,7 @@ def freeze_(engine: Engine, blocks: Sequence[str]) -> None:
 
 
 def thaw_(engine: Engine, blocks: Sequence[str]) -> None:
-    """Give blocks back to the optimizer; their master values come from the weights, a local cut.
-
-    Args:
-        engine: Between two steps.
-        blocks: Names of blocks.
-    """
+    """Give blocks back to the optimizer; their master values come from the weights, a local cut."""
     _between_steps(engine, "thaw", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket.may_train and bucket not in engine.masters:

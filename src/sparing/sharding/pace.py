@@ -22,11 +22,10 @@ from sparing.report import Progress
 from sparing.sharding.jointly import jointly
 from sparing.sharding.mesh import Mesh
 
-TIMED = 2
-"""Micro-steps that are timed after one that warms up, of which the shorter counts (count)."""
+TIMED = 2  # micro-steps that are timed after one that warms up; the shortest counts
 
+# A first micro-step of so many seconds warms nothing up any more: it counts, and is the only one.
 LONG = 5.0
-"""A first micro-step of so many seconds warms nothing up any more: it counts, and is the only one (s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +33,17 @@ class Micro:
     """A micro-step of one rank, which can be taken again and again."""
 
     model: nn.Module
-    """The whole model."""
-
-    loss: Callable[[], Tensor]
-    """Runs the forward pass on some rows; what it returns has the backward pass behind it."""
-
-    resting: Collection[str] = ()
-    """Names of blocks that do not train at first."""
-
-    body: str | Sequence[str] | None = None
-    """Where the repeated blocks are, as for ``find_blocks``."""
+    loss: Callable[[], Tensor]  # forward pass on some rows
+    resting: Collection[str] = ()  # names of blocks that do not train at first
+    body: str | Sequence[str] | None = None  # where the repeated blocks are, as for ``find_blocks``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """What the arithmetic of a micro-step takes."""
 
-    forward: float
-    """Forward pass (s)."""
-
-    backward: float
-    """Backward pass, with what it computes again (s)."""
+    forward: float  # seconds
+    backward: float  # seconds, recomputation included
 
     def __str__(self) -> str:
         """In words, for the reason of a choice."""
@@ -62,17 +51,7 @@ class Pace:
 
 
 def pace_of(micro: Micro, advance: Callable[[], object] = lambda: None) -> Pace:
-    """Time a micro-step. Weights, buffers, gradients, modes and random numbers are as before afterwards, to the bit.
-
-    Gradients are dropped one by one as they come, so no more is held than the activations and the largest of them.
-
-    Args:
-        micro: What to time.
-        advance: Called after each micro-step that was taken.
-
-    Returns:
-        The shortest of a few.
-    """
+    """Time a micro-step: the shortest of a few. The model and random numbers are as before afterwards, to the bit."""
     taken: list[Pace] = []
     with _unchanged(micro):
         for turn in range(TIMED + 1):
@@ -84,19 +63,9 @@ def pace_of(micro: Micro, advance: Callable[[], object] = lambda: None) -> Pace:
 
 
 def slowest(mesh: Mesh, micro: Micro, label: str = "arithmetic") -> Pace | None:
-    """Time a micro-step on all ranks at once, as they will compute; all call it, and all get the same.
+    """Time a micro-step on all ranks at once, as in training; all get the longest of each pass.
 
-    Args:
-        mesh: The ranks.
-        micro: Of this rank.
-        label: Words before the progress bar of rank 0; empty for none.
-
-    Returns:
-        The longest of each pass, or None if there was no room for a whole micro-step on some rank.
-
-    Raises:
-        UserError: On all ranks, if the micro-step of one fails by a mistake of the user's.
-        RunError: On all ranks, if it fails otherwise; the rank is named.
+    None if some rank has not enough memory for a micro-step of the whole model. ``label`` shows a progress bar.
     """
     mesh.gather_scalars(torch.zeros(1))  # all begin together
 
@@ -179,7 +148,7 @@ def _drop(parameter: Tensor) -> None:
 
 @contextlib.contextmanager
 def _bar(label: str) -> Iterator[Callable[[], object]]:
-    """A bar, or none; what to call after each micro-step."""
+    """A progress bar, or none; yields what to call after each micro-step."""
     if not label:
         yield lambda: None
         return

@@ -27,17 +27,16 @@ from sparing.sharding.rings import Counter, Ring
 from sparing.sharding.throttle import Throttle
 from sparing.sharding.wires import carrier
 
+# Ranks form groups if the mean rate inside them is at least this many times that between them.
 APART = 2.0
-"""Ranks form groups if the mean rate inside them is at least this many times that between them (ratio)."""
 
+# From this ratio on, groups that no mesh can have (unequal, or ranks not adjacent) are believed and refused.
 UNEQUAL = 4.0
-"""Groups that a mesh cannot have, unequal or not of adjacent ranks, are believed and refused from this ratio on."""
 
+# Up to this many ranks, pairs are measured one at a time; beyond, all pairs of a round at once.
 ALONE = 16
-"""Up to this many ranks, pairs are measured one at a time; beyond, all pairs of a round at once (count)."""
 
-PAIR = 1 << 18
-"""Message between two ranks when groups are sought (B)."""
+PAIR = 1 << 18  # message between two ranks when groups are sought (bytes)
 
 
 def measure(
@@ -81,15 +80,7 @@ def measure(
 
 
 def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
-    """Rate of a message between each two ranks, and back.
-
-    Args:
-        mesh: Of one axis, the world.
-        label: Words before the progress bar of rank 0; empty for none.
-
-    Returns:
-        Symmetric matrix (B/s), the same on all ranks; the diagonal is infinite.
-    """
+    """Rates of a message between each two ranks, of a mesh with one axis: a symmetric matrix (B/s), the same on all."""
     mine = torch.zeros(mesh.world, dtype=torch.float64)
     steps = rounds(mesh.world) if mesh.world > ALONE else [[pair] for many in rounds(mesh.world) for pair in many]
     with _bar(mesh, label and f"{label} pairs", len(steps), "round") as advance:
@@ -105,14 +96,7 @@ def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
 
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:
-    """All pairs of ranks as rounds in which no rank occurs twice (the circle method).
-
-    Args:
-        world: Ranks (count).
-
-    Returns:
-        Rounds of pairs (lower, higher).
-    """
+    """All pairs (lower, higher) as rounds in which no rank occurs twice (the circle method)."""
     places: list[int] = list(range(world + world % 2))  # a rank that does not exist gives the others a rest
     found = []
     for _ in range(len(places) - 1):
@@ -124,16 +108,10 @@ def rounds(world: int) -> list[list[tuple[int, int]]]:
 
 
 def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks between which messages are slow, by single linkage.
+    """Groups of ranks between which messages are slow, by single linkage over rates (B/s).
 
     Pairs are joined from the fastest on; of the partitions that arise on the way, the one is taken whose mean rate
-    inside is furthest above that across, equal groups before others.
-
-    Args:
-        rows: Rate between each two ranks, symmetric (B/s).
-
-    Returns:
-        Groups in order of their first ranks; one group if nothing separates them.
+    inside is furthest above that across, equal groups before others; one group if nothing separates them.
     """
     world = len(rows)
     whole = (tuple(range(world)),)
@@ -147,18 +125,7 @@ def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
 
 
 def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> int:
-    """Ranks per group, where a mesh can have these groups.
-
-    Args:
-        groups: From ``cluster``.
-        rows: Rates they come from (B/s).
-
-    Returns:
-        m.
-
-    Raises:
-        UserError: If groups are unequal, or their ranks are not adjacent.
-    """
+    """Ranks per group, where a mesh can have these groups."""
     shown, size = [list(group) for group in groups], len(groups[0])
     if any(len(group) != size for group in groups):
         raise UserError("groups", got=shown, why="they must be equal", do="leave ranks out, or pass a mesh")
@@ -175,14 +142,7 @@ def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]
 
 
 def fit(samples: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Latency and rate of messages, by least squares of relative errors.
-
-    Args:
-        samples: Size (B) and time (s) of messages, of two sizes or more.
-
-    Returns:
-        Latency α ≥ 0 (s) and rate 1/β (B/s) of seconds = α + β · bytes.
-    """
+    """Latency α ≥ 0 (s) and rate 1/β (B/s) of (bytes, seconds) samples, by least squares of relative errors."""
     points = [(1 / seconds**2, size, seconds) for size, seconds in samples]
     one, x, y, xx, xy = (
         sum(w * value(s, t) for w, s, t in points)
@@ -273,7 +233,7 @@ def _crowding(mesh: Mesh) -> float:
 
 
 def _step(mesh: Mesh, axis: Axis, size: int) -> Callable[[], object]:
-    """What sends to the right and receives from the left, through the throttle of the mesh if it has one."""
+    """One ring step: sends right and receives from the left, through the throttle of the mesh if it has one."""
     out, into = (torch.zeros(size, dtype=torch.uint8, device=mesh.device) for _ in range(2))
     if mesh.device.type == "cpu":
         pace = mesh.wires.pace(axis.name)
@@ -310,13 +270,13 @@ def _idle(mesh: Mesh) -> None:
 
 
 def _together(mesh: Mesh) -> None:
-    """All ranks pass here before one goes on."""
+    """A barrier."""
     mesh.gather_scalars(torch.zeros(1))
 
 
 @contextlib.contextmanager
 def _bar(mesh: Mesh, label: str, total: int, unit: str) -> Iterator[Callable[[], object]]:
-    """Rank 0 shows progress; what to call after each step."""
+    """A progress bar on rank 0; yields what to call after each step."""
     if mesh.rank or not label:
         yield lambda: None
         return

@@ -13,15 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(engine: Engine) -> None:
-    """Compare parameters, masters and optimizer state over their replicas; every rank calls it, between steps.
-
-    Args:
-        engine: Of this rank.
-
-    Raises:
-        RunError: If replicas differ; the tensors and ranks are named.
-        UserError: If ranks have submitted other collectives.
-    """
+    """Compare parameters, masters and optimizer state over their replicas; every rank calls it, between steps."""
     _same_order(engine)
     engine.flush()
     agree_on_replicas(engine.mesh, _held(engine))
@@ -45,14 +37,7 @@ def _held(engine: Engine) -> dict[str, tuple[Tensor, int]]:
 
 
 def abandon_(engine: Engine) -> None:
-    """Drop the gradients of a step that was begun; every rank calls it.
-
-    Args:
-        engine: Of this rank.
-
-    Raises:
-        UserError: If ranks have submitted other collectives: some wait for what will never come.
-    """
+    """Drop the gradients of an unfinished step; every rank calls it."""
     _same_order(engine)
     engine.mesh.drain()
     for gradients in engine.flow.gradients.values():

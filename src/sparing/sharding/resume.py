@@ -16,21 +16,11 @@ from sparing.sharding.jointly import jointly
 from sparing.sharding.manifest import Manifest, Part, Place, dtype_of
 from sparing.sharding.ranges import Piece, Shards
 
-Places = Mapping[str, tuple[Part, Place]]
-"""Canonical name -> the saved bucket, and the place in it."""
+Places = Mapping[str, tuple[Part, Place]]  # canonical name -> the saved bucket, and the place in it
 
 
 def check_fits(engine: Engine, told: Manifest, buffers: Mapping[str, Tensor]) -> None:
-    """Refuse a checkpoint that would not continue the same run.
-
-    Args:
-        engine: To be filled.
-        told: What the checkpoint says.
-        buffers: Of the model, by name.
-
-    Raises:
-        UserError: If model, optimizer, parameter groups, number formats or what may train differ.
-    """
+    """Refuse a checkpoint that would not continue the same run."""
     places = told.places
     ours: dict[str, tuple[int, ...]] = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
     ours |= {name: tuple(value.shape) for name, value in buffers.items()}
@@ -84,14 +74,7 @@ def _check_format(engine: Engine, bucket: Bucket, part: Part) -> None:
 
 
 def restore_(engine: Engine, told: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
-    """Put everything in its place; every rank calls.
-
-    Args:
-        engine: One that ``check_fits`` found to fit, between two steps.
-        told: What the checkpoint says.
-        folder: Where its tensors are, whole.
-        buffers: Of the model, by name; changed in place.
-    """
+    """Load a checkpoint that ``check_fits`` accepted, between two steps; every rank calls."""
     places = told.places
     for bucket in engine.buckets:
         _renew_(engine, bucket, trains=places[bucket.slots[0].name][0].trains)
@@ -106,7 +89,7 @@ def restore_(engine: Engine, told: Manifest, folder: Path, buffers: Mapping[str,
 
 
 def _renew_(engine: Engine, bucket: Bucket, *, trains: bool) -> None:
-    """Forget the optimizer's state, and let the bucket train or rest."""
+    """Drop the optimizer's state, and let the bucket train or not."""
     if bucket in engine.masters:
         engine.detach_(bucket)
     for parameter in bucket.params:
@@ -116,7 +99,7 @@ def _renew_(engine: Engine, bucket: Bucket, *, trains: bool) -> None:
 
 
 def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str, Tensor]) -> None:
-    """My slices, bucket by bucket, so that one bucket's state at most is held twice."""
+    """Read my slices bucket by bucket, so that one bucket's state at most is held twice."""
     for bucket in engine.buckets:
         if bucket in engine.masters:
             level = engine.levels(bucket)[2]

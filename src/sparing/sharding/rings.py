@@ -30,18 +30,17 @@ from sparing.sharding.meet import name_ranks
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Axis
 
+# A chunk travels in parts of about this many bytes, so that handling one overlaps receiving the next.
 SPAN = 1 << 18
-"""A chunk travels in parts of about this many bytes, so that handling one overlaps receiving the next (B)."""
 
+# Receives are posted this many steps ahead: a message whose receive is missing has to ask for it.
 AHEAD = 2
-"""Receipts are posted this many steps ahead, because a message whose receipt is missing has to ask for it (count)."""
 
 
 class Counter:
     """Payload bytes and messages that this rank sent, by axis."""
 
     def __init__(self, axes: Iterable[str] = ()) -> None:
-        """Start at zero for each axis, named so that an idle one is shown too."""
         self.sent: dict[str, int] = dict.fromkeys(axes, 0)
         self.messages: dict[str, int] = dict.fromkeys(self.sent, 0)
 
@@ -68,13 +67,6 @@ class Ring:
     """Blocking collectives on one axis; used by one thread at a time, which is what a lane is for."""
 
     def __init__(self, axis: Axis, counter: Counter, gate: Gate | None = None) -> None:
-        """Place this rank between its two neighbours.
-
-        Args:
-            axis: Its ranks in ring order and their process group.
-            counter: Where sent bytes are counted.
-            gate: Throttle of what is sent; none for the network as it is.
-        """
         self.axis, self.width, self.me = axis, axis.size, axis.index
         self._counter, self._gate = counter, gate
         self._group = axis.group
@@ -83,31 +75,16 @@ class Ring:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def all_gather_(self, chunks: Sequence[Tensor]) -> None:
-        """Fill every chunk from the rank it belongs to.
-
-        Args:
-            chunks: One per rank of the axis, contiguous, the same lengths on all; mine holds my data.
-        """
+        """Fill every chunk (one per rank, contiguous, the same lengths on all) from the rank it belongs to."""
         self._walk(chunks, range(self.width - 1, 2 * self.width - 2), "all-gather")
 
     def reduce_scatter_(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Sum my chunk over the ranks of the axis.
-
-        Args:
-            chunks: One per rank of the axis, contiguous, the same lengths on all; overwritten with partial sums.
-
-        Returns:
-            My chunk, complete.
-        """
+        """Sum my chunk over the ranks of the axis and return it; the others are left with partial sums."""
         self._walk(chunks, range(self.width - 1), "reduce-scatter")
         return chunks[self.me]
 
     def all_reduce_(self, chunks: Sequence[Tensor]) -> None:
-        """Sum every chunk over the ranks of the axis, with the same bits on all.
-
-        Args:
-            chunks: One per rank of the axis, contiguous, the same lengths on all.
-        """
+        """Sum every chunk over the ranks of the axis, with the same bits on all."""
         self._walk(chunks, range(2 * self.width - 2), "all-reduce")
 
     def _walk(self, chunks: Sequence[Tensor], steps: range, doing: str) -> None:
@@ -136,10 +113,7 @@ class Ring:
     def scatter_step(self, chunks: Sequence[Tensor], h: int, ready: Callable[[], object] | None = None) -> None:
         """Step h of a reduce-scatter: chunk me - h - 1 leaves, and what comes is added to chunk me - h - 2.
 
-        Args:
-            chunks: As in ``reduce_scatter_``.
-            h: From 0 to w - 2.
-            ready: Called before the addition, where its target is made meanwhile.
+        ``ready`` is called before the addition, where its target is computed meanwhile.
         """
         away, mine = chunks[(self.me - h - 1) % self.width], chunks[(self.me - h - 2) % self.width]
         with self._told("reduce-scatter"):
@@ -196,7 +170,6 @@ class _Walk:
     """Some steps of the sequence on their way round one ring."""
 
     def __init__(self, ring: Ring, chunks: Sequence[Tensor], steps: range) -> None:
-        """Cut the chunks into parts, and take room for what comes to be added."""
         self.ring, self.steps, self.ahead = ring, steps, min(AHEAD, ring.width - 1)
         self._chunks, self._parts = chunks, [_cut(chunk) for chunk in chunks]
         longest = max(chunk.nbytes for chunk in chunks) if self._adds(steps[0]) else 0

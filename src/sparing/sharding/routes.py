@@ -29,7 +29,6 @@ class Chain:
     """The parts of one collective, queued on the lanes of their axes as they are added."""
 
     def __init__(self, lanes: Sequence[Lane], value: Tensor, after: Handle[Any] | None) -> None:
-        """Begin behind ``after``; ``value`` is what waiting for any part gives."""
         self._lanes, self._value = lanes, value
         self._lane: Lane | None = None
         self.last = after
@@ -39,7 +38,7 @@ class Chain:
         return self.add_behind(self.last, axis, run)
 
     def add_behind(self, behind: Handle[Any] | None, axis: int, run: Callable[[], object]) -> Handle[Tensor]:
-        """Queue a part behind the given one; none for whatever its lane does before it."""
+        """Queue a part behind the given one; with None, behind whatever its lane does before it."""
         value = self._value
 
         def part() -> Tensor:
@@ -53,14 +52,7 @@ class Chain:
         return handle
 
     def finish(self, then: Then | None) -> Handle[Tensor]:
-        """The handle of the whole; what follows runs in the lane of the last part, or here where nothing moved.
-
-        Args:
-            then: Called with the value; what it returns replaces it.
-
-        Returns:
-            Done when the last part is.
-        """
+        """The handle of the whole; ``then`` maps its value, in the lane of the last part or here if nothing moved."""
         value, last = self._value, self.last
         if self._lane is not None and last is not None:
             return last if then is None else self._lane.submit(lambda: then(last.wait()))
@@ -73,7 +65,6 @@ class TwoLevel:
     """One axis after the other: gathers from the outermost in, reductions from the innermost out."""
 
     def __init__(self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None]) -> None:
-        """Take the axes, innermost first, and the collectives of each one that has more than one rank."""
         self.sizes, self.coords = tuple(sizes), tuple(coords)
         self._carriers = tuple(carriers)
 
@@ -133,7 +124,6 @@ class Overlapped(TwoLevel):
         carriers: Sequence[Carrier | None],
         rings: Sequence[Ring | None],
     ) -> None:
-        """Take the axes as ``TwoLevel`` does, and the ring of each."""
         super().__init__(sizes, coords, carriers)
         self._rings = tuple(rings)
 
@@ -197,12 +187,11 @@ class Overlapped(TwoLevel):
 
 
 class Flat(TwoLevel):
-    """One ring over the world, in rank order, for what crosses all axes: the rival that ignores the network's shape."""
+    """One ring over the world, in rank order, for what crosses all axes: the baseline that ignores the network."""
 
     def __init__(
         self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None], world: Carrier
     ) -> None:
-        """Take the axes as ``TwoLevel`` does, and the collectives of the world, which have the lane after theirs."""
         super().__init__(sizes, coords, carriers)
         self._world, self._lane = world, len(self.sizes) + 1
 

@@ -18,11 +18,10 @@ from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.traffic import Part, Traffic, first_learning, rings_of
 
+# Times within this share of each other are equal: which axis a wait counts for must not depend on rounding.
 EQUAL = 1e-12
-"""Times within this share of each other are equal: which axis a wait is laid to must not hang on rounding."""
 
-Timed = tuple[tuple[int, float], ...]
-"""Rings of a transition: axis and seconds."""
+Timed = tuple[tuple[int, float], ...]  # rings of a transition: axis and seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,40 +38,23 @@ class _Ring:
 class Event:
     """One piece of work, for a picture of the step."""
 
-    lane: str
-    """``"compute"`` or the name of an axis."""
-
-    name: str
-    """What it is, such as ``"gather 3"``."""
-
-    start: float
-    """Begin (s)."""
-
+    lane: str  # "compute" or the name of an axis
+    name: str  # such as "gather 3"
+    start: float  # seconds
     end: float
-    """End (s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """One step in the steady state, from the end of the optimizer's step to the end of the next."""
 
-    seconds: float
-    """The step (s)."""
-
-    compute: float
-    """Arithmetic in it, the optimizer's included (s)."""
-
-    exposed: tuple[float, ...]
-    """Waiting for each axis, innermost first (s)."""
-
-    busy: tuple[float, ...]
-    """Time each axis sends (s)."""
-
+    seconds: float  # the step
+    compute: float  # arithmetic in it, the optimizer's included (s)
+    exposed: tuple[float, ...]  # waiting for each axis, innermost first (s)
+    busy: tuple[float, ...]  # time each axis sends (s)
+    # What the cores of a machine need for the arithmetic and messages of all its ranks (s); 0 if not counted.
     cores: float = 0.0
-    """What the cores of a machine need for the arithmetic and messages of all its ranks (s); 0 if not counted."""
-
-    events: tuple[Event, ...] = ()
-    """All work in order of submission, if asked for."""
+    events: tuple[Event, ...] = ()  # in order of submission, if asked for
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +112,7 @@ class _Rank:
         self.now = until
 
     def sums(self) -> list[float]:
-        """Return the clock and all that only grows."""
+        """The clock and everything else that only grows."""
         return [self.now, *self.busy, *self.exposed]
 
     def compute(self, seconds: float, name: str) -> None:
@@ -199,7 +181,7 @@ class _Walk:
             self.rank.wait(bucket.whole)
 
     def _send(self, stage: list[_Bucket], *, last: bool) -> None:
-        """Send gradients once there is room for another full buffer; behind the last backward pass complete them."""
+        """Reduce gradients once there is a free buffer; after the last backward pass complete them."""
         _free(stage)
         for bucket in stage:
             if bucket.step:
@@ -211,7 +193,7 @@ class _Walk:
                 bucket.synced = self.rank.submit(bucket.sync, bucket.folding, f"sync {bucket.name}")
 
     def steady(self) -> tuple[float, ...]:
-        """Return what the next micro-step can see of the past, counted from now."""
+        """What the next micro-step can see of the past, counted from now (s)."""
         rings = (*self.rank.lanes, *self.reducing)
         return tuple(0.0 if ring is None else max(ring.end - self.rank.now, 0.0) for ring in rings)
 
@@ -241,7 +223,7 @@ def _returning(plan: Plan, sizes: tuple[int, ...]) -> int:
 
 
 def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
-    """Return the buckets with their rings timed; equal ones are timed once."""
+    """The buckets with their rings timed; equal ones are timed once."""
     known: dict[tuple[int, bool, Plan], tuple[Timed, ...]] = {}
     made = []
     wire = (workload.param_bytes, workload.wire_bytes, workload.wire_bytes, workload.param_bytes)
@@ -257,14 +239,14 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket
 
 
 def _update_share(workload: Workload, sizes: tuple[int, ...], plan: Plan) -> float:
-    """Return the share of the optimizer's state that one rank has."""
+    """Share of the optimizer's state that one rank has."""
     trained = [spec for spec in workload.buckets() if spec.trainable]
     held = sum(Layout(sizes, spec.elements).size((spec.plan or plan).levels(len(sizes))[2]) for spec in trained)
     return held / sum(spec.elements for spec in trained)
 
 
 def _labour(workload: Workload, topology: Topology, plan: Plan) -> float:
-    """Return the time that the messages of all ranks of a machine take from its cores."""
+    """Time that the messages of all ranks of a machine take from its cores (s)."""
     sent = Traffic.of_step(
         plan, topology.sizes, workload.buckets(), accumulate=workload.accumulate,
         gather_bytes=workload.param_bytes, reduce_bytes=workload.wire_bytes,
@@ -289,10 +271,9 @@ def _walk(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) ->
 
 
 def _micro_steps(walk: _Walk, count: int) -> list[float]:
-    """Run all micro-steps but the last; once one ends as the one before, the others are like it.
+    """Run all micro-steps but the last; once one ends like the one before, so will the others.
 
-    Returns:
-        What ``rank.sums()`` lacks of those that were not run.
+    Returns what ``rank.sums()`` lacks of those that were not run.
     """
     rank = walk.rank
     before: tuple[float, ...] = ()

@@ -17,15 +17,11 @@ class Pace:
         2.0001
     """
 
-    rate: float
-    """Payload that the link carries (B/s)."""
-    latency: float = 0.0
-    """Added to each message, the alpha of the cost model (s)."""
-    sharing: int = 1
-    """Ranks that send over the link at once, kappa: each gets an equal part of the rate (count)."""
+    rate: float  # payload that the link carries (B/s)
+    latency: float = 0.0  # added to each message, the α of the cost model (s)
+    sharing: int = 1  # ranks that send over the link at once, κ: each gets an equal part of the rate
 
     def __post_init__(self) -> None:
-        """Refuse a link that never delivers."""
         require(self.rate > 0, "rate", self.rate, "nothing would arrive", "pass bytes per second above 0")
         require(self.latency >= 0, "latency", self.latency, "it is a time", "pass seconds >= 0")
         require(self.sharing >= 1, "sharing", self.sharing, "the sender is one of them", "pass a count >= 1")
@@ -39,7 +35,6 @@ class Throttle:
     """Holds each message of one rank until its last byte would have arrived."""
 
     def __init__(self, pace: Pace) -> None:
-        """Start with an idle link."""
         self._pace = pace
         self._free = 0.0
 

@@ -18,26 +18,17 @@ from sparing.sharding.mesh import Mesh
 class Facts:
     """The same on every rank."""
 
+    # By bucket, places of the parameters that had a gradient in this step on some rank.
     used: Mapping[str, frozenset[int]]
-    """By bucket, places of the parameters that had a gradient in this step on some rank."""
-
-    differing: Sequence[str]
-    """Names of buffers that are not the same everywhere."""
+    differing: Sequence[str]  # names of buffers that are not the same everywhere
 
 
 def begin_facts(
     mesh: Mesh, micro_steps: int, gradients: Mapping[str, Gradients], buffers: Mapping[str, Tensor]
 ) -> Callable[[], Facts]:
-    """Send what this rank knows; every rank calls, in a step.
+    """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
-    Args:
-        mesh: The ranks.
-        micro_steps: Backward passes since the last step (count).
-        gradients: Of the buckets that train, in the same order on all ranks.
-        buffers: Of the model, by name.
-
-    Returns:
-        What waits for the other ranks; it raises ``UserError`` on all if they are not at the same place.
+    That raises ``UserError`` on all ranks if they are not at the same place.
     """
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
     places = [(name, index) for name, own in gradients.items() for index in range(len(own.bucket.slots))]
@@ -70,13 +61,7 @@ def _require_same_place(places: Sequence[Sequence[int]]) -> None:
 
 
 def level_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
-    """Give every rank the buffers of rank 0, as DistributedDataParallel does before a forward pass.
-
-    Args:
-        mesh: The ranks; all call.
-        model: The live model.
-        names: Of the buffers that differ.
-    """
+    """Give every rank rank 0's values of these buffers, as DistributedDataParallel does before a forward pass."""
     held = dict(model.named_buffers())
     for name in names:
         whole = held[name].detach().contiguous()

@@ -11,22 +11,12 @@ from torch import Tensor, nn
 from sparing.errors import UserError, require
 from sparing.sharding.buckets import Bucket
 
+# A slice of a bucket's values and its level, or None where the store has them.
 Values = Callable[[Bucket], tuple[Tensor, int] | None]
-"""A slice of a bucket's values and its level, or None where the store has them."""
 
 
 def spread(bucket: Bucket, part: Tensor, frm: int, to: int) -> Tensor:
-    """Bring a slice to another level: a part of it, or more of it from other ranks.
-
-    Args:
-        bucket: Whose layout.
-        part: My slice at level ``frm``; nothing may be writing into it.
-        frm: Its level.
-        to: Level wanted; where it is coarser, every rank must call.
-
-    Returns:
-        A tensor of its own.
-    """
+    """My slice at level ``frm`` brought to level ``to``, as a new tensor; where it is coarser, all ranks call."""
     if to >= frm:
         offset, length = bucket.layout.within(to, frm, bucket.mesh.coords)
         return part.narrow(0, offset, length).clone()
@@ -37,31 +27,14 @@ def spread(bucket: Bucket, part: Tensor, frm: int, to: int) -> Tensor:
 
 
 def whole(bucket: Bucket, values: Values | None = None) -> Tensor:
-    """The values of a bucket from all ranks; call on every rank.
-
-    Args:
-        bucket: Which.
-        values: Takes the place of the store.
-
-    Returns:
-        A flat tensor of its own, padding included.
-    """
+    """The flat values of a bucket from all ranks, padding included; ``values`` replaces the store. Every rank calls."""
     bucket.settle_()
     part, level = (values(bucket) if values else None) or (bucket.store, bucket.level)
     return spread(bucket, part, level, 0)
 
 
 def full_state_dict(model: nn.Module, buckets: Sequence[Bucket], values: Values | None = None) -> dict[str, Tensor]:
-    """The weights under the names of ``model.state_dict()``; call on every rank.
-
-    Args:
-        model: The live model.
-        buckets: All of its parameters.
-        values: Takes the place of the stores.
-
-    Returns:
-        Name -> tensor of its own, parameters and buffers.
-    """
+    """Copies of the weights under the names of ``model.state_dict()``; call on every rank."""
     held = {id(p): tensor for bucket in buckets for p, tensor in _cut(bucket, whole(bucket, values))}
     named = model.state_dict(keep_vars=True)
     return {name: held.get(id(value), value).detach().clone() for name, value in named.items()}
@@ -74,14 +47,7 @@ def _cut(bucket: Bucket, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
 def load_full_state_dict_(
     model: nn.Module, buckets: Sequence[Bucket], state: Mapping[str, Any], values: Values
 ) -> None:
-    """Put the values of an ordinary state dict into stores, masters and buffers; nothing travels.
-
-    Args:
-        model: The live model.
-        buckets: All of its parameters, freed.
-        state: Name -> tensor, with every name of ``model.state_dict()``.
-        values: Masters, which take what the format of the store may lose.
-    """
+    """Put an ordinary state dict into stores, masters (``values``) and buffers; nothing travels."""
     named = model.state_dict(keep_vars=True)
     _check(named, state)
     given = {id(value): state[name] for name, value in named.items()}

@@ -38,7 +38,6 @@ class Wires:
     run free."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names."""
         require(self.kind in {None, "ring", "builtin"}, "kind", self.kind, "there is no such wire", "ring or builtin")
         known = ("two-level", "overlapped", "flat")
         require(self.gather in known, "gather", self.gather, "there is no such order", " | ".join(known))
@@ -76,7 +75,6 @@ class Ringed:
     """Collectives by our rings."""
 
     def __init__(self, ring: Ring, order: Sequence[int] | None = None) -> None:
-        """Take a ring, and which part belongs to which of its ranks; none for the first to the first."""
         self.ring, self._order = ring, order
 
     def all_gather_(self, whole: Tensor) -> None:
@@ -100,7 +98,6 @@ class Builtin:
     """Collectives of the process group's own library; gloo's reduce-scatter is an all-reduce in disguise."""
 
     def __init__(self, axis: Axis, order: Sequence[int] | None = None) -> None:
-        """Take an axis, and which part belongs to which of its ranks; none for the first to the first."""
         self._axis, self._order = axis, order
         self._place = axis.index if order is None else order[axis.index]
 
@@ -128,21 +125,7 @@ class Builtin:
 def carrier(
     axis: Axis, wires: Wires, counter: Counter, device: torch.device, order: Sequence[int] | None = None
 ) -> Ringed | Builtin:
-    """Make the collectives of an axis.
-
-    Args:
-        axis: Its ranks and group.
-        wires: How collectives run.
-        counter: Where rings count what they send.
-        device: Of the tensors.
-        order: Which part belongs to which rank of the axis; none for the first to the first.
-
-    Returns:
-        Rings or built-in collectives.
-
-    Raises:
-        UserError: If rings are asked for on CUDA.
-    """
+    """Collectives of an axis; ``order``: which part belongs to which of its ranks, None for the first to the first."""
     kind = wires.kind or ("builtin" if device.type == "cuda" else "ring")
     if kind == "builtin":
         return Builtin(axis, order)
