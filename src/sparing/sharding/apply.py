@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.errors import UserError, require
-from sparing.sharding.agree import agree, checksum
 from sparing.sharding.buckets import Bucket, slots_of
+from sparing.sharding.consistency import check_same, checksum
 from sparing.sharding.engine import Engine
-from sparing.sharding.flow import Flow, Stage
+from sparing.sharding.flow import Flow
+from sparing.sharding.hooks import Stage
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan
 from sparing.sharding.masters import Masters, OptimizerFactory
 from sparing.sharding.mesh import Mesh, make_mesh
-from sparing.sharding.refusals import check_elementwise, check_model, code
+from sparing.sharding.refusals import check_elementwise, check_model, code_version
 from sparing.sharding.settings import SUMS, Settings
 
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
@@ -98,17 +99,17 @@ def shard_(
     parts = _Parts(model=model, mesh=mesh, settings=settings, dtype=dtype, groups=indices, plans=chosen)
     held_by = Masters(optimizer, options)
     given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
-    agree(mesh, given, "optimizer")
+    check_same(mesh, given, "optimizer")
     _live[model] = weakref.ref(engine := parts.engine(blocks, held_by))
     return engine
 
 
 def _agree(mesh: Mesh, model: nn.Module, facts: object) -> None:
-    agree(mesh, code(), "code")
-    agree(mesh, facts, "plan and settings")
-    agree(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
+    check_same(mesh, code_version(), "code")
+    check_same(mesh, facts, "plan and settings")
+    check_same(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    agree(mesh, {name: checksum(value.detach()) for name, value in held.items()}, "initial weights")
+    check_same(mesh, {name: checksum(value.detach()) for name, value in held.items()}, "initial weights")
 
 
 def _groups_of(

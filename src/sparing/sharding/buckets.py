@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparing.sharding.away import VERSION, Owed, at_versions_, away
+from sparing.sharding.freed import FREED_VERSION, GradientTaken, freed_classes, swap_versions_
 from sparing.sharding.lanes import Handle
 from sparing.sharding.layout import Layout
 from sparing.sharding.mesh import Mesh
@@ -46,7 +46,7 @@ class Bucket:
     """Parameters of one block that train, or do not, together: whole in ``full`` while they are used, else a slice.
 
     ``store`` is the slice at the level of the parameters. Where that is the whole tensor, ``full`` is ``store`` and
-    stays; elsewhere the bytes of ``full`` exist between ``gather_`` and ``free_``, and in between every parameter
+    stays; elsewhere the bytes of ``full`` exist between ``unshard_`` and ``reshard_``, and in between every parameter
     has its right shape and refuses to be read, so that a use at the wrong time is said.
     """
 
@@ -70,57 +70,57 @@ class Bucket:
         self.slots = slots_of(params, groups)
         self.params: tuple[nn.Parameter, ...] = tuple(params[slot.name] for slot in self.slots)
         self.layout = Layout(sizes=mesh.sizes, length=sum(slot.numel for slot in self.slots))
-        self.pending: Handle[Tensor] | None = None  # what must end before ``store`` is read; ``await_`` sets it
-        self.owed = False  # whether gradients of a step under way were taken from the parameters
+        self.pending: Handle[Tensor] | None = None  # what must end before ``store`` is read; ``set_pending_`` sets it
+        self.taken = False  # whether gradients of a step under way were taken from the parameters
         self._kinds = [type(parameter) for parameter in self.params]
-        self._away = away(name, self._arrive_)
-        self.pinned = False  # whether ``free_`` must wait, for a user who looks at whole parameters
+        self._freed = freed_classes(name, self._await_pending_)
+        self.pinned = False  # whether ``reshard_`` must wait, for a user who looks at whole parameters
         self._gathering: Handle[Tensor] | None = None
         self.full = torch.zeros(self.layout.padded, dtype=dtype, device=self.params[0].device)
         for slot, parameter in zip(self.slots, self.params, strict=True):
             self.full.narrow(0, slot.offset, slot.numel).copy_(parameter.data.reshape(-1))
-        self._holes = [_hole(slot.shape, self.full) for slot in self.slots]
+        self._placeholders = [_placeholder(slot.shape, self.full) for slot in self.slots]
         self._views = [self.full.narrow(0, slot.offset, slot.numel).view(slot.shape) for slot in self.slots]
         self._bytes = self.full.untyped_storage().nbytes()
         self._versioned = tuple(p for p in self.params if not p.is_inference())  # autograd saves none of the others
         self._versions = [parameter._version for parameter in self._versioned]
         self.store = self.full
-        self.point_()
-        self.cut_()
+        self.set_views_()
+        self.keep_slice_()
 
     @property
     def whole(self) -> bool:
-        """Whether ``store`` is the whole tensor, so that nothing is gathered or freed."""
+        """Whether ``store`` is the whole tensor, so that nothing is unsharded or freed."""
         return self.layout.size(self.level) == self.layout.padded
 
     @property
-    def gathered(self) -> bool:
+    def unsharded(self) -> bool:
         """Whether ``full`` holds bytes, or will when its collective ends."""
         return self.store is self.full or self.full.untyped_storage().nbytes() > 0
 
-    def cut_(self) -> None:
-        """Keep the slice of ``level`` of the whole tensor, which must be gathered, and free the rest."""
+    def keep_slice_(self) -> None:
+        """Keep the slice of ``level`` of the whole tensor, which must be unsharded, and free the rest."""
         if self.whole:
             self.store = self.full
             return
         offset, length = self.layout.slice(self.level, self.mesh.coords)
         self.store = self.full.narrow(0, offset, length).clone()
-        self.free_()
+        self.reshard_()
 
     def relevel_(self, level: int) -> None:
         """Keep the slice of another level; every rank must call."""
-        self.settle_()
-        self.gather_()
-        self.ready_()
+        self.wait_pending_()
+        self.unshard_()
+        self.wait_unsharded_()
         self.level = level
-        self.cut_()
+        self.keep_slice_()
 
-    def point_(self) -> None:
+    def set_views_(self) -> None:
         """Let the parameters be views of the whole tensor."""
-        self._dress_()
+        self._set_classes_()
         for parameter, view in zip(self.params, self._views, strict=True):
             parameter.data = view
-        at_versions_(self._versioned, self._versions)
+        swap_versions_(self._versioned, self._versions)
 
     @property
     def moved(self) -> bool:
@@ -128,37 +128,37 @@ class Bucket:
         seen = zip(self.params, self._views, strict=True)
         return self.store is self.full and not self.pending and any(p.data_ptr() != v.data_ptr() for p, v in seen)
 
-    def owe_(self, owed: bool) -> None:
+    def mark_taken_(self, taken: bool) -> None:
         """Say whether the engine holds gradients of the parameters."""
-        self.owed = owed
-        self._dress_()
+        self.taken = taken
+        self._set_classes_()
 
-    def await_(self, handle: Handle[Tensor]) -> None:
+    def set_pending_(self, handle: Handle[Tensor]) -> None:
         """Note the collective that writes into ``store``; whoever reads a parameter before it ends, waits."""
         self.pending = handle
-        self._dress_()
+        self._set_classes_()
 
-    def undress_(self) -> None:
+    def restore_classes_(self) -> None:
         """Leave the parameters as ``shard_`` found them, but for their values."""
         for parameter, kind in zip(self.params, self._kinds, strict=True):
             parameter.__class__ = kind
 
-    def _dress_(self) -> None:
+    def _set_classes_(self) -> None:
         """Give the parameters the class that tells what may be done with them now."""
         late = self.pending if self.store is self.full else self._gathering
-        here = self.gathered and late is None
+        here = self.unsharded and late is None
         for parameter, kind in zip(self.params, self._kinds, strict=True):
-            parameter.__class__ = (Owed if self.owed else kind) if here else self._away[self.owed]
+            parameter.__class__ = (GradientTaken if self.taken else kind) if here else self._freed[self.taken]
 
-    def _arrive_(self) -> bool:
+    def _await_pending_(self) -> bool:
         """Wait for values that come without anybody asking; whether they did."""
         if self.store is self.full:
-            self.ready_()
+            self.wait_unsharded_()
         return self.store is self.full
 
-    def gather_(self) -> None:
+    def unshard_(self) -> None:
         """Start to make the tensor whole; the collective runs on the lanes."""
-        if self.gathered:
+        if self.unsharded:
             return
         self.full.untyped_storage().resize_(self._bytes)
         offset, length = self.layout.slice(self.level, self.mesh.coords)
@@ -174,43 +174,43 @@ class Bucket:
         filled = first.submit(fill)
         self._gathering = self.mesh.transitions.gather_(self.full, self.level, 0, after=filled)
 
-    def ready_(self) -> None:
+    def wait_unsharded_(self) -> None:
         """Wait until the tensor is whole, and point the parameters at it."""
         if self.pending is not None and self.store is self.full:
-            self.settle_()
+            self.wait_pending_()
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
-            self.point_()
+            self.set_views_()
 
-    def keep_(self) -> None:
+    def store_edits_(self) -> None:
         """Take changes of the whole tensor into the store."""
         if self.store is not self.full:
             offset, length = self.layout.slice(self.level, self.mesh.coords)
             self.store.copy_(self.full.narrow(0, offset, length))
 
-    def free_(self) -> None:
+    def reshard_(self) -> None:
         """Drop the whole tensor's bytes; nothing happens where it is the store or pinned."""
-        if self.store is self.full or self.pinned or not self.gathered:
+        if self.store is self.full or self.pinned or not self.unsharded:
             return
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
-        self.undress_()
-        for parameter, hole in zip(self.params, self._holes, strict=True):
-            parameter.data = hole
-        self._versions = at_versions_(self._versioned, [VERSION] * len(self._versioned))
+        self.restore_classes_()
+        for parameter, placeholder in zip(self.params, self._placeholders, strict=True):
+            parameter.data = placeholder
+        self._versions = swap_versions_(self._versioned, [FREED_VERSION] * len(self._versioned))
         self.full.untyped_storage().resize_(0)
-        self._dress_()
+        self._set_classes_()
 
-    def settle_(self) -> None:
+    def wait_pending_(self) -> None:
         """Wait for what still writes into ``store``."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
-            self._dress_()
+            self._set_classes_()
 
-    def unflat(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def unflatten(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Canonical name and view of each parameter in a flat tensor laid out as this bucket."""
         for slot in self.slots:
             yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
@@ -232,7 +232,7 @@ class Bucket:
         return found
 
 
-def _hole(shape: Sequence[int], like: Tensor) -> Tensor:
+def _placeholder(shape: Sequence[int], like: Tensor) -> Tensor:
     """A tensor of a shape that takes no memory and reads as NaN."""
     fill = float("nan") if like.is_floating_point() else 0
     return torch.full((1,) * len(shape), fill, dtype=like.dtype, device=like.device).expand(tuple(shape))

@@ -53,7 +53,7 @@ class Link:
         """Time in which one rank sends ``size`` bytes in ``messages`` hops while its peers do the same (s)."""
         return messages * self.latency + size * self.sharing / self.rate
 
-    def labour(self, size: float, messages: float) -> float:
+    def processor_seconds(self, size: float, messages: float) -> float:
         """Processor time that one rank spends on ``size`` bytes in ``messages`` hops (s)."""
         return messages * self.work + size * self.work_per_byte
 

@@ -12,80 +12,21 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError, require
 from sparing.sharding import moves, weights
-from sparing.sharding.away import early_uses
 from sparing.sharding.buckets import Bucket
-from sparing.sharding.flow import Flow
-from sparing.sharding.gradients import Gradients
+from sparing.sharding.engine_state import EngineState
+from sparing.sharding.freed import explain_freed_uses
 from sparing.sharding.levels import Plan
-from sparing.sharding.masters import Masters, own_slice
-from sparing.sharding.mesh import Mesh
 from sparing.sharding.norms import square, whole_norm
 from sparing.sharding.replicas import abandon_, check
-from sparing.sharding.settings import Settings
-from sparing.sharding.together import begin_facts, level_buffers_
+from sparing.sharding.step_facts import exchange_facts, sync_buffers_
 
 
-class Engine:
+class Engine(EngineState):
     """A model whose parameters, gradients and optimizer state are split over ranks by a plan.
 
     ``shard_`` makes it. The forward pass stays the model's own; ``backward`` takes the place of ``loss.backward()``
     and ``step`` that of the optimizer's step. Gradients are means over ranks and micro-steps.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        mesh: Mesh,
-        settings: Settings,
-        flow: Flow,
-        masters: Masters,
-        plans: Mapping[str, Plan],
-    ) -> None:
-        self.model, self.mesh, self.settings = model, mesh, settings
-        self.flow, self.masters, self.plans = flow, masters, dict(plans)
-        self.micro_step = 0  # backward passes since the last step
-        self.steps = 0  # optimizer steps so far
-        self.skipped = 0  # of those, skipped because a gradient was not finite
-        self.closed = False
-        self._known = {id(p) for p in model.parameters()}
-        for bucket in self.buckets:
-            if bucket.trainable:
-                self.attach_(bucket)
-        flow.attach_(model)
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """All buckets, those outside the body first, then block by block."""
-        return (*self.flow.roots, *(bucket for stage in self.flow.stages for bucket in stage.buckets))
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer: its groups are the user's, its parameters flat slices; schedulers may hold it."""
-        return self.masters.optimizer
-
-    def levels(self, bucket: Bucket) -> tuple[int, int, int]:
-        """Levels of parameters, gradients and optimizer state of a bucket, from 0 (whole) to the number of tiers."""
-        return self.plans[bucket.name].levels(self.mesh.tiers)
-
-    def attach_(self, bucket: Bucket) -> None:
-        """Let a bucket train, with fresh optimizer state."""
-        dtype = self.settings.master_dtype(bucket.dtype)
-        _, level, optimizer_level = self.levels(bucket)
-        self.masters.attach_(bucket, optimizer_level, dtype)
-        self.flow.gradients[bucket.name] = Gradients(
-            bucket,
-            level=level,
-            optimizer_level=optimizer_level,
-            dtype=dtype,
-            wire_dtype=self.settings.reduce_dtype or dtype,
-        )
-        bucket.trainable = True
-
-    def detach_(self, bucket: Bucket) -> None:
-        """Let a bucket stop training; its gradients and optimizer state are freed."""
-        self.masters.detach_(bucket)
-        self.flow.gradients.pop(bucket.name).drop_()
-        bucket.trainable = False
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a micro-step and start to reduce its gradients.
@@ -96,20 +37,11 @@ class Engine:
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
-        self.owe_(False)
-        with self.flow.pass_(last=self.micro_step == self.settings.accumulate - 1), early_uses():
+        self.mark_taken_(False)
+        with self.flow.backward_pass(last=self.micro_step == self.settings.accumulate - 1), explain_freed_uses():
             scaled.backward()  # type: ignore[no-untyped-call]
-        self.owe_(True)
+        self.mark_taken_(True)
         self.micro_step += 1
-
-    def owe_(self, owed: bool) -> None:
-        """Say whether the engine has gradients of a step under way, which nobody else can use then."""
-        for bucket in self._trained():
-            bucket.owe_(owed)
-            self.masters.owe_(bucket, owed)
-
-    def _trained(self) -> list[Bucket]:
-        return [bucket for bucket in self.buckets if bucket in self.masters]
 
     def _require_open(self) -> None:
         why, do = "parameters must come and go as a step needs them", "step outside gathered() and before close()"
@@ -126,7 +58,7 @@ class Engine:
         """
         given, asked = self.micro_step, self.settings.accumulate
         self._require_same_parameters()
-        facts = begin_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
+        facts = exchange_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
         trained = self._trained() if given == asked else []
         for bucket in reversed(trained):
             self.flow.gradients[bucket.name].complete_()
@@ -134,18 +66,18 @@ class Engine:
         require(
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
-        self.owe_(False)
+        self.mark_taken_(False)
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
         grads, norm = self._means(trained, scale)
         if self.settings.loss_scale is None or math.isfinite(norm()):
             self._apply_(dict(zip(trained, grads, strict=True)), told.used, norm)
         else:
             self.skipped += 1
-        level_buffers_(self.mesh, self.model, told.differing)
+        sync_buffers_(self.mesh, self.model, told.differing)
         for bucket in trained:
             self.masters.drop_gradient_(bucket)
-            self.flow.gradients[bucket.name].drop_()
-        self.flow.rest_()
+            self.flow.gradients[bucket.name].reset_()
+        self.flow.reset_()
         self.micro_step, self.steps = 0, self.steps + 1
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
             self.check()
@@ -180,22 +112,13 @@ class Engine:
         factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)  # as torch's clip_grad_norm_
         self.flow.release_()
         for bucket, grad in grads.items():
-            bucket.settle_()
+            bucket.wait_pending_()
             level = self.levels(bucket)[2]
-            self.masters.adopt_(bucket, level)
+            self.masters.take_edits_(bucket, level)
             self.masters.set_gradient_(bucket, level, grad.mul_(factor) if factor != 1.0 else grad, used[bucket.name])
         self.optimizer.step()
         for bucket in grads:
             self.publish_(bucket)
-
-    def publish_(self, bucket: Bucket) -> None:
-        """Start to send changed values of the optimizer's slice to the ranks that keep them as parameters."""
-        level, _, optimizer_level = self.levels(bucket)
-        own, values = own_slice(bucket, optimizer_level), self.masters.values(bucket)
-        if own.data_ptr() != values.data_ptr() or own.dtype != values.dtype:
-            own.copy_(values)
-        if level != optimizer_level:
-            bucket.await_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
 
     def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
         """Scaled gradients, and a function that waits for their norm."""
@@ -209,11 +132,6 @@ class Engine:
             squares[self.levels(bucket)[2]] += own[bucket.name]
         return [grads[bucket.name] for bucket in trained], whole_norm(self.mesh, squares)
 
-    def flush(self) -> None:
-        """Wait for everything that is under way between ranks."""
-        for bucket in self.buckets:
-            bucket.settle_()
-
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
@@ -222,14 +140,14 @@ class Engine:
                 "gathered()", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()"
             )
         for bucket in self.buckets:
-            bucket.gather_()
-            bucket.ready_()
+            bucket.unshard_()
+            bucket.wait_unsharded_()
             bucket.pinned = True
         try:
             yield self.model
         finally:
             for bucket in self.buckets:
-                bucket.keep_()
+                bucket.store_edits_()
                 bucket.pinned = False
             self.flow.release_()
 
@@ -266,7 +184,7 @@ class Engine:
         self.flush()
         self.flow.detach_()
         self.closed = True
-        self.owe_(False)
+        self.mark_taken_(False)
         for bucket in self.buckets:
-            bucket.gather_()
-            bucket.ready_()
+            bucket.unshard_()
+            bucket.wait_unsharded_()

@@ -36,10 +36,10 @@ class Gradients:
         self.flushed = False  # whether ``flush_`` has run in this backward pass
         self.used: set[int] = set()  # parameters that had a gradient since the last step
         self._buffer: Tensor | None = None
-        self._fired: set[int] = set()
-        self._rounds = 0
-        self._folding: Handle[Tensor] | None = None
-        self._completion: Callable[[], Handle[Tensor]] | None = None
+        self._received: set[int] = set()
+        self._flushes = 0
+        self._reduction: Handle[Tensor] | None = None
+        self._finish_sync: Callable[[], Handle[Tensor]] | None = None
         self._synced: Handle[Tensor] | None = None
 
     @property
@@ -48,14 +48,14 @@ class Gradients:
         return self.bucket.layout.size(self.level) == self.bucket.layout.padded
 
     @property
-    def fired(self) -> bool:
+    def received(self) -> bool:
         """Whether a gradient has come since the last ``flush_``."""
-        return bool(self._fired)
+        return bool(self._received)
 
     @property
     def synced(self) -> bool:
         """Whether ``sync_`` has run since the last step."""
-        return self._completion is not None
+        return self._finish_sync is not None
 
     def collect_(self, index: int, grad: Tensor) -> None:
         """Take the gradient of the parameter at a position of the bucket."""
@@ -69,11 +69,11 @@ class Gradients:
         place, slot = self._target(), self.bucket.slots[index]
         dense = grad if grad.layout == torch.strided else grad.to_dense()  # of an embedding, say
         part, values = place.narrow(0, slot.offset, slot.numel), dense.reshape(-1)
-        if (self.whole and self._rounds) or index in self._fired:  # reentrant checkpoints: once for every use
+        if (self.whole and self._flushes) or index in self._received:  # reentrant checkpoints: once for every use
             part.add_(values)
         else:
             part.copy_(values)
-        self._fired.add(index)
+        self._received.add(index)
         self.used.add(index)
 
     def _target(self) -> Tensor:
@@ -96,39 +96,39 @@ class Gradients:
             made.narrow(0, end, length - end).zero_()
         return made
 
-    def _fill_gaps_(self) -> None:
-        if self.whole and self._rounds:
+    def _zero_missing_(self) -> None:
+        if self.whole and self._flushes:
             return
         place = self._target()
         for index, slot in enumerate(self.bucket.slots):
-            if index not in self._fired:
+            if index not in self._received:
                 place.narrow(0, slot.offset, slot.numel).zero_()
 
     def flush_(self) -> Handle[Tensor] | None:
         """Start to reduce the gradients of a backward pass; done when the buffer is free. None: nothing to send."""
         self.bucket.mesh.transitions.log.mark(self.bucket.name)
-        self._fill_gaps_()
-        self._fired.clear()
+        self._zero_missing_()
+        self._received.clear()
         self.flushed = True
-        first, self._rounds = self._rounds == 0, self._rounds + 1
+        first, self._flushes = self._flushes == 0, self._flushes + 1
         if self.whole:
             return None
         acc = self._accumulator()
         assert self._buffer is not None
-        self._folding = self.bucket.mesh.transitions.reduce_step(
+        self._reduction = self.bucket.mesh.transitions.reduce_step(
             self._buffer, self.level, then=acc.copy_ if first else acc.add_
         )
         self._buffer = None
-        return self._folding
+        return self._reduction
 
     def sync_(self) -> None:
         """After the last micro-step: start to make the optimizer's slice complete; ``complete_`` ends it."""
-        assert self._completion is None
-        part, after, mesh = self._accumulator(), self._folding, self.bucket.mesh
+        assert self._finish_sync is None
+        part, after, mesh = self._accumulator(), self._reduction, self.bucket.mesh
         mesh.transitions.log.mark(self.bucket.name)
         lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
         if self.wire_dtype == self.dtype or not lanes:
-            self._completion = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
+            self._finish_sync = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
             return
         wire = torch.empty_like(part, dtype=self.wire_dtype)
 
@@ -138,27 +138,27 @@ class Gradients:
             wire.copy_(part)
 
         own = mesh.transitions.slice(part, self.level, self.optimizer_level)
-        self._completion = mesh.transitions.sync_out(
+        self._finish_sync = mesh.transitions.sync_out(
             wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=own.copy_
         )
 
     def complete_(self) -> None:
         """Queue what ``sync_`` left; after all buckets have called it, and in the same order on all ranks."""
-        if self._synced is None and self._completion is not None:
-            self._synced = self._completion()
+        if self._synced is None and self._finish_sync is not None:
+            self._synced = self._finish_sync()
 
     def take(self) -> Tensor:
-        """Wait for the sum over ranks and micro-steps: my slice at the optimizer's level, valid until ``drop_``."""
+        """Wait for the sum over ranks and micro-steps: my slice at the optimizer's level, valid until ``reset_``."""
         assert self._synced is not None
         return self._synced.wait()
 
-    def drop_(self) -> None:
+    def reset_(self) -> None:
         """Free everything, for the next step."""
         self.complete_()
-        for handle in (self._folding, self._synced):
+        for handle in (self._reduction, self._synced):
             if handle is not None:
                 handle.wait()
-        self.acc = self._buffer = self._folding = self._completion = self._synced = None
-        self._fired.clear()
+        self.acc = self._buffer = self._reduction = self._finish_sync = self._synced = None
+        self._received.clear()
         self.used.clear()
-        self._rounds = 0
+        self._flushes = 0

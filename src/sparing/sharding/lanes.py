@@ -87,7 +87,7 @@ class Lane:
         self._device = device if device is not None and device.type == "cuda" else None
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._cause: BaseException | None = None
+        self._failure: BaseException | None = None
         self._closed = False
 
     def submit(self, function: Callable[[], T]) -> Handle[T]:
@@ -95,7 +95,7 @@ class Lane:
         if self._closed:
             raise RunError(f"lane {self.name} is closed; make a new mesh")
         handle: Handle[T] = Handle()
-        ready = self._mark()
+        ready = self._inputs_ready()
         self._work.put(_Work([function], handle, ready))
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name=f"lane {self.name}", daemon=True)
@@ -116,7 +116,7 @@ class Lane:
             self._thread.join(timeout)
             self._thread = None
 
-    def _mark(self) -> torch.cuda.Event | None:
+    def _inputs_ready(self) -> torch.cuda.Event | None:
         """The point of the caller's stream at which the inputs exist."""
         if self._device is None:
             return None
@@ -129,20 +129,20 @@ class Lane:
         if self._device is not None:
             torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         while (work := self._work.get()) is not None:
-            self._do(work)
+            self._run(work)
             del work  # or tensors of the last collective live until the next one
 
-    def _do(self, work: _Work) -> None:
+    def _run(self, work: _Work) -> None:
         handle, ready = work.handle, work.ready
-        if self._cause is not None:
-            handle.fail(RunError(f"lane {self.name} had stopped: {_first_line(self._cause)}"))
+        if self._failure is not None:
+            handle.fail(RunError(f"lane {self.name} had stopped: {_first_line(self._failure)}"))
             return
         try:
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)
             value = work.function.pop()()  # popped, so that what it holds is free before anybody hears of the end
         except BaseException as error:  # noqa: BLE001  # every waiter must hear of it, whatever it is
-            self._cause = error
+            self._failure = error
             handle.fail(error)
             return
         handle.deliver(value, None if ready is None else _recorded())

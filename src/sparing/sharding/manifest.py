@@ -25,7 +25,7 @@ FORMAT = 2
 NAME = "manifest.json"
 SUFFIX = ".safetensors"
 DAMAGED = "it would not resume to the same bits"
-MEND = "copy it again from where it is whole, or take an earlier one"
+REMEDY = "copy it again from where it is whole, or take an earlier one"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,11 +109,11 @@ def read(folder: Path) -> Manifest:
         held = json.loads(path.read_text(encoding="utf-8"))
         version, sealed, body = held["format"], held["sha256"], held["body"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND) from None
+        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY) from None
     why, do = f"this version of sparing reads formats 1 and {FORMAT}", "use the version that wrote it"
     require(version in (1, FORMAT), "checkpoint", f"format {version} in {path}", why, do)
     if _seal(body) != sealed:
-        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND)
+        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY)
     return _manifest(body)
 
 
@@ -134,6 +134,6 @@ def check_files(folder: Path, manifest: Manifest, rank: int = 0, world: int = 1)
         raise UserError("checkpoint", got=f"{strange[0]} in {folder}", why=why, do=do)
     for name in sorted(manifest.files)[rank::world]:
         if not (folder / name).is_file():
-            raise UserError(f"checkpoint {folder}", got=f"{name} is missing", why=DAMAGED, do=MEND)
+            raise UserError(f"checkpoint {folder}", got=f"{name} is missing", why=DAMAGED, do=REMEDY)
         if digest(folder / name) != manifest.files[name]:
-            raise UserError(f"checkpoint {folder}", got=f"{name} is torn or changed", why=DAMAGED, do=MEND)
+            raise UserError(f"checkpoint {folder}", got=f"{name} is torn or changed", why=DAMAGED, do=REMEDY)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.sharding.away import Owed
 from sparing.sharding.buckets import Bucket
+from sparing.sharding.freed import GradientTaken
 
 # Parameters, or parameter groups, in; a torch optimizer out.
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
@@ -18,7 +18,7 @@ OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 def master_of(bucket: Bucket, level: int, dtype: torch.dtype) -> Tensor:
     """My slice of the values that the optimizer changes: a view of the store where the dtypes agree, else a copy."""
-    bucket.settle_()
+    bucket.wait_pending_()
     own = own_slice(bucket, level)
     return own if dtype == bucket.dtype else own.to(dtype)
 
@@ -40,7 +40,7 @@ class Masters:
         self._segments: dict[str, list[tuple[int, nn.Parameter]]] = {}
         self._cut: set[str] = set()  # buckets of which the optimizer has a slice
         # Buckets with a segment for each parameter, because one had no gradient in a step.
-        self._fine: set[str] = set()
+        self._per_parameter: set[str] = set()
 
     def _refuse_state(self, optimizer: torch.optim.Optimizer) -> None:
         held = type(optimizer).__name__
@@ -72,7 +72,7 @@ class Masters:
     def detach_(self, bucket: Bucket) -> None:
         """Take a bucket from the optimizer; its state is dropped."""
         self._drop_(bucket)
-        self._fine.discard(bucket.name)
+        self._per_parameter.discard(bucket.name)
         self._cut.discard(bucket.name)
         del self._values[bucket.name]
 
@@ -89,26 +89,26 @@ class Masters:
     def set_gradient_(self, bucket: Bucket, level: int, grad: Tensor, used: Collection[int]) -> None:
         """Hand over the flat gradient of my slice; parameters at places not in ``used`` had none on any rank."""
         if len(used) < len(bucket.slots):
-            self._refine_(bucket, level)
-        offset, fine = 0, bucket.name in self._fine
+            self._split_by_parameter_(bucket, level)
+        offset, fine = 0, bucket.name in self._per_parameter
         for index, (_, segment) in enumerate(self._segments[bucket.name]):
             segment.grad = grad.narrow(0, offset, segment.numel()) if not fine or index in used else None
             offset += segment.numel()
 
-    def _refine_(self, bucket: Bucket, level: int) -> None:
+    def _split_by_parameter_(self, bucket: Bucket, level: int) -> None:
         """Give each parameter of a bucket a segment of its own, with its part of the state so far."""
-        if bucket.name in self._fine:
+        if bucket.name in self._per_parameter:
             return
         state = self.state(bucket)
         self._drop_(bucket)
-        self._fine.add(bucket.name)
+        self._per_parameter.add(bucket.name)
         self._segment_(bucket, bucket.ranges(level, fine=True))
         if state:
-            self.put_state_(bucket, state)
+            self.load_state_(bucket, state)
 
     def unused(self, bucket: Bucket) -> tuple[str, ...]:
         """Names of parameters that never had a gradient, so have no state; the same on every rank."""
-        if bucket.name not in self._fine:
+        if bucket.name not in self._per_parameter:
             return ()
         states = [self.optimizer.state.get(segment) for _, segment in self._segments[bucket.name]]
         ages = {
@@ -121,10 +121,10 @@ class Masters:
         require(len(ages) < 2, "optimizer", f"states of several ages in {bucket.name}", why, do)
         return tuple(slot.name for slot, state in zip(bucket.slots, states, strict=True) if not state) if ages else ()
 
-    def forget_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
+    def drop_state_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
         """Drop the optimizer's state of parameters that ``unused`` named."""
         if names:
-            self._refine_(bucket, level)
+            self._split_by_parameter_(bucket, level)
             for slot, (_, segment) in zip(bucket.slots, self._segments[bucket.name], strict=True):
                 if slot.name in names:
                     self.optimizer.state.pop(segment, None)
@@ -134,12 +134,12 @@ class Masters:
         for _, segment in self._segments[bucket.name]:
             segment.grad = None
 
-    def owe_(self, bucket: Bucket, owed: bool) -> None:
+    def mark_taken_(self, bucket: Bucket, taken: bool) -> None:
         """Let the optimizer's own step refuse while the engine holds gradients for it, or no longer."""
         for _, segment in self._segments[bucket.name]:
-            segment.__class__ = Owed if owed else nn.Parameter
+            segment.__class__ = GradientTaken if taken else nn.Parameter
 
-    def adopt_(self, bucket: Bucket, level: int) -> None:
+    def take_edits_(self, bucket: Bucket, level: int) -> None:
         """Where somebody has changed the parameters since the last step, that change counts, not the master copy."""
         values, own = self._values[bucket.name], own_slice(bucket, level)
         if own.dtype != values.dtype:
@@ -159,7 +159,7 @@ class Masters:
                 found[name] = torch.cat([part.detach() for part in parts])
         return found
 
-    def put_state_(self, bucket: Bucket, state: Mapping[str, Tensor]) -> None:
+    def load_state_(self, bucket: Bucket, state: Mapping[str, Tensor]) -> None:
         """Give the optimizer what ``state`` returned, perhaps of another slicing."""
         offset = 0
         for _, segment in self._segments[bucket.name]:

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from types import TracebackType
@@ -19,33 +19,19 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]  # builtins, not in its list of names
 
 from sparing.errors import require
+from sparing.sharding.axis import Axis
 from sparing.sharding.config import NAMES
 from sparing.sharding.lanes import Lane, yielding
 from sparing.sharding.layout import block_index, coords_of
-from sparing.sharding.meet import join, meet
+from sparing.sharding.rendezvous import join, rendezvous
 from sparing.sharding.rings import Counter
 from sparing.sharding.routes import Flat, Overlapped, TwoLevel
-from sparing.sharding.throttle import Pace
+from sparing.sharding.throttle import RateLimit
 from sparing.sharding.transitions import Transitions
-from sparing.sharding.wires import Carrier, Ringed, Wires, carrier
+from sparing.sharding.wires import Collectives, RingCollectives, Wires, collectives_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """One axis of the mesh as this rank sees it."""
-
-    name: str  # ``intra``, ``middle``, ``inter``, or ``global`` where there is one
-    size: int
-    index: int  # my place on it
-    ranks: tuple[int, ...]  # global ranks along it, in order of place
-    group: ProcessGroup | None  # None where I am alone
-
-    def neighbour(self, step: int) -> int:
-        """Place ``step`` further on the ring, which is also the rank in ``group``: ranks rise along an axis."""
-        return (self.index + step) % self.size
 
 
 class Mesh:
@@ -104,9 +90,9 @@ class Mesh:
 
         From the main thread, in the same order on all ranks.
         """
-        return self.begin_scalars(values)()
+        return self.gather_scalars_async(values)()
 
-    def begin_scalars(self, values: Tensor) -> Callable[[], Tensor]:
+    def gather_scalars_async(self, values: Tensor) -> Callable[[], Tensor]:
         """``gather_scalars`` that only blocks when what it returns is called."""
         if self.world == 1:
             return values[None].clone
@@ -117,10 +103,10 @@ class Mesh:
         @functools.cache
         def wait() -> Tensor:
             under_way.wait()
-            heard = rows.to(values.device, copy=True)
+            gathered = rows.to(values.device, copy=True)
             for held in (mine, rows):  # gloo's thread may keep them a while after it has told of the end
                 held.untyped_storage().resize_(0)
-            return heard
+            return gathered
 
         return wait
 
@@ -155,34 +141,34 @@ class Mesh:
 
     def _route(self) -> TwoLevel:
         """How collectives over several axes run, and the ring of the world where they need one."""
-        carriers = [self._carrier(axis) for axis in self.axes]
+        collectives = [self._collectives_of(axis) for axis in self.axes]
         if self.wires.gather == "flat" and self.world > 1:
-            return Flat(self.sizes, self.coords, carriers, self._world_carrier())
-        rings = [found.ring if isinstance(found, Ringed) else None for found in carriers]
+            return Flat(self.sizes, self.coords, collectives, self._world_collectives())
+        rings = [found.ring if isinstance(found, RingCollectives) else None for found in collectives]
         if self.wires.gather == "overlapped" and any(rings):
-            return Overlapped(self.sizes, self.coords, carriers, rings)
-        return TwoLevel(self.sizes, self.coords, carriers)
+            return Overlapped(self.sizes, self.coords, collectives, rings)
+        return TwoLevel(self.sizes, self.coords, collectives)
 
-    def _carrier(self, axis: Axis) -> Carrier | None:
-        return carrier(axis, self.wires, self.counter, self.device) if axis.size > 1 else None
+    def _collectives_of(self, axis: Axis) -> Collectives | None:
+        return collectives_of(axis, self.wires, self.counter, self.device) if axis.size > 1 else None
 
-    def _world_carrier(self) -> Carrier:
-        """The ring in rank order; blocks by coordinates, and the pace of the link to the right neighbour."""
+    def _world_collectives(self) -> Collectives:
+        """The ring in rank order; blocks by coordinates, and the limit of the link to the right neighbour."""
         ranks = tuple(range(self.world))
         axis = Axis(name="world", size=self.world, index=self.rank, ranks=ranks, group=self._flat)
         self.counter.sent["world"] = self.counter.messages["world"] = 0
         order = [block_index(coords_of(rank, self.sizes), self.sizes) for rank in range(self.world)]
-        wires, pace = self.wires, self.wires.pace("world") or self._pace_right()
-        if pace is not None:
-            wires = replace(wires, rate={"world": pace})
-        return carrier(axis, wires, self.counter, self.device, order)
+        wires, limit = self.wires, self.wires.pace("world") or self._limit_right()
+        if limit is not None:
+            wires = replace(wires, rate={"world": limit})
+        return collectives_of(axis, wires, self.counter, self.device, order)
 
-    def _pace_right(self) -> Pace | None:
-        """Pace of the outermost link that a message to the next rank crosses; on a flat ring nobody shares it."""
+    def _limit_right(self) -> RateLimit | None:
+        """Limit of the outermost link that a message to the next rank crosses; on a flat ring nobody shares it."""
         there = coords_of((self.rank + 1) % self.world, self.sizes)
         crossed = [axis for axis, place in zip(self.axes, there, strict=True) if axis.index != place]
-        pace = self.wires.pace(crossed[-1].name)
-        return None if pace is None else replace(pace, sharing=1)
+        limit = self.wires.pace(crossed[-1].name)
+        return None if limit is None else replace(limit, sharing=1)
 
 
 def make_mesh(
@@ -221,7 +207,7 @@ def make_mesh(
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes)
     if world > 1:
-        meet(_store(), rank, world, wait, f"sparing/mesh/{_turn()}")
+        rendezvous(_store(), rank, world, wait, f"sparing/mesh/{_turn()}")
     return _connected(shape, rank, _device(device), wires or Wires(), message)
 
 

@@ -41,7 +41,7 @@ def whole_norm(mesh: Mesh, squares: Sequence[float]) -> Callable[[], float]:
     Every rank adds the same numbers in the same order, so the decision to clip or to skip is the same everywhere.
     ``squares`` are this rank's, by level.
     """
-    arriving = mesh.begin_scalars(torch.tensor(squares, dtype=torch.float64))
+    arriving = mesh.gather_scalars_async(torch.tensor(squares, dtype=torch.float64))
 
     @functools.cache
     def norm() -> float:

@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections import Counter as Counts
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -21,11 +21,12 @@ import torch.distributed as dist
 
 from sparing.errors import UserError, require
 from sparing.report import Progress
+from sparing.sharding.axis import Axis
 from sparing.sharding.config import Link, Topology
-from sparing.sharding.mesh import Axis, Mesh, make_mesh
+from sparing.sharding.mesh import Mesh, make_mesh
 from sparing.sharding.rings import Counter, Ring
 from sparing.sharding.throttle import Throttle
-from sparing.sharding.wires import carrier
+from sparing.sharding.wires import collectives_of
 
 # Ranks form groups if the mean rate inside them is at least this many times that between them.
 APART = 2.0
@@ -85,7 +86,7 @@ def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
     steps = rounds(mesh.world) if mesh.world > ALONE else [[pair] for many in rounds(mesh.world) for pair in many]
     with _bar(mesh, label and f"{label} pairs", len(steps), "round") as advance:
         for pairs in steps:
-            _together(mesh)
+            _barrier(mesh)
             for low, high in pairs:
                 if mesh.rank in {low, high}:
                     mine[low + high - mesh.rank] = _pair(mesh, low, high)
@@ -115,11 +116,11 @@ def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
     """
     world = len(rows)
     whole = (tuple(range(world)),)
-    partitions = list(_joined(rows))[1:-1]  # without all apart, and without all together
+    partitions = list(_merges(rows))[1:-1]  # without all apart, and without all together
     equal = [groups for groups in partitions if len({len(group) for group in groups}) == 1]
     for candidates, ratio in ((equal, APART), (partitions, UNEQUAL)):
-        best = max(candidates, key=lambda groups: _apart(groups, rows), default=whole)
-        if best != whole and _apart(best, rows) >= ratio:
+        best = max(candidates, key=lambda groups: _separation(groups, rows), default=whole)
+        if best != whole and _separation(best, rows) >= ratio:
             return best
     return whole
 
@@ -131,7 +132,7 @@ def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]
         raise UserError("groups", got=shown, why="they must be equal", do="leave ranks out, or pass a mesh")
     if all(group[-1] - group[0] == size - 1 for group in groups):
         return size
-    if _apart(groups, rows) < UNEQUAL:
+    if _separation(groups, rows) < UNEQUAL:
         return len(rows)
     raise UserError(
         "groups",
@@ -189,7 +190,7 @@ def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) 
     lane, step = mesh.lanes[axis], _step(mesh, mesh.axes[axis], size)
 
     def run(count: int) -> float:
-        _together(mesh)
+        _barrier(mesh)
         start = time.perf_counter()
         for _ in range(count if takes_part else 0):
             lane.submit(step).wait()
@@ -207,10 +208,10 @@ def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
     if mesh.device.type != "cpu":
         return 0.0
     found, lane = mesh.axes[axis], mesh.lanes[axis]
-    ring, whole = carrier(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * max(1, size // 4))
+    ring, whole = collectives_of(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * max(1, size // 4))
 
     def run(count: int) -> tuple[float, float]:
-        _together(mesh)
+        _barrier(mesh)
         start, worked = time.perf_counter(), time.process_time()
         for _ in range(count):
             lane.submit(lambda: ring.all_reduce_(whole)).wait()
@@ -228,7 +229,7 @@ def _crowding(mesh: Mesh) -> float:
     name = int.from_bytes(hashlib.sha256(platform.node().encode()).digest()[:6])
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rows = mesh.gather_scalars(torch.tensor([name, own], dtype=torch.float64)).tolist()
-    ranks = Counts(machine for machine, _ in rows)
+    ranks = Tally(machine for machine, _ in rows)
     return float(max(ranks[machine] / cores for machine, cores in rows))
 
 
@@ -269,7 +270,7 @@ def _idle(mesh: Mesh) -> None:
         torch.cuda.synchronize(mesh.device)
 
 
-def _together(mesh: Mesh) -> None:
+def _barrier(mesh: Mesh) -> None:
     """A barrier."""
     mesh.gather_scalars(torch.zeros(1))
 
@@ -284,7 +285,7 @@ def _bar(mesh: Mesh, label: str, total: int, unit: str) -> Iterator[Callable[[],
         yield bar.advance
 
 
-def _joined(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _merges(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Partitions from all apart to all together, joining the fastest pair each time."""
     world = len(rows)
     groups: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in range(world)}
@@ -297,7 +298,7 @@ def _joined(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], 
             yield tuple(groups[key] for key in sorted(groups))
 
 
-def _apart(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> float:
+def _separation(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> float:
     """Geometric mean of the rates inside the groups over that across them."""
     home = {rank: at for at, group in enumerate(groups) for rank in group}
     inside: list[float] = []

@@ -20,7 +20,7 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel
 
 
 @functools.cache
-def code() -> dict[str, str]:
+def code_version() -> dict[str, str]:
     """What must be equal on every rank: versions, and a checksum of this package's sources."""
     sources = sorted(Path(__file__).parent.parent.rglob("*.py"))
     digest = 0

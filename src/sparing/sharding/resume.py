@@ -12,26 +12,26 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.engine import Engine
-from sparing.sharding.jointly import jointly
 from sparing.sharding.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.on_ranks import on_all_ranks
 from sparing.sharding.ranges import Piece, Shards
 
 Places = Mapping[str, tuple[Part, Place]]  # canonical name -> the saved bucket, and the place in it
 
 
-def check_fits(engine: Engine, told: Manifest, buffers: Mapping[str, Tensor]) -> None:
+def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint that would not continue the same run."""
-    places = told.places
+    places = manifest.places
     ours: dict[str, tuple[int, ...]] = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
     ours |= {name: tuple(value.shape) for name, value in buffers.items()}
     theirs = {name: place.shape for name, (_, place) in places.items()}
-    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in told.buffers.items()})
+    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in manifest.buffers.items()})
     own = type(engine.optimizer).__name__
-    why, do = f"its state is of {told.optimizer}", f"pass {told.optimizer}, or take weights_in(folder) alone"
-    require(own == told.optimizer, "optimizer", own, why, do)
+    why, do = f"its state is of {manifest.optimizer}", f"pass {manifest.optimizer}, or take weights_in(folder) alone"
+    require(own == manifest.optimizer, "optimizer", own, why, do)
     count = len(engine.optimizer.param_groups)
-    why, do = f"the checkpoint has {len(told.groups)}", "pass the groups of the saved run"
-    require(count == len(told.groups), "groups", f"{count} parameter groups", why, do)
+    why, do = f"the checkpoint has {len(manifest.groups)}", "pass the groups of the saved run"
+    require(count == len(manifest.groups), "groups", f"{count} parameter groups", why, do)
     for bucket in engine.buckets:
         _check_bucket(engine, bucket, places)
 
@@ -73,18 +73,18 @@ def _check_format(engine: Engine, bucket: Bucket, part: Part) -> None:
     require(exact, "checkpoint", f"{part.saved} values", why, do)
 
 
-def restore_(engine: Engine, told: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
+def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
     """Load a checkpoint that ``check_fits`` accepted, between two steps; every rank calls."""
-    places = told.places
+    places = manifest.places
     for bucket in engine.buckets:
         _renew_(engine, bucket, trains=places[bucket.slots[0].name][0].trains)
-    jointly(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
+    on_all_ranks(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
     for bucket in engine.buckets:
         if bucket in engine.masters:
             engine.publish_(bucket)
     engine.flush()
-    engine.steps, engine.skipped = told.steps, told.skipped
-    for group, saved in zip(engine.optimizer.param_groups, told.groups, strict=True):
+    engine.steps, engine.skipped = manifest.steps, manifest.skipped
+    for group, saved in zip(engine.optimizer.param_groups, manifest.groups, strict=True):
         _set_options_(group, saved)
 
 
@@ -104,9 +104,9 @@ def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str,
         if bucket in engine.masters:
             level = engine.levels(bucket)[2]
             shards.read_(_pieces(bucket, level, engine.masters.values(bucket), places, "master"))
-            engine.masters.put_state_(bucket, _state(engine, bucket, places, shards))
+            engine.masters.load_state_(bucket, _state(engine, bucket, places, shards))
             unused = {slot.name for slot in bucket.slots if slot.name in places[slot.name][0].unused}
-            engine.masters.forget_(bucket, level, unused)
+            engine.masters.drop_state_(bucket, level, unused)
         else:
             shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
     for name, value in buffers.items():

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sparing.sharding.lanes import Handle, Lane
 from sparing.sharding.rings import Ring
-from sparing.sharding.wires import Carrier
+from sparing.sharding.wires import Collectives
 
 Then = Callable[[Tensor], Tensor]
-Rest = Callable[[], None]
+Continuation = Callable[[], None]
 
 
 def _nothing() -> None:
@@ -64,9 +64,9 @@ class Chain:
 class TwoLevel:
     """One axis after the other: gathers from the outermost in, reductions from the innermost out."""
 
-    def __init__(self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None]) -> None:
+    def __init__(self, sizes: Sequence[int], coords: Sequence[int], collectives: Sequence[Collectives | None]) -> None:
         self.sizes, self.coords = tuple(sizes), tuple(coords)
-        self._carriers = tuple(carriers)
+        self._collectives = tuple(collectives)
 
     def slice(self, x: Tensor, frm: int, to: int) -> Tensor:
         """My level-``to`` slice of a level-``frm`` one."""
@@ -86,13 +86,13 @@ class TwoLevel:
         for axis in self._active(frm, to):
             chain.add(axis, partial(self._on(axis).reduce_scatter_, self.slice(x, frm, axis - 1)))
 
-    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> Rest:
+    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> Continuation:
         """Complete a level-``frm`` sum going out; what is returned adds the way back, into my level-``to`` slice."""
         self.reduce(chain, part, frm, to)
         mine, outer = self.slice(part, frm, to), self._active(to, len(self.sizes))
         return self.all_reduce(chain, mine, to, outer) if outer else _nothing
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Continuation:
         """Sum a slice over axes beyond its level: reductions going out; what is returned adds the gathers back."""
         last = axes[-1]
         self.reduce(chain, x, level, last - 1)
@@ -103,8 +103,8 @@ class TwoLevel:
         """Axes between two levels along which anything moves."""
         return [axis for axis in range(coarse + 1, fine + 1) if self.sizes[axis - 1] > 1]
 
-    def _on(self, axis: int) -> Carrier:
-        found = self._carriers[axis - 1]
+    def _on(self, axis: int) -> Collectives:
+        found = self._collectives[axis - 1]
         assert found is not None
         return found
 
@@ -121,10 +121,10 @@ class Overlapped(TwoLevel):
         self,
         sizes: Sequence[int],
         coords: Sequence[int],
-        carriers: Sequence[Carrier | None],
+        collectives: Sequence[Collectives | None],
         rings: Sequence[Ring | None],
     ) -> None:
-        super().__init__(sizes, coords, carriers)
+        super().__init__(sizes, coords, collectives)
         self._rings = tuple(rings)
 
     def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
@@ -167,7 +167,7 @@ class Overlapped(TwoLevel):
             ready = following
         super().reduce(chain, self.slice(x, frm, outer), outer, to)
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Continuation:
         """Sum a slice over axes beyond its level: reductions going out; what is returned adds the gathers back."""
         if len(axes) < 2:
             return super().all_reduce(chain, x, level, axes)
@@ -190,9 +190,9 @@ class Flat(TwoLevel):
     """One ring over the world, in rank order, for what crosses all axes: the baseline that ignores the network."""
 
     def __init__(
-        self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None], world: Carrier
+        self, sizes: Sequence[int], coords: Sequence[int], collectives: Sequence[Collectives | None], world: Collectives
     ) -> None:
-        super().__init__(sizes, coords, carriers)
+        super().__init__(sizes, coords, collectives)
         self._world, self._lane = world, len(self.sizes) + 1
 
     def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
@@ -209,7 +209,7 @@ class Flat(TwoLevel):
         else:
             super().reduce(chain, x, frm, to)
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Continuation:
         """Sum a slice over axes beyond its level."""
         if not self._all(level, axes[-1]):
             return super().all_reduce(chain, x, level, axes)

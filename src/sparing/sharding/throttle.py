@@ -9,11 +9,11 @@ from sparing.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class RateLimit:
     """One direction of a link.
 
     Example:
-        >>> Pace(rate=12.5e6, latency=1e-4, sharing=2).seconds(12_500_000)
+        >>> RateLimit(rate=12.5e6, latency=1e-4, sharing=2).seconds(12_500_000)
         2.0001
     """
 
@@ -34,12 +34,12 @@ class Pace:
 class Throttle:
     """Holds each message of one rank until its last byte would have arrived."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, limit: RateLimit) -> None:
+        self._limit = limit
         self._free = 0.0
 
     def hold(self, nbytes: int) -> None:
         """Sleep until a message that starts now, or when the link is free, would have arrived (B)."""
-        self._free = max(time.perf_counter(), self._free) + self._pace.seconds(nbytes)
+        self._free = max(time.perf_counter(), self._free) + self._limit.seconds(nbytes)
         while (left := self._free - time.perf_counter()) > 0:
             time.sleep(left)

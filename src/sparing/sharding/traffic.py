@@ -90,7 +90,7 @@ class Gathers(NamedTuple):
     backward: int  # never if kept since the forward pass, or without a backward pass
 
 
-def first_learning(buckets: Sequence[BucketSpec]) -> float:
+def first_trained_block(buckets: Sequence[BucketSpec]) -> float:
     """Place of the first block that has a backward pass; infinity if nothing is trainable."""
     return min((spec.block for spec in buckets if spec.trainable), default=float("inf"))
 
@@ -102,7 +102,7 @@ def gathers(buckets: Sequence[BucketSpec]) -> tuple[Gathers, ...]:
     needs first. Blocks before everything trainable have no backward pass.
     """
     last = max((spec.block for spec in buckets if not spec.root), default=None)
-    first = first_learning(buckets)
+    first = first_trained_block(buckets)
     return tuple(Gathers(1, int(not (spec.root or spec.block == last or spec.block < first))) for spec in buckets)
 
 

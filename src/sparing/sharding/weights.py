@@ -28,7 +28,7 @@ def spread(bucket: Bucket, part: Tensor, frm: int, to: int) -> Tensor:
 
 def whole(bucket: Bucket, values: Values | None = None) -> Tensor:
     """The flat values of a bucket from all ranks, padding included; ``values`` replaces the store. Every rank calls."""
-    bucket.settle_()
+    bucket.wait_pending_()
     part, level = (values(bucket) if values else None) or (bucket.store, bucket.level)
     return spread(bucket, part, level, 0)
 
@@ -41,7 +41,7 @@ def full_state_dict(model: nn.Module, buckets: Sequence[Bucket], values: Values 
 
 
 def _cut(bucket: Bucket, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-    return [(p, view) for p, (_, view) in zip(bucket.params, bucket.unflat(flat), strict=True)]
+    return [(p, view) for p, (_, view) in zip(bucket.params, bucket.unflatten(flat), strict=True)]
 
 
 def load_full_state_dict_(
@@ -52,7 +52,7 @@ def load_full_state_dict_(
     _check(named, state)
     given = {id(value): state[name] for name, value in named.items()}
     for bucket in buckets:
-        bucket.settle_()
+        bucket.wait_pending_()
         for part, level in filter(None, ((bucket.store, bucket.level), values(bucket))):
             _fill_(bucket, part, level, [given[id(p)] for p in bucket.params])
     parameters = {id(p) for bucket in buckets for p in bucket.params}

@@ -24,7 +24,7 @@ from sparing.jobs.folder import Folder, tell_page
 from sparing.jobs.interrupts import patient, save_when_due
 from sparing.jobs.limits import at_least
 from sparing.report import Record, print_table
-from sparing.sharding.agree import checksum
+from sparing.sharding.consistency import checksum
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ def _read(settings: Condense, ranks: Crew) -> Run:
         now.restore_(tree)
     ranks.agree(mark | {"outer step": course.step, "images": checksum(course.images)})
     if tree is None:
-        ranks.on_first(partial(_begin_in, folder, mark, now))
+        ranks.on_first_rank(partial(_begin_in, folder, mark, now))
         course.steps, course.turn = ranks.told(course.steps, course.turn)
     return now
 

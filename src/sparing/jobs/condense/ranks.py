@@ -34,10 +34,10 @@ from sparing.jobs.condense.delivery import OVER, Delivery, hear
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.roll import first_line, of_network
-from sparing.sharding.agree import agree, checksum
-from sparing.sharding.jointly import jointly
-from sparing.sharding.meet import join
+from sparing.sharding.consistency import check_same, checksum
 from sparing.sharding.mesh import Mesh, make_mesh
+from sparing.sharding.on_ranks import on_all_ranks
+from sparing.sharding.rendezvous import join
 
 SHARED: Final = ("forward-gradient", "two-phase")
 """Methods that have directions; of two-phase the first phase has none, and every process computes it."""
@@ -104,10 +104,10 @@ class Crew:
             return work()
         answers: list[_Answer] = []
         for turn in (True, False):
-            jointly(self.mesh, (lambda: answers.append(work())) if self.first is turn else _nothing)
+            on_all_ranks(self.mesh, (lambda: answers.append(work())) if self.first is turn else _nothing)
         return answers[0]
 
-    def on_first(self, work: Callable[[], object]) -> None:
+    def on_first_rank(self, work: Callable[[], object]) -> None:
         """Let the first work, and the others wait for it and share its failure.
 
         Args:
@@ -116,7 +116,7 @@ class Crew:
         if self.mesh is None:
             work()
         else:
-            jointly(self.mesh, work if self.first else _nothing)
+            on_all_ranks(self.mesh, work if self.first else _nothing)
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Refuse to begin where processes differ.
@@ -128,7 +128,7 @@ class Crew:
             UserError: On all, with the names that differ.
         """
         if self.mesh is not None:
-            agree(self.mesh, facts, "run")
+            check_same(self.mesh, facts, "run")
 
     def told(self, *numbers: int) -> list[int]:
         """Numbers of the first process.

@@ -31,9 +31,9 @@ from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import heard, newest, part_, ranks, refuse_cut
 from sparing.jobs.step import DivergedError, SpoiltError
 from sparing.report import Record, print_table
-from sparing.sharding.agree import agree
-from sparing.sharding.jointly import jointly, on_first
+from sparing.sharding.consistency import check_same
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.on_ranks import on_all_ranks, on_first_rank
 
 
 def _save(course: Course, record: Record) -> Path:
@@ -115,12 +115,12 @@ def _train(course: Course, material: Material, record: Record, way: Way) -> None
 def _train_shared(settings: Pretrain, material: Material, model: nn.Module, mesh: Mesh, record: Record) -> Course:
     """Set up and train over several ranks; the model is whole afterwards."""
     crew, folder, now = Crew(mesh, settings, record), folder_of(settings), identity(settings, material)
-    agree(mesh, now, "run")
+    check_same(mesh, now, "run")
     course, path = crew.begin(model, material.train, planned(settings, model)), newest(folder)
     if path is not None:
         record.rows[:0] = crew.restore_(course, path)["rows"]
     else:
-        on_first(mesh, lambda: folder.claim_(now))
+        on_first_rank(mesh, lambda: folder.claim_(now))
         tables.note_plan(course, record)
         if mesh.rank == 0:
             _show_plan(settings, record)
@@ -130,7 +130,7 @@ def _train_shared(settings: Pretrain, material: Material, model: nn.Module, mesh
         return crew.save(folder, course, record)
 
     def tell(course: Course, record: Record) -> None:
-        on_first(mesh, lambda: _write(course, record))
+        on_first_rank(mesh, lambda: _write(course, record))
 
     _train(course, material, record, Way(save, tell, partial(heard, mesh), crew.walk, always=mesh.world > 1))
     part_(crew.engine)
@@ -222,7 +222,7 @@ def _read(settings: Pretrain, folder: Folder, mesh: Mesh | None) -> Material:
             folder.check_same(identity(settings, material), files=FILES)
         return material
 
-    return work() if mesh is None else jointly(mesh, work)
+    return work() if mesh is None else on_all_ranks(mesh, work)
 
 
 def show(record: Record) -> None:

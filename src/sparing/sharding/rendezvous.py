@@ -15,7 +15,7 @@ from sparing.errors import RunError, UserError, require
 GRACE = 5.0  # how much longer than rank 0 the others wait for its verdict (s)
 
 
-def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
+def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
     """Wait until all ranks are there; name those who are not, on all ranks alike, after ``timeout`` seconds.
 
     Rank 0 waits for each, writes the verdict, and keeps the store alive until the others have read it. ``key`` must
@@ -25,7 +25,7 @@ def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet")
     store.set(keys[rank], "here")
     try:
         if rank == 0:
-            _count(store, keys, timeout)
+            _wait_for_all(store, keys, timeout)
         else:
             store.wait([f"{key}/verdict"], timedelta(seconds=timeout + GRACE))
     except RuntimeError as error:  # of the store: no verdict, or no store
@@ -35,7 +35,7 @@ def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet")
         return
     store.set(f"{keys[rank]}/heard", "yes")
     if rank == 0:
-        _linger(store, [name for name in keys if store.check([name])])
+        _wait_until_read(store, [name for name in keys if store.check([name])])
     raise RunError(
         f"meeting of {world} ranks: {name_ranks(missing)} did not come within {timeout:g} s; "
         "see whether it died, or started with another address"
@@ -65,7 +65,7 @@ def join(timeout: float, backend: str | None = None) -> None:
             f"meeting of {world} ranks: no store at {host}:{port} within {timeout:g} s; is rank 0 up?"
         ) from error
     meeting = PrefixStore(f"sparing/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    meet(meeting, rank, world, timeout, "join")
+    rendezvous(meeting, rank, world, timeout, "join")
     chosen = backend or ("nccl" if dist.is_nccl_available() and _cuda() else "gloo")
     dist.init_process_group(chosen, store=meeting, rank=rank, world_size=world)
 
@@ -76,7 +76,7 @@ def _cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _count(store: Store, keys: list[str], timeout: float) -> None:
+def _wait_for_all(store: Store, keys: list[str], timeout: float) -> None:
     """Wait for all, then leave the verdict: ``all``, or the numbers of the missing."""
     verdict = keys[0].rsplit("/", 1)[0] + "/verdict"
     try:
@@ -91,7 +91,7 @@ def _missing(store: Store, keys: list[str]) -> str:
     return ",".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
 
 
-def _linger(store: Store, present: list[str]) -> None:
+def _wait_until_read(store: Store, present: list[str]) -> None:
     """Keep the store alive until those present have heard, or a moment has passed."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until and not store.check([f"{key}/heard" for key in present]):

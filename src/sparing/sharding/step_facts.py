@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.sharding.agree import checksum, told
+from sparing.sharding.consistency import by_rank, checksum
 from sparing.sharding.gradients import Gradients
 from sparing.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """The same on every rank."""
 
     # By bucket, places of the parameters that had a gradient in this step on some rank.
@@ -23,19 +23,21 @@ class Facts:
     differing: Sequence[str]  # names of buffers that are not the same everywhere
 
 
-def begin_facts(
+def exchange_facts(
     mesh: Mesh, micro_steps: int, gradients: Mapping[str, Gradients], buffers: Mapping[str, Tensor]
-) -> Callable[[], Facts]:
+) -> Callable[[], StepFacts]:
     """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
     That raises ``UserError`` on all ranks if they are not at the same place.
     """
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
     places = [(name, index) for name, own in gradients.items() for index in range(len(own.bucket.slots))]
-    fired = [int(index in gradients[name].used) for name, index in places]
-    arriving = mesh.begin_scalars(torch.tensor([*place, *fired, *map(checksum, buffers.values())], dtype=torch.int64))
+    had_grad = [int(index in gradients[name].used) for name, index in places]
+    arriving = mesh.gather_scalars_async(
+        torch.tensor([*place, *had_grad, *map(checksum, buffers.values())], dtype=torch.int64)
+    )
 
-    def facts() -> Facts:
+    def facts() -> StepFacts:
         places_of, rows = arriving().tensor_split([len(place)], dim=1)
         _require_same_place(places_of.tolist())
         used = rows[:, : len(places)].any(0).tolist()
@@ -44,7 +46,7 @@ def begin_facts(
         for (name, index), one in zip(places, used, strict=True):
             if one:
                 found[name].add(index)
-        return Facts(
+        return StepFacts(
             {name: frozenset(some) for name, some in found.items()},
             [name for name, differs in zip(buffers, apart, strict=True) if differs],
         )
@@ -54,13 +56,13 @@ def begin_facts(
 
 def _require_same_place(places: Sequence[Sequence[int]]) -> None:
     """Rows of backward passes, collectives, and a number that names and order of the collectives make."""
-    got = told("backward passes, collectives and their order", [str(tuple(place)) for place in places])
+    got = by_rank("backward passes, collectives and their order", [str(tuple(place)) for place in places])
     do = "run the same blocks, as often, on every rank; restart from a checkpoint"
     same = all(place == places[0] for place in places)
     require(same, "step", got, "ranks must send the same in the same order", do)
 
 
-def level_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
+def sync_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
     """Give every rank rank 0's values of these buffers, as DistributedDataParallel does before a forward pass."""
     held = dict(model.named_buffers())
     for name in names:

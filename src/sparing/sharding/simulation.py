@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sparing.sharding.config import BucketSpec, Topology, Workload
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
-from sparing.sharding.traffic import Part, Traffic, first_learning, rings_of
+from sparing.sharding.traffic import Part, Traffic, first_trained_block, rings_of
 
 # Times within this share of each other are equal: which axis a wait counts for must not depend on rounding.
 EQUAL = 1e-12
@@ -72,7 +72,7 @@ class _Bucket:
     pending: _Ring | None = None
     whole: _Ring | None = None
     gathered: bool = False
-    folding: _Ring | None = None
+    reduction: _Ring | None = None
     synced: _Ring | None = None
 
 
@@ -122,13 +122,13 @@ class _Rank:
 
 
 @dataclass(slots=True, eq=False)
-class _Walk:
+class _Step:
     """The order of a step; the stages are the body blocks."""
 
     rank: _Rank
     roots: list[_Bucket]
     stages: list[list[_Bucket]]
-    learning: int
+    first_trained: int
     workload: Workload
     reducing: list[_Ring | None] = field(default_factory=list)
 
@@ -153,7 +153,7 @@ class _Walk:
             rank.compute(each, "forward")
 
     def _backward(self, *, last: bool) -> None:
-        rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.learning
+        rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.first_trained
         each = self.workload.backward / max(len(stages) - first, 1)
         while self.reducing:  # the buffers of the pass before
             rank.wait(self.reducing.pop(0))
@@ -187,10 +187,10 @@ class _Walk:
             if bucket.step:
                 while len(self.reducing) >= max(self.workload.grad_buffers - 1, 1):
                     self.rank.wait(self.reducing.pop(0))
-                bucket.folding = self.rank.submit(bucket.step, None, f"reduce {bucket.name}")
-                self.reducing.append(bucket.folding)
+                bucket.reduction = self.rank.submit(bucket.step, None, f"reduce {bucket.name}")
+                self.reducing.append(bucket.reduction)
             if last:
-                bucket.synced = self.rank.submit(bucket.sync, bucket.folding, f"sync {bucket.name}")
+                bucket.synced = self.rank.submit(bucket.sync, bucket.reduction, f"sync {bucket.name}")
 
     def steady(self) -> tuple[float, ...]:
         """What the next micro-step can see of the past, counted from now (s)."""
@@ -245,43 +245,43 @@ def _update_share(workload: Workload, sizes: tuple[int, ...], plan: Plan) -> flo
     return held / sum(spec.elements for spec in trained)
 
 
-def _labour(workload: Workload, topology: Topology, plan: Plan) -> float:
+def _message_work(workload: Workload, topology: Topology, plan: Plan) -> float:
     """Time that the messages of all ranks of a machine take from its cores (s)."""
     sent = Traffic.of_step(
         plan, topology.sizes, workload.buckets(), accumulate=workload.accumulate,
         gather_bytes=workload.param_bytes, reduce_bytes=workload.wire_bytes,
     )  # fmt: skip
     own = zip(topology.axes, sent.total, sent.messages, strict=True)
-    return topology.crowding * sum(axis.labour(size, messages) for axis, size, messages in own)
+    return topology.crowding * sum(axis.processor_seconds(size, messages) for axis, size, messages in own)
 
 
-def _walk(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Walk:
+def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Step:
     buckets = _buckets(workload, topology, plan)
     blocks = sorted({bucket.block for bucket in buckets if not bucket.root})
-    first = first_learning(workload.buckets())
+    first = first_trained_block(workload.buckets())
     tiers = topology.tiers
     rank = _Rank(tuple(axis.name for axis in topology.axes), trace, 0.0, [None] * tiers, [0.0] * tiers, [0.0] * tiers)
-    return _Walk(
+    return _Step(
         rank=rank,
         roots=[bucket for bucket in buckets if bucket.root],
         stages=[[b for b in buckets if b.block == block and not b.root] for block in blocks],
-        learning=sum(block < first for block in blocks),
+        first_trained=sum(block < first for block in blocks),
         workload=workload,
     )
 
 
-def _micro_steps(walk: _Walk, count: int) -> list[float]:
+def _micro_steps(step: _Step, count: int) -> list[float]:
     """Run all micro-steps but the last; once one ends like the one before, so will the others.
 
     Returns what ``rank.sums()`` lacks of those that were not run.
     """
-    rank = walk.rank
+    rank = step.rank
     before: tuple[float, ...] = ()
     for done in range(1, count):
         sums = rank.sums()
-        walk.micro_step(last=False)
+        step.micro_step(last=False)
         gone = [now - then for now, then in zip(rank.sums(), sums, strict=True)]
-        now = walk.steady()
+        now = step.steady()
         same = len(now) == len(before) and all(abs(a - b) <= 1e-9 * gone[0] for a, b in zip(now, before, strict=True))
         if same and not rank.trace:
             return [(count - 1 - done) * part for part in gone]
@@ -305,12 +305,12 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         UserError: If a letter of the plan means nothing on this machine.
     """
     plan = as_plan(plan)
-    walk = _walk(workload, topology, plan, trace=trace)
-    rank, buckets = walk.rank, [*walk.roots, *(bucket for stage in walk.stages for bucket in stage)]
+    step = _step_of(workload, topology, plan, trace=trace)
+    rank, buckets = step.rank, [*step.roots, *(bucket for stage in step.stages for bucket in stage)]
     for bucket in buckets:
         bucket.pending = rank.submit(bucket.refresh, None, f"refresh {bucket.name}")
-    skipped = _micro_steps(walk, workload.accumulate)
-    walk.micro_step(last=True)
+    skipped = _micro_steps(step, workload.accumulate)
+    step.micro_step(last=True)
     for bucket in reversed(buckets):
         bucket.synced = rank.submit(bucket.back, bucket.synced, f"return {bucket.name}")
     for bucket in buckets:
@@ -321,7 +321,7 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
     busy, exposed = per_axis[: topology.tiers], per_axis[topology.tiers :]
     compute = workload.compute + workload.seconds_update * share
     seconds = topology.overlap * seconds + (1 - topology.overlap) * (compute + sum(busy))
-    cores = compute + _labour(workload, topology, plan) if topology.crowding else 0.0
+    cores = compute + _message_work(workload, topology, plan) if topology.crowding else 0.0
     return Timeline(
         seconds=max(seconds, cores),
         compute=compute,

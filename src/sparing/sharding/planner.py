@@ -15,8 +15,8 @@ from sparing.errors import UserError, require
 from sparing.memory.sizes import parse_bytes
 from sparing.sharding.config import Link, Topology, Workload
 from sparing.sharding.levels import Plan, as_plan, effective
-from sparing.sharding.predict import Price, predict
-from sparing.sharding.simulate import Timeline, simulate
+from sparing.sharding.prediction import Price, predict
+from sparing.sharding.simulation import Timeline, simulate
 
 TIE = 0.001  # relative: closer times are equal, and messages, then slow bytes, then memory decide
 

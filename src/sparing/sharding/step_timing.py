@@ -1,8 +1,8 @@
 """How long a rank computes: a micro-step of the live model, timed before it is sharded; nothing has changed afterwards.
 
-micro = Micro(model=model, loss=lambda: model(**batch).loss)
-pace = slowest(mesh, micro)                      # on all ranks; the same on each
-Workload.of(specs, seconds_forward=pace.forward, seconds_backward=pace.backward)
+micro = MicroStep(model=model, loss=lambda: model(**batch).loss)
+times = time_on_all_ranks(mesh, micro)  # on all ranks; the same on each
+Workload.of(specs, seconds_forward=times.forward, seconds_backward=times.backward)
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch import Tensor, nn
 
 from sparing.blocks import Block, find_blocks
 from sparing.report import Progress
-from sparing.sharding.jointly import jointly
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.on_ranks import on_all_ranks
 
-TIMED = 2  # micro-steps that are timed after one that warms up; the shortest counts
+TIMED_MICRO_STEPS = 2  # micro-steps that are timed after one that warms up; the shortest counts
 
 # A first micro-step of so many seconds warms nothing up any more: it counts, and is the only one.
-LONG = 5.0
+LONG_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Micro:
+class MicroStep:
     """A micro-step of one rank, which can be taken again and again."""
 
     model: nn.Module
     loss: Callable[[], Tensor]  # forward pass on some rows
-    resting: Collection[str] = ()  # names of blocks that do not train at first
+    frozen: Collection[str] = ()  # names of blocks that do not train at first
     body: str | Sequence[str] | None = None  # where the repeated blocks are, as for ``find_blocks``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class PassTimes:
     """What the arithmetic of a micro-step takes."""
 
     forward: float  # seconds
@@ -50,45 +50,45 @@ class Pace:
         return f"{self.forward:.3g} s forward and {self.backward:.3g} s backward a micro-step"
 
 
-def pace_of(micro: Micro, advance: Callable[[], object] = lambda: None) -> Pace:
+def time_micro_step(micro: MicroStep, advance: Callable[[], object] = lambda: None) -> PassTimes:
     """Time a micro-step: the shortest of a few. The model and random numbers are as before afterwards, to the bit."""
-    taken: list[Pace] = []
+    taken: list[PassTimes] = []
     with _unchanged(micro):
-        for turn in range(TIMED + 1):
+        for turn in range(TIMED_MICRO_STEPS + 1):
             taken.append(_timed(micro))
             advance()
-            if turn == 0 and taken[0].forward + taken[0].backward > LONG:
+            if turn == 0 and taken[0].forward + taken[0].backward > LONG_SECONDS:
                 return taken[0]
     return min(taken[1:], key=lambda pace: pace.forward + pace.backward)
 
 
-def slowest(mesh: Mesh, micro: Micro, label: str = "arithmetic") -> Pace | None:
+def time_on_all_ranks(mesh: Mesh, micro: MicroStep, label: str = "arithmetic") -> PassTimes | None:
     """Time a micro-step on all ranks at once, as in training; all get the longest of each pass.
 
     None if some rank has not enough memory for a micro-step of the whole model. ``label`` shows a progress bar.
     """
     mesh.gather_scalars(torch.zeros(1))  # all begin together
 
-    def work() -> Pace | None:
+    def work() -> PassTimes | None:
         try:
             with _bar(label if mesh.rank == 0 else "") as advance:
-                return pace_of(micro, advance)
+                return time_micro_step(micro, advance)
         except torch.OutOfMemoryError:
             return None
 
-    mine = jointly(mesh, work)
+    mine = on_all_ranks(mesh, work)
     row = torch.tensor([0.0, 0.0, 1.0] if mine is None else [mine.forward, mine.backward, 0.0], dtype=torch.float64)
     forward, backward, short = mesh.gather_scalars(row).amax(0).tolist()
-    return None if short else Pace(forward=forward, backward=backward)
+    return None if short else PassTimes(forward=forward, backward=backward)
 
 
-def _timed(micro: Micro) -> Pace:
+def _timed(micro: MicroStep) -> PassTimes:
     """One forward and one backward pass."""
     begin = _clock(micro.model)
     loss = micro.loss()
     middle = _clock(micro.model)
     loss.backward()  # type: ignore[no-untyped-call]
-    return Pace(forward=middle - begin, backward=_clock(micro.model) - middle)
+    return PassTimes(forward=middle - begin, backward=_clock(micro.model) - middle)
 
 
 def _clock(model: nn.Module) -> float:
@@ -104,13 +104,13 @@ def _device(model: nn.Module) -> torch.device:
 
 
 @contextlib.contextmanager
-def _unchanged(micro: Micro) -> Iterator[None]:
+def _unchanged(micro: MicroStep) -> Iterator[None]:
     """Let the model train for a while, and put everything back that a pass changes."""
     model, device = micro.model, _device(micro.model)
     modes = {module: module.training for module in model.modules()}
     buffers = [(m, name, b, b.clone()) for m in modes for name, b in m.named_buffers(recurse=False)]
     grads = {p: p.grad for p in model.parameters()}
-    rest = [p for block in find_blocks(model, body=micro.body) if block.name in micro.resting for p in _live(block)]
+    rest = [p for block in find_blocks(model, body=micro.body) if block.name in micro.frozen for p in _trainable(block)]
     known = random.getstate()
     model.train()
     for parameter in grads:
@@ -138,7 +138,7 @@ def _unchanged(micro: Micro) -> Iterator[None]:
             module.training = mode
 
 
-def _live(block: Block) -> list[nn.Parameter]:
+def _trainable(block: Block) -> list[nn.Parameter]:
     return [p for p in block.params.values() if p.requires_grad]
 
 
@@ -152,5 +152,5 @@ def _bar(label: str) -> Iterator[Callable[[], object]]:
     if not label:
         yield lambda: None
         return
-    with Progress(label, total=TIMED + 1, unit="micro-step") as bar:
+    with Progress(label, total=TIMED_MICRO_STEPS + 1, unit="micro-step") as bar:
         yield bar.advance

@@ -18,7 +18,7 @@ from sparing.errors import UserError
 _attribute: Any = vars(torch._C.TensorBase)
 _set_grad: Callable[[Tensor, Tensor | None], None] = _attribute["grad"].__set__
 # What may be asked of a parameter without its values.
-_LOOKS = {
+_METADATA = {
     *(
         _attribute[name].__get__
         for name in (
@@ -34,11 +34,11 @@ _LOOKS = {
     torch.autograd.grad,
 }  # fmt: skip
 
-VERSION = 2**31  # of freed parameters; nobody writes that often into one that is here
+FREED_VERSION = 2**31  # of freed parameters; nobody writes that often into one that is here
 _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
 
 
-def at_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
+def swap_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
     """Set the version counters that autograd checks saved tensors against; return the previous ones."""
     were = [parameter._version for parameter in parameters]
     _set_versions(tuple(parameters), tuple(versions))
@@ -46,12 +46,12 @@ def at_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[
 
 
 @contextmanager
-def early_uses() -> Iterator[None]:
+def explain_freed_uses() -> Iterator[None]:
     """Turn autograd's complaint about a version of freed parameters into one that says what to do."""
     try:
         yield
     except RuntimeError as error:
-        if f"is at version {VERSION};" not in str(error):
+        if f"is at version {FREED_VERSION};" not in str(error):
             raise
         raise UserError(
             "loss", got="a gradient inside a block before that of what the block returned, whose weights are away",
@@ -60,7 +60,7 @@ def early_uses() -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-class Owed(nn.Parameter):
+class GradientTaken(nn.Parameter):
     """A parameter, or a slice of the optimizer, whose gradient the engine has taken and not yet used."""
 
     @property
@@ -77,13 +77,13 @@ class Owed(nn.Parameter):
         _set_grad(self, value)
 
 
-def away(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], type[nn.Parameter]]:
+def freed_classes(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], type[nn.Parameter]]:
     """Classes for the parameters of a freed bucket: one for ordinary ones, one for those with gradients in the engine.
 
     ``arrive`` waits for values that are on their way to this rank anyway; False if that takes all ranks together.
     """
 
-    class Away(nn.Parameter):
+    class Freed(nn.Parameter):
         """Refuses to be read."""
 
         numbers_are_away = True  # for those who look after weights in other rooms, such as masks
@@ -92,7 +92,7 @@ def away(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], t
         def __torch_function__(
             cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
-            if func not in _LOOKS and not arrive():
+            if func not in _METADATA and not arrive():
                 raise UserError(
                     "weights", got=f"a use of {bucket}: {getattr(func, '__name__', func)}",
                     why="they are cut over the ranks, and whole only in the forward and backward pass of their block",
@@ -101,7 +101,7 @@ def away(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], t
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs or {})
 
-    class AwayOwed(Away, Owed):
+    class FreedGradientTaken(Freed, GradientTaken):
         """Both."""
 
-    return Away, AwayOwed
+    return Freed, FreedGradientTaken

@@ -13,32 +13,32 @@ from sparing.errors import RunError, UserError
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Mesh
 
-ROOM = 1024  # bytes of an error that travel
+ERROR_BYTES = 1024  # bytes of an error that travel
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
-def jointly(mesh: Mesh, work: Callable[[], _Answer]) -> _Answer:
+def on_all_ranks(mesh: Mesh, work: Callable[[], _Result]) -> _Result:
     """Do work on every rank and return its result; if one rank failed, all raise that rank's error. All call; blocking.
 
     The work may read and write files but must not communicate.
     """
-    answers: list[_Answer] = []
+    results: list[_Result] = []
     failure: Exception | None = None
     try:
-        answers.append(work())
+        results.append(work())
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         failure = error
     for rank, row in enumerate(mesh.gather_scalars(_packed(failure))):
         if row.any():
             told = _unpacked(bytes(row.tolist()), rank)
             raise told from failure
-    return answers[0]
+    return results[0]
 
 
-def on_first(mesh: Mesh, work: Callable[[], object]) -> None:
+def on_first_rank(mesh: Mesh, work: Callable[[], object]) -> None:
     """Let rank 0 work while all others wait for it and share its failure."""
-    jointly(mesh, work if mesh.rank == 0 else _nothing)
+    on_all_ranks(mesh, work if mesh.rank == 0 else _nothing)
 
 
 def _nothing() -> None:
@@ -49,10 +49,12 @@ def _packed(failure: Exception | None) -> torch.Tensor:
     """Fixed length; a user's mistake keeps its four parts."""
     text = ""
     if isinstance(failure, UserError):
-        text = "\x1f".join(str(part)[: ROOM // 4] for part in (failure.what, failure.got, failure.why, failure.do))
+        text = "\x1f".join(
+            str(part)[: ERROR_BYTES // 4] for part in (failure.what, failure.got, failure.why, failure.do)
+        )
     elif failure is not None:
         text = f"{type(failure).__name__}: {failure}"
-    return torch.frombuffer(bytearray(text.encode()[:ROOM].ljust(ROOM, b"\0")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text.encode()[:ERROR_BYTES].ljust(ERROR_BYTES, b"\0")), dtype=torch.uint8)
 
 
 def _unpacked(row: bytes, rank: int) -> UserError | RunError:

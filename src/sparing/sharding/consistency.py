@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparing.errors import RunError, UserError
-from sparing.sharding.meet import name_ranks
+from sparing.sharding.rendezvous import name_ranks
 
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Mesh
 
-SHOWN = 80  # characters of a fact that an error shows
+SHOWN_CHARACTERS = 80  # characters of a fact that an error shows
 
 
-def agree(mesh: Mesh, fact: object, what: str) -> None:
+def check_same(mesh: Mesh, fact: object, what: str) -> None:
     """Check that a fact (one value, or name -> value), compared by ``repr``, is the same on all ranks; all call it.
 
     Ranks exchange its hash, and the text only if those differ; a ``UserError`` then names who differs.
@@ -33,11 +33,11 @@ def agree(mesh: Mesh, fact: object, what: str) -> None:
     rows = mesh.gather_scalars(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
     if bool((rows == rows[0]).all()):
         return
-    heard: list[dict[str, str]] = [{}] * mesh.world
-    dist.all_gather_object(heard, texts, group=mesh.control)
-    names = sorted({name for texts in heard for name in texts})
-    differing = [name for name in names if len({texts.get(name) for texts in heard}) > 1]
-    found = "; ".join(told(name, [texts.get(name, "nothing") for texts in heard]) for name in differing[:3])
+    texts_by_rank: list[dict[str, str]] = [{}] * mesh.world
+    dist.all_gather_object(texts_by_rank, texts, group=mesh.control)
+    names = sorted({name for texts in texts_by_rank for name in texts})
+    differing = [name for name in names if len({texts.get(name) for texts in texts_by_rank}) > 1]
+    found = "; ".join(by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank]) for name in differing[:3])
     raise UserError(
         what, got=found, why="all ranks must have the same", do="start every rank with the same code and settings"
     )
@@ -49,7 +49,7 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(data) << 31 | zlib.adler32(data) >> 1
 
 
-def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> None:
+def check_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> None:
     """Raise ``RunError`` where ranks that should hold the same slice differ; all ranks call it, between steps."""
     if not tensors or mesh.world == 1:
         return
@@ -58,9 +58,9 @@ def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> 
     for column, (name, (_, level)) in zip(rows.T.tolist(), tensors.items(), strict=True):
         inside = mesh.inside(level)
         for first in range(inside):
-            odd = _odd({rank: column[rank] for rank in range(first, mesh.world, inside)})
-            if odd:
-                broken.append(f"{name} on {name_ranks(odd)}")
+            outliers = _outliers({rank: column[rank] for rank in range(first, mesh.world, inside)})
+            if outliers:
+                broken.append(f"{name} on {name_ranks(outliers)}")
     if broken:
         raise RunError(
             f"replicas differ: {'; '.join(broken[:5])}{'; …' if len(broken) > 5 else ''}: these ranks have left the "
@@ -68,7 +68,7 @@ def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> 
         )
 
 
-def told(name: str, values: list[str]) -> str:
+def by_rank(name: str, values: list[str]) -> str:
     """Each value with its ranks, the most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
@@ -78,10 +78,10 @@ def told(name: str, values: list[str]) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _odd(values: dict[int, int]) -> list[int]:
+def _outliers(values: dict[int, int]) -> list[int]:
     """Ranks whose value is not the most common one."""
     usual = Counter(values.values()).most_common(1)[0][0]
     return [rank for rank, value in values.items() if value != usual]
