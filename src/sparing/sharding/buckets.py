@@ -28,15 +28,10 @@ class Slot:
 def slots_of(params: Mapping[str, nn.Parameter], groups: Mapping[str, int]) -> tuple[Slot, ...]:
     """Lay parameters out without gaps, in the order of their groups and then of ``params``."""
     found, offset = [], 0
-    for name in sorted(params, key=lambda name: groups.get(name, 0)):  # stable
+    # Parameters of a group lie together, so that the optimizer sees one flat tensor of each; sorted is stable.
+    for name in sorted(params, key=lambda name: groups.get(name, 0)):
         parameter = params[name]
-        slot = Slot(
-            name=name,
-            shape=parameter.shape,
-            offset=offset,
-            numel=parameter.numel(),
-            group=groups.get(name, 0),
-        )
+        slot = Slot(name=name, shape=parameter.shape, offset=offset, numel=parameter.numel(), group=groups.get(name, 0))
         found.append(slot)
         offset += slot.numel
     return tuple(found)
@@ -82,7 +77,8 @@ class Bucket:
         self._placeholders = [_placeholder(slot.shape, self.full) for slot in self.slots]
         self._views = [self.full.narrow(0, slot.offset, slot.numel).view(slot.shape) for slot in self.slots]
         self._bytes = self.full.untyped_storage().nbytes()
-        self._versioned = tuple(p for p in self.params if not p.is_inference())  # autograd saves none of the others
+        # inference tensors have no version counter, and autograd saves none of them
+        self._versioned = tuple(p for p in self.params if not p.is_inference())
         self._versions = [parameter._version for parameter in self._versioned]
         self.store = self.full
         self.set_views_()
@@ -160,9 +156,11 @@ class Bucket:
         """Start to make the tensor whole; the collective runs on the lanes."""
         if self.unsharded:
             return
+        # The storage grows in place, so views that autograd or users hold stay valid.
         self.full.untyped_storage().resize_(self._bytes)
         offset, length = self.layout.slice(self.level, self.mesh.coords)
         own, pending = self.full.narrow(0, offset, length), self.pending
+        # The copy of my slice runs on the lane that gathers first: nothing else may read the slice before.
         first = next(self.mesh.lanes[axis] for axis in reversed(range(self.level)) if self.mesh.sizes[axis] > 1)
 
         def fill() -> None:
@@ -170,6 +168,7 @@ class Bucket:
                 pending.wait()
             own.copy_(self.store)
 
+        # All ranks compare the log, and buckets of the same size would look the same without their names.
         self.mesh.transitions.log.mark(self.name)
         filled = first.submit(fill)
         self._gathering = self.mesh.transitions.gather_(self.full, self.level, 0, after=filled)
@@ -193,6 +192,7 @@ class Bucket:
         """Drop the whole tensor's bytes; nothing happens where it is the store or pinned."""
         if self.store is self.full or self.pinned or not self.unsharded:
             return
+        # A lane may still write into the storage that is about to go.
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None

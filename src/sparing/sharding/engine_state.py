@@ -20,13 +20,7 @@ class EngineState:
     """Model, mesh, hooks, optimizer and plans of an engine, with the counts of its steps."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        mesh: Mesh,
-        settings: Settings,
-        flow: Flow,
-        masters: Masters,
-        plans: Mapping[str, Plan],
+        self, model: nn.Module, mesh: Mesh, settings: Settings, flow: Flow, masters: Masters, plans: Mapping[str, Plan]
     ) -> None:
         self.model, self.mesh, self.settings = model, mesh, settings
         self.flow, self.masters, self.plans = flow, masters, dict(plans)

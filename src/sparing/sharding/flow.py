@@ -53,16 +53,16 @@ class Flow:
     last: bool = True  # whether this micro-step is the step's last, after which gradients are completed
     stepping: bool = False  # whether autograd runs for this engine's ``backward``
     failed: bool = False  # whether such a pass raised and left part of its gradients here
-    _outermost: nn.Module | None = None
-    _foreign_task: int = -1
-    _furthest: int = -1
-    _lowest: int = 0
-    _skipped: list[Stage] = field(default_factory=list)
+    _outermost: nn.Module | None = None  # module whose forward began the pass
+    _foreign_task: int = -1  # last autograd task that was not this engine's
+    _furthest: int = -1  # last stage that this forward has entered
+    _lowest: int = 0  # first stage that this backward has reached
+    _skipped: list[Stage] = field(default_factory=list)  # by this forward
     _with_grad: bool = False
     _expects_backward: bool = False
-    _entered: list[int] = field(default_factory=list)
+    _entered: list[int] = field(default_factory=list)  # of each stage, before this forward
     _log_length_at_entry: int = 0
-    _reduction: Handle[Tensor] | None = None
+    _reduction: Handle[Tensor] | None = None  # the one under way
     _handles: list[RemovableHandle] = field(default_factory=list)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -109,6 +109,7 @@ class Flow:
         if recomputing():
             self._unshard_roots_()
             return
+        # still set: the forward before this one raised before its post hook could run
         if self._outermost is module:
             self._forget_failed_forward_()
         if self._outermost is None:
@@ -116,6 +117,7 @@ class Flow:
             self._furthest = -1
             self._expects_backward |= self._with_grad
             self._entered, self._log_length_at_entry = [stage.entered for stage in self.stages], self._log_length()
+        # The first stages are submitted before the roots are awaited, so that they travel meanwhile.
         for bucket in self.roots:
             bucket.unshard_()
         self._unshard_(self.stages[: self.prefetch])
@@ -129,7 +131,8 @@ class Flow:
         self._outermost = None
         if not self._expects_backward:
             _reshard_(self.roots)
-        for tensor in requiring_grad(output):  # this graph may be passed after another one has freed them
+        # This graph may run backward after another one has freed the roots.
+        for tensor in requiring_grad(output):
             tensor.register_hook(self._unshard_roots_)  # type: ignore[no-untyped-call]
 
     def _unshard_roots_(self, grad: Tensor | None = None) -> None:
@@ -160,12 +163,14 @@ class Flow:
         """Before the forward of a stage; a recomputation inside its backward finds it whole."""
         if stage.backward:
             return
-        if recomputing():  # its backward begins later: of several blocks of a checkpoint, the last one's comes first
+        # Its backward begins later: where one checkpoint holds several blocks, that of the last comes first.
+        if recomputing():
             self._note_autograd_()
             self._use_now_(stage, ())
             return
         stage.entered += 1
-        self._skipped += self.stages[self._furthest + 1 : stage.index]  # by this rank; others may wait for its share
+        # Other ranks may run the stages that this one skips (stochastic depth), and wait for its slice of them.
+        self._skipped += self.stages[self._furthest + 1 : stage.index]
         self._furthest = max(self._furthest, stage.index)
         self._unshard_(self._skipped)
         self._use_now_(stage, self.stages[stage.index + 1 : stage.index + 1 + self.prefetch])
@@ -174,15 +179,18 @@ class Flow:
         """After the forward of a stage."""
         if stage.backward:
             return
+        # What a stage passes through unchanged is watched by whoever computed it.
         given = {id(tensor): tensor for tensor in requiring_grad(inputs)}
         awaited = [tensor for tensor in requiring_grad(output) if id(tensor) not in given]
-        replayed = self._with_grad and not torch.is_grad_enabled() and bool(given)  # by a reentrant checkpoint
+        # A reentrant checkpoint runs the forward without grad, and again inside backward.
+        replayed = self._with_grad and not torch.is_grad_enabled() and bool(given)
         for tensor in awaited:
             tensor.register_hook(BeforeBackward(self, stage))  # type: ignore[no-untyped-call]
         if recomputing():
             return
         kept = bool(awaited) or replayed
         stage.differentiated |= kept
+        # Backward begins with the last stage, so gathering it twice would only cost.
         if not kept or stage.index != len(self.stages) - 1:
             _reshard_(stage.buckets)
         while self._skipped:
@@ -209,6 +217,7 @@ class Flow:
         if self.stepping:
             self._submit_skipped_(stage.index + 1)
             self._lowest = min(self._lowest, stage.index)
+        # By now autograd has visited every node of the stages above, so their gradients are whole.
         for other in reversed(self.stages):
             if other.backward:
                 self._finish_stage_(other)
@@ -224,6 +233,7 @@ class Flow:
 
     def _note_autograd_(self) -> None:
         """Note that autograd is here; where it runs for somebody else, leave nothing whole behind."""
+        # once for each run of autograd: the callback is called when that run ends
         task = torch._C._current_graph_task_id()
         if not self.stepping and task != self._foreign_task:
             self._foreign_task = task
@@ -237,6 +247,7 @@ class Flow:
     def _finish_stage_(self, stage: Stage) -> None:
         stage.backward = False
         if self.stepping:
+            # A stage that ran forward several times gets more gradients; it is completed when the pass ends.
             for bucket in stage.buckets:
                 self._flush_(bucket, sync=self.last and stage.entered <= 1)
         _reshard_(stage.buckets)
@@ -257,14 +268,17 @@ class Flow:
         """Around a backward pass of this engine: at its end all gradients leave, and a missing one counts as zero."""
         why, do = "part of its gradients is still here", "call engine.abandon() on every rank"
         require(not self.failed, "backward", "a call after one that raised", why, do)
+        # or the first gradients of this pass would be a third buffer
         if self._reduction is not None:
-            self._reduction.wait()  # or a third buffer would be alive
+            self._reduction.wait()
+        # another pass may have raised
         for stage in self.stages:
-            stage.backward = stage.running = False  # another pass may have raised
+            stage.backward = stage.running = False
         for bucket in self._buckets():
             for parameter in bucket.params:
                 hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}
-                if len(hooks) > 1:  # what users do with a gradient comes first
+                # Hooks of users come first: ours takes the gradient away.
+                if len(hooks) > 1:
                     for key in [key for key, hook in hooks.items() if isinstance(hook, CollectGradient)]:
                         hooks[key] = hooks.pop(key)
         self._unshard_roots_()

@@ -35,6 +35,8 @@ _METADATA = {
 }  # fmt: skip
 
 FREED_VERSION = 2**31  # of freed parameters; nobody writes that often into one that is here
+# Views that autograd saved of the flat tensor know no class. Without another version, backward through them would read
+# what the next gather has not filled yet, and train on it silently.
 _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
 
 
@@ -86,7 +88,8 @@ def freed_classes(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Para
     class Freed(nn.Parameter):
         """Refuses to be read."""
 
-        numbers_are_away = True  # for those who look after weights in other rooms, such as masks
+        # read by other packages that would write into the weights, such as masks of ``scaling``
+        numbers_are_away = True
 
         @classmethod
         def __torch_function__(
@@ -98,6 +101,7 @@ def freed_classes(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Para
                     why="they are cut over the ranks, and whole only in the forward and backward pass of their block",
                     do="call engine.full_state_dict(), or stay inside engine.gathered(), on every rank",
                 )  # fmt: skip
+            # as ``Parameter`` does: what an allowed function returns is an ordinary tensor
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs or {})
 

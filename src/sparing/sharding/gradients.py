@@ -22,13 +22,7 @@ class Gradients:
     """
 
     def __init__(
-        self,
-        bucket: Bucket,
-        *,
-        level: int,
-        optimizer_level: int,
-        dtype: torch.dtype,
-        wire_dtype: torch.dtype,
+        self, bucket: Bucket, *, level: int, optimizer_level: int, dtype: torch.dtype, wire_dtype: torch.dtype
     ) -> None:
         self.bucket, self.level, self.optimizer_level = bucket, level, optimizer_level
         self.dtype, self.wire_dtype = dtype, wire_dtype
@@ -67,9 +61,11 @@ class Gradients:
                 do="compute penalties on weights after the forward pass",
             )  # fmt: skip
         place, slot = self._target(), self.bucket.slots[index]
-        dense = grad if grad.layout == torch.strided else grad.to_dense()  # of an embedding, say
+        # Sparse embeddings: the buffer is dense, and an elementwise step on zeros is the same.
+        dense = grad if grad.layout == torch.strided else grad.to_dense()
         part, values = place.narrow(0, slot.offset, slot.numel), dense.reshape(-1)
-        if (self.whole and self._flushes) or index in self._received:  # reentrant checkpoints: once for every use
+        # A reentrant checkpoint hands over one gradient for every use of the parameter.
+        if (self.whole and self._flushes) or index in self._received:
             part.add_(values)
         else:
             part.copy_(values)
@@ -110,6 +106,7 @@ class Gradients:
         self._zero_missing_()
         self._received.clear()
         self.flushed = True
+        # Buffers are not zeroed: the first sum is copied over whatever the accumulator holds.
         first, self._flushes = self._flushes == 0, self._flushes + 1
         if self.whole:
             return None
@@ -126,10 +123,12 @@ class Gradients:
         assert self._finish_sync is None
         part, after, mesh = self._accumulator(), self._reduction, self.bucket.mesh
         mesh.transitions.log.mark(self.bucket.name)
+        # Ranks inside ``level`` hold other slices; only axes beyond it still have something to add.
         lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
         if self.wire_dtype == self.dtype or not lanes:
             self._finish_sync = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
             return
+        # The accumulator may be wider than the wire. Conversion waits for the last reduction, so it runs on a lane.
         wire = torch.empty_like(part, dtype=self.wire_dtype)
 
         def convert() -> None:

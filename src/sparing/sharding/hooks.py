@@ -84,7 +84,8 @@ class BeforeForward:
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Gather the stage."""
         del module, inputs
-        self.stage.running = not recomputing()  # which may stop early, without a word
+        # A recomputation may stop early, and then no post hook would reset it.
+        self.stage.running = not recomputing()
         self.flow.before_forward_(self.stage)
 
 
@@ -112,7 +113,7 @@ class AfterInner:
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Watch for the gradient of what it returned, so that its weights are here then."""
         del module, inputs
-        # weights that are whole need no watch; a compiled block is one node, and a hook in it would split it
+        # Weights that are never cut need no hook; a compiled block is one node, and a hook in it would split it.
         if torch.compiler.is_compiling() or recomputing() or all(bucket.whole for bucket in self.stage.buckets):
             return
         for tensor in requiring_grad(output):
@@ -130,7 +131,8 @@ class BeforeBackward:
     def __call__(self, grad: Tensor) -> None:
         """Gather the stage again; a second derivative of what is cut is refused."""
         del grad
-        if self.stage.running:  # a gradient that the block takes on its way
+        # The block computes a gradient inside its own forward pass, where it is whole anyway.
+        if self.stage.running:
             return
         if torch.is_grad_enabled() and not all(bucket.whole for bucket in self.stage.buckets):
             raise UserError(
@@ -156,7 +158,8 @@ class CollectGradient:
             return
         if self.flow.stepping:
             found.collect_(self.index, grad)
-        elif not active_flows:  # else it belongs to another engine's loss, which goes through this model
+        # Gradients that the loss of another engine leaves here are dropped, as its zero_grad would.
+        elif not active_flows:
             raise UserError(
                 "loss.backward()", got="a gradient of a sharded parameter",
                 why="it would be this rank's alone, and belong to no step",

@@ -26,6 +26,7 @@ class Handle(Generic[T]):
     __slots__ = ("_arrived", "_error", "_event", "_value")
 
     def __init__(self) -> None:
+        # A lock, held until the result is there, is cheaper than a threading.Event.
         self._arrived = threading.Lock()
         self._arrived.acquire()
         self._error: BaseException | None = None
@@ -79,7 +80,7 @@ class Lane:
     Deadlock rule: a collective of two axes enqueues both parts at submit time, the second blocking on the handle of the
     first at the head of its lane; and every rank submits in the same order. Then each part waits only for parts that
     were submitted earlier, on all ranks alike. After an error everything submitted later fails at once with that cause:
-    this rank has left the order, and a collective that its peers do not match would hang or mix data.
+    this rank is out of order, and a collective that its peers do not match would hang or mix data.
     """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
@@ -120,17 +121,17 @@ class Lane:
         """The point of the caller's stream at which the inputs exist."""
         if self._device is None:
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return _recorded(self._device)
 
     def _loop(self) -> None:
-        torch.set_grad_enabled(False)  # the mode belongs to the thread
+        # grad mode is per thread
+        torch.set_grad_enabled(False)
         if self._device is not None:
             torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         while (work := self._work.get()) is not None:
             self._run(work)
-            del work  # or tensors of the last collective live until the next one
+            # or tensors of the last collective would live until the next one
+            del work
 
     def _run(self, work: _Work) -> None:
         handle, ready = work.handle, work.ready
@@ -140,7 +141,8 @@ class Lane:
         try:
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)
-            value = work.function.pop()()  # popped, so that what it holds is free before anybody hears of the end
+            # popped, so that what it holds is freed before anybody is told that it is done
+            value = work.function.pop()()
         except BaseException as error:  # noqa: BLE001  # every waiter must hear of it, whatever it is
             self._failure = error
             handle.fail(error)
@@ -154,11 +156,13 @@ def yielding() -> Iterator[None]:
 
     While a thread of ours sends, it holds the lock of the connection, and gloo's thread, woken by what arrives on the
     same connection, asks for that lock again and again without rest (``Pair::handleEvents``). Where threads crowd on
-    few cores, it had just pushed the sender off its core, and asked in vain until its time was over.
+    few cores, it preempts the sender and spins until its time slice is over. Threads of this policy preempt nobody.
     """
     changed = False
-    with contextlib.suppress(AttributeError, OSError):  # another system, or a sandbox that forbids it
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else it is a choice of the user's
+    # suppressed: not Linux, or a sandbox that forbids it
+    with contextlib.suppress(AttributeError, OSError):
+        # any other policy is a choice of the user
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             changed = True
     try:
@@ -168,17 +172,11 @@ def yielding() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def _recorded() -> torch.cuda.Event:
+def _recorded(device: torch.device | None = None) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def wait_all(handles: list[Handle[Any]]) -> None:
-    """Wait for each."""
-    for handle in handles:
-        handle.wait()

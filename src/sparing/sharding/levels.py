@@ -42,13 +42,6 @@ def level_of(letter: str, tiers: int = 2) -> int:
     return known.index(letter)
 
 
-def letter_of(level: int, tiers: int = 2) -> str:
-    """The letter of a level."""
-    known = letters(tiers)
-    require(0 <= level <= tiers, "level", level, f"there are {tiers} tiers", f"pass 0 to {tiers}")
-    return known[level]
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Three levels, written as three letters, such as ``Plan("IIG")``: a value without tensors.

@@ -114,16 +114,11 @@ def read(folder: Path) -> Manifest:
     require(version in (1, FORMAT), "checkpoint", f"format {version} in {path}", why, do)
     if _seal(body) != sealed:
         raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY)
-    return _manifest(body)
-
-
-def _manifest(body: dict[str, Any]) -> Manifest:
-    parts = tuple(Part(**{**part, "places": _places(part["places"])}) for part in body.pop("parts"))
-    return Manifest(parts=parts, **body)
-
-
-def _places(found: Sequence[dict[str, Any]]) -> tuple[Place, ...]:
-    return tuple(Place(**{**place, "shape": tuple(place["shape"])}) for place in found)
+    parts = [
+        part | {"places": tuple(Place(**(place | {"shape": tuple(place["shape"])})) for place in part["places"])}
+        for part in body.pop("parts")
+    ]
+    return Manifest(parts=tuple(Part(**part) for part in parts), **body)
 
 
 def check_files(folder: Path, manifest: Manifest, rank: int = 0, world: int = 1) -> None:

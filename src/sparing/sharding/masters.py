@@ -34,6 +34,7 @@ class Masters:
 
     def __init__(self, factory: OptimizerFactory, options: Sequence[Mapping[str, Any]]) -> None:
         """Make the optimizer, over nothing yet; ``options`` are those of each parameter group."""
+        # torch optimizers refuse an empty list of parameters, but not groups without parameters
         self.optimizer = factory([{"params": [], **given} for given in options])
         self.optimizer.register_state_dict_pre_hook(self._refuse_state)
         self._values: dict[str, Tensor] = {}
@@ -78,6 +79,7 @@ class Masters:
 
     def _drop_(self, bucket: Bucket) -> None:
         for group, segment in self._segments.pop(bucket.name):
+            # by identity: == of tensors compares elements
             held = self.optimizer.param_groups[group]["params"]
             held[:] = [other for other in held if other is not segment]
             self.optimizer.state.pop(segment, None)
@@ -88,6 +90,8 @@ class Masters:
 
     def set_gradient_(self, bucket: Bucket, level: int, grad: Tensor, used: Collection[int]) -> None:
         """Hand over the flat gradient of my slice; parameters at places not in ``used`` had none on any rank."""
+        # Parameters without a gradient are hidden from the optimizer, as with grad None under DDP: no weight decay, no
+        # momentum, a step count of their own. Only buckets that have one pay for a segment per parameter.
         if len(used) < len(bucket.slots):
             self._split_by_parameter_(bucket, level)
         offset, fine = 0, bucket.name in self._per_parameter
@@ -142,6 +146,7 @@ class Masters:
     def take_edits_(self, bucket: Bucket, level: int) -> None:
         """Where somebody has changed the parameters since the last step, that change counts, not the master copy."""
         values, own = self._values[bucket.name], own_slice(bucket, level)
+        # A master is left alone where the parameter is what it rounds to; elsewhere somebody wrote the parameter.
         if own.dtype != values.dtype:
             torch.where(own != values.to(own.dtype), own.to(values.dtype), values, out=values)
 

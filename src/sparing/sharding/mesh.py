@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]  # builtins, not in its list of names
+from torch.distributed import ProcessGroup  # type: ignore[attr-defined]  # builtins, not in its list of names
 
 from sparing.errors import require
 from sparing.sharding.axis import Axis
@@ -96,6 +96,7 @@ class Mesh:
         """``gather_scalars`` that only blocks when what it returns is called."""
         if self.world == 1:
             return values[None].clone
+        # over a gloo group of its own: control messages must not mix with data, nor be counted as such
         mine = values.detach().to("cpu", copy=True)
         rows = torch.empty(self.world, mine.numel(), dtype=mine.dtype)
         under_way = dist.all_gather(list(rows.unbind(0)), mine, group=self.control, async_op=True)
@@ -104,7 +105,8 @@ class Mesh:
         def wait() -> Tensor:
             under_way.wait()
             gathered = rows.to(values.device, copy=True)
-            for held in (mine, rows):  # gloo's thread may keep them a while after it has told of the end
+            # gloo's own thread keeps the tensors for a while after it has reported the end
+            for held in (mine, rows):
                 held.untyped_storage().resize_(0)
             return gathered
 
@@ -141,7 +143,9 @@ class Mesh:
 
     def _route(self) -> TwoLevel:
         """How collectives over several axes run, and the ring of the world where they need one."""
-        collectives = [self._collectives_of(axis) for axis in self.axes]
+        collectives = [
+            collectives_of(axis, self.wires, self.counter, self.device) if axis.size > 1 else None for axis in self.axes
+        ]
         if self.wires.gather == "flat" and self.world > 1:
             return Flat(self.sizes, self.coords, collectives, self._world_collectives())
         rings = [found.ring if isinstance(found, RingCollectives) else None for found in collectives]
@@ -149,14 +153,12 @@ class Mesh:
             return Overlapped(self.sizes, self.coords, collectives, rings)
         return TwoLevel(self.sizes, self.coords, collectives)
 
-    def _collectives_of(self, axis: Axis) -> Collectives | None:
-        return collectives_of(axis, self.wires, self.counter, self.device) if axis.size > 1 else None
-
     def _world_collectives(self) -> Collectives:
         """The ring in rank order; blocks by coordinates, and the limit of the link to the right neighbour."""
         ranks = tuple(range(self.world))
         axis = Axis(name="world", size=self.world, index=self.rank, ranks=ranks, group=self._flat)
         self.counter.sent["world"] = self.counter.messages["world"] = 0
+        # A block belongs to a place in the nested layout, which is not the rank: see ``layout``.
         order = [block_index(coords_of(rank, self.sizes), self.sizes) for rank in range(self.world)]
         wires, limit = self.wires, self.wires.pace("world") or self._limit_right()
         if limit is not None:
@@ -207,7 +209,7 @@ def make_mesh(
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes)
     if world > 1:
-        rendezvous(_store(), rank, world, wait, f"sparing/mesh/{_turn()}")
+        rendezvous(dist.distributed_c10d._get_default_store(), rank, world, wait, f"sparing/mesh/{next(_turns)}")
     return _connected(shape, rank, _device(device), wires or Wires(), message)
 
 
@@ -250,6 +252,7 @@ def _axis(k: int, sizes: tuple[int, ...], rank: int, patience: timedelta) -> Axi
     stride = math.prod(sizes[:k])
     index = rank // stride % sizes[k]
     ranks = tuple(rank + (place - index) * stride for place in range(sizes[k]))
+    # Local synchronization: only the ranks of a line build its group, so lines must be built in the same order on all.
     group = None if sizes[k] == 1 else dist.new_group(ranks, timeout=patience, use_local_synchronization=True)
     return Axis(name=NAMES[len(sizes)][k], size=sizes[k], index=index, ranks=ranks, group=group)
 
@@ -265,13 +268,5 @@ def _seconds(time: float | timedelta) -> float:
     return time.total_seconds() if isinstance(time, timedelta) else float(time)
 
 
-def _store() -> Store:
-    return dist.distributed_c10d._get_default_store()
-
-
+# Numbers the meetings: meshes are made in the same order on all ranks, and a key of the store serves once.
 _turns = itertools.count()
-
-
-def _turn() -> int:
-    """Number of this meeting: meshes are made in the same order on all ranks."""
-    return next(_turns)

@@ -23,6 +23,7 @@ def on_all_ranks(mesh: Mesh, work: Callable[[], _Result]) -> _Result:
 
     The work may read and write files but must not communicate.
     """
+    # Nothing else is caught: an interrupt or a failed assertion must end this rank at once.
     results: list[_Result] = []
     failure: Exception | None = None
     try:
@@ -38,15 +39,11 @@ def on_all_ranks(mesh: Mesh, work: Callable[[], _Result]) -> _Result:
 
 def on_first_rank(mesh: Mesh, work: Callable[[], object]) -> None:
     """Let rank 0 work while all others wait for it and share its failure."""
-    on_all_ranks(mesh, work if mesh.rank == 0 else _nothing)
-
-
-def _nothing() -> None:
-    pass
+    on_all_ranks(mesh, work if mesh.rank == 0 else lambda: None)
 
 
 def _packed(failure: Exception | None) -> torch.Tensor:
-    """Fixed length; a user's mistake keeps its four parts."""
+    """Fixed length, so that one gather does; a user's mistake keeps its four parts."""
     text = ""
     if isinstance(failure, UserError):
         text = "\x1f".join(

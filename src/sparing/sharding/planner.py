@@ -112,7 +112,7 @@ def choose(
     fit = _ranked([verdict for verdict in found if verdict.fits], tie)
     if not fit:
         _refuse(found, limit)
-    ranked = [_explained(verdict, fit[0], rules) for verdict in fit]
+    ranked = [replace(verdict, why=_reason(verdict, fit[0], rules)) for verdict in fit]
     rest = sorted((verdict for verdict in found if not verdict.fits), key=lambda verdict: verdict.seconds)
     return Choice(
         plan=fit[0].plan, ranking=tuple([*ranked, *rest][:top]), workload=workload, topology=topology, memory=limit
@@ -148,10 +148,6 @@ def _plain(verdict: Verdict) -> tuple[int, int, int]:
     """What decides between equally fast plans: messages on all axes, bytes on the outermost, memory."""
     traffic = verdict.price.traffic
     return sum(traffic.messages), traffic.total[-1], verdict.memory
-
-
-def _explained(verdict: Verdict, best: Verdict, rules: _Rules) -> Verdict:
-    return replace(verdict, why=_reason(verdict, best, rules))
 
 
 def _reason(verdict: Verdict, best: Verdict, rules: _Rules) -> str:
@@ -247,7 +243,8 @@ def _cell(
     work = replace(workload, accumulate=accumulate, trainable=trainable)
     try:
         best = choose(work, topology, memory, top=1).best
-    except UserError:  # the only one left to raise: nothing fits
+    # the only mistake left to report: nothing fits
+    except UserError:
         return Cell(ratio=ratio, accumulate=accumulate, trainable=share, plan=None, seconds=None)
     return Cell(ratio=ratio, accumulate=accumulate, trainable=share, plan=best.plan, seconds=best.seconds)
 

@@ -1,4 +1,4 @@
-"""Speeds of links as people write them: ``"80Gbps"``, ``"2.5Gbit/s"``, ``"10GB/s"``."""
+"""Link speeds as text: ``"80Gbps"``, ``"2.5Gbit/s"``, ``"10GB/s"``."""
 
 from __future__ import annotations
 
@@ -34,15 +34,11 @@ def parse_rate(written: str | float) -> float:
 def _in_bytes(written: str) -> float | None:
     match = _WRITTEN.fullmatch(written)
     if match is None:
-        return _bare(written)
+        try:
+            return float(written)
+        except ValueError:
+            return None
     number, prefix, unit = match.groups()
     power = _POWERS[prefix.removesuffix("i").lower()]
     factor = math.pow(1024 if prefix.endswith("i") else 1000, power)
     return float(number) * factor / (1 if unit.startswith(("B", "by")) else 8)
-
-
-def _bare(written: str) -> float | None:
-    try:
-        return float(written)
-    except ValueError:
-        return None

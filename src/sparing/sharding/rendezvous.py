@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its list of names
 
@@ -21,6 +22,7 @@ def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "
     Rank 0 waits for each, writes the verdict, and keeps the store alive until the others have read it. ``key`` must
     never be used twice with one store.
     """
+    # A verdict by one rank, because ranks that each waited for all could come to different ones.
     keys = [f"{key}/{other}" for other in range(world)]
     store.set(keys[rank], "here")
     try:
@@ -64,16 +66,11 @@ def join(timeout: float, backend: str | None = None) -> None:
         raise RunError(
             f"meeting of {world} ranks: no store at {host}:{port} within {timeout:g} s; is rank 0 up?"
         ) from error
+    # After a restart by the agent the store is the same: a prefix keeps old keys apart.
     meeting = PrefixStore(f"sparing/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     rendezvous(meeting, rank, world, timeout, "join")
-    chosen = backend or ("nccl" if dist.is_nccl_available() and _cuda() else "gloo")
+    chosen = backend or ("nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo")
     dist.init_process_group(chosen, store=meeting, rank=rank, world_size=world)
-
-
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _wait_for_all(store: Store, keys: list[str], timeout: float) -> None:

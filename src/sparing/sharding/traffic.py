@@ -7,7 +7,7 @@ sequence of transitions: the counters of the rings must show the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -59,28 +59,6 @@ def sync_parts(size: int, sizes: Sizes, frm: int, to: int) -> tuple[Part, ...]:
     """
     out = [part for axis in range(frm, len(sizes)) for part in _ring(_slice(size, sizes, axis), sizes, axis)]
     return (*out, *gather_parts(size, sizes, len(sizes), to))
-
-
-def _per_axis(parts: Iterable[Part], tiers: int) -> tuple[int, ...]:
-    sent = [0] * tiers
-    for part in parts:
-        sent[part.axis] += part.elements
-    return tuple(sent)
-
-
-def gathered(size: int, sizes: Sizes, frm: int, to: int) -> tuple[int, ...]:
-    """Elements a rank sends on each axis to gather from level ``frm`` to the coarser ``to``."""
-    return _per_axis(gather_parts(size, sizes, frm, to), len(sizes))
-
-
-def stepped(size: int, sizes: Sizes, level: int) -> tuple[int, ...]:
-    """Elements a rank sends on each axis to reduce full gradients to ``level`` in one micro-step."""
-    return _per_axis(step_parts(size, sizes, level), len(sizes))
-
-
-def synced(size: int, sizes: Sizes, frm: int, to: int) -> tuple[int, ...]:
-    """Elements a rank sends on each axis to complete gradients at ``frm`` and cut them to ``to``."""
-    return _per_axis(sync_parts(size, sizes, frm, to), len(sizes))
 
 
 class Gathers(NamedTuple):

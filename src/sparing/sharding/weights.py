@@ -35,13 +35,12 @@ def whole(bucket: Bucket, values: Values | None = None) -> Tensor:
 
 def full_state_dict(model: nn.Module, buckets: Sequence[Bucket], values: Values | None = None) -> dict[str, Tensor]:
     """Copies of the weights under the names of ``model.state_dict()``; call on every rank."""
-    held = {id(p): tensor for bucket in buckets for p, tensor in _cut(bucket, whole(bucket, values))}
+    held: dict[int, Tensor] = {}
+    for bucket in buckets:
+        views = bucket.unflatten(whole(bucket, values))
+        held |= {id(p): view for p, (_, view) in zip(bucket.params, views, strict=True)}
     named = model.state_dict(keep_vars=True)
     return {name: held.get(id(value), value).detach().clone() for name, value in named.items()}
-
-
-def _cut(bucket: Bucket, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-    return [(p, view) for p, (_, view) in zip(bucket.params, bucket.unflatten(flat), strict=True)]
 
 
 def load_full_state_dict_(
