@@ -215,6 +215,14 @@ class Bucket:
         for slot in self.slots:
             yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
 
+    def overlaps(self, level: int) -> Iterator[tuple[int, int, int, int]]:
+        """What of each parameter lies in my slice: (its index, first element in it, first in the slice, elements)."""
+        begin, length = self.layout.slice(level, self.mesh.coords)
+        for index, slot in enumerate(self.slots):
+            low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
+            if low < high:
+                yield index, low - slot.offset, low - begin, high - low
+
     def ranges(self, level: int, *, fine: bool = False) -> list[tuple[int, int, int]]:
         """(group, offset in my slice, elements) of every parameter group, or with ``fine`` of every parameter.
 

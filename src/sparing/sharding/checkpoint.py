@@ -46,7 +46,8 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     _settle(engine, "save")
     for bucket in engine.buckets:
         if bucket in engine.masters:
-            engine.masters.unused(bucket)  # refuses what a manifest cannot say
+            # refuses what a manifest cannot say, before anything is written
+            engine.masters.unused(bucket)
     draft = target.with_name(f".{target.name}.draft")
     on_first_rank(mesh, lambda: _begin(target, draft, extra or {}))
     _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
@@ -81,6 +82,7 @@ def _finish(target: Path, draft: Path, manifest: Manifest) -> None:
     why, do = "rank 0 does not see what the others wrote", "save to a file system that all machines share"
     require(not apart, "checkpoint", f"{', '.join(apart[:3])} amiss in {draft}", why, do)
     with _explain_os_errors(target):
+        # The manifest comes last, then one rename: a kill at any time leaves the old checkpoint or the new one, whole.
         manifests.write(draft, manifest)
         _flush(draft)
         old = _old_name(target)
@@ -88,6 +90,7 @@ def _finish(target: Path, draft: Path, manifest: Manifest) -> None:
         if target.exists():
             target.rename(old)
         draft.rename(target)
+        # a rename is on the disk once its folder is
         _flush(target.parent)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -186,10 +189,12 @@ def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
     """One file per rank, forced to the disk; a slice that several ranks hold is written by one of them."""
     writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
     try:
-        with warnings.catch_warnings():  # one process is what was meant
+        # one process is what was asked for
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
             state_dict_saver.save(tensors, storage_writer=writer, process_group=mesh.control, no_dist=mesh.world == 1)
-    except CheckpointException as failed:  # on all ranks alike, and no Exception
+    # The same on all ranks, and a BaseException, so nothing above would catch it.
+    except CheckpointException as failed:
         rank, (error, _) = next(iter(failed.failures.items()))
         if isinstance(error, OSError):
             raise _unwritable(draft, error) from None

@@ -57,12 +57,15 @@ class Engine(EngineState):
         The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
         """
         given, asked = self.micro_step, self.settings.accumulate
+        # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
         facts = exchange_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
         trained = self._trained() if given == asked else []
+        # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
+        # reductions of later buckets while they wait for the outer axis.
         for bucket in reversed(trained):
             self.flow.gradients[bucket.name].complete_()
-        told = facts()
+        agreed = facts()
         require(
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
@@ -70,10 +73,10 @@ class Engine(EngineState):
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
         grads, norm = self._means(trained, scale)
         if self.settings.loss_scale is None or math.isfinite(norm()):
-            self._apply_(dict(zip(trained, grads, strict=True)), told.used, norm)
+            self._apply_(dict(zip(trained, grads, strict=True)), agreed.used, norm)
         else:
             self.skipped += 1
-        sync_buffers_(self.mesh, self.model, told.differing)
+        sync_buffers_(self.mesh, self.model, agreed.differing)
         for bucket in trained:
             self.masters.drop_gradient_(bucket)
             self.flow.gradients[bucket.name].reset_()
@@ -108,8 +111,9 @@ class Engine(EngineState):
     def _apply_(
         self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]], norm: Callable[[], float]
     ) -> None:
-        limit = self.settings.clip  # without one the norm may still be on its way
-        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)  # as torch's clip_grad_norm_
+        # Without clipping nothing waits for the norm, which may be on its way. 1e-6 as in torch's clip_grad_norm_.
+        limit = self.settings.clip
+        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)
         self.flow.release_()
         for bucket, grad in grads.items():
             bucket.wait_pending_()
@@ -122,6 +126,7 @@ class Engine(EngineState):
 
     def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
         """Scaled gradients, and a function that waits for their norm."""
+        # In the order in which they arrive, so that scaling and squaring one hides the arrival of the next.
         grads: dict[str, Tensor] = {}
         own: dict[str, float] = {}
         for bucket in reversed(trained):

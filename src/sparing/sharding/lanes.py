@@ -26,7 +26,7 @@ class Handle(Generic[T]):
     __slots__ = ("_arrived", "_error", "_event", "_value")
 
     def __init__(self) -> None:
-        # A lock, held until the result is there, is cheaper than a threading.Event.
+        # Held until the result is there: what a threading.Event does, without its condition variable.
         self._arrived = threading.Lock()
         self._arrived.acquire()
         self._error: BaseException | None = None

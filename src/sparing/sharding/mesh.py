@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup  # type: ignore[attr-defined]  # builtins, not in its list of names
+from torch.distributed import ProcessGroup
 
 from sparing.errors import require
 from sparing.sharding.axis import Axis

@@ -59,6 +59,7 @@ def _move_(engine: EngineState, bucket: Bucket, plan: Plan) -> None:
         unused, held = engine.masters.unused(bucket), engine.masters.state(bucket)
         state = {name: x if x.ndim == 0 else spread(bucket, x, was, now) for name, x in held.items()}
         engine.detach_(bucket)
+    # Master values and state were read before the bucket's slices move, and return at the new level.
     bucket.relevel_(level)
     engine.plans[bucket.name] = plan
     if trained and values is not None:

@@ -30,7 +30,8 @@ def square(x: Tensor) -> float:
     if x.dtype is torch.float32 and x.numel() > ROW:
         whole = x.numel() // ROW * ROW
         rows = torch.linalg.vector_norm(x[:whole].view(-1, ROW), dim=1)
-        if rows.isfinite().all():  # else its squares may have left the range, which the longer way has
+        # else squares may have overflowed float32, and all elements are converted
+        if rows.isfinite().all():
             return square(rows.double()) + square(x[whole:].double())
     return float(torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2)
 
@@ -48,6 +49,7 @@ def whole_norm(mesh: Mesh, squares: Sequence[float]) -> Callable[[], float]:
         rows = arriving()
         if not rows.isfinite().all():
             return math.nan
+        # fsum over rows in the order of ranks: the same bits everywhere, which an all-reduce does not promise
         shares = (rows[owners(mesh.sizes, level), level].sum().item() for level in range(len(squares)))
         return math.sqrt(math.fsum(shares))
 

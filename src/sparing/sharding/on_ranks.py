@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from safetensors import SafetensorError
 
 from sparing.errors import RunError, UserError
+from sparing.report import Progress
 
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Mesh
@@ -40,6 +42,16 @@ def on_all_ranks(mesh: Mesh, work: Callable[[], _Result]) -> _Result:
 def on_first_rank(mesh: Mesh, work: Callable[[], object]) -> None:
     """Let rank 0 work while all others wait for it and share its failure."""
     on_all_ranks(mesh, work if mesh.rank == 0 else lambda: None)
+
+
+@contextlib.contextmanager
+def progress_on_first_rank(mesh: Mesh, label: str, total: int, unit: str) -> Iterator[Callable[[], object]]:
+    """Rank 0 shows a progress bar, unless the label is empty; yields what to call after each unit."""
+    if mesh.rank or not label:
+        yield lambda: None
+        return
+    with Progress(label, total=total, unit=unit) as bar:
+        yield bar.advance
 
 
 def _packed(failure: Exception | None) -> torch.Tensor:

@@ -6,7 +6,6 @@ topology = measure(make_mesh(groups=4, per_group=8))
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -20,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from sparing.errors import UserError, require
-from sparing.report import Progress
 from sparing.sharding.axis import Axis
 from sparing.sharding.config import Link, Topology
 from sparing.sharding.mesh import Mesh, make_mesh
+from sparing.sharding.on_ranks import progress_on_first_rank
 from sparing.sharding.rings import Counter, Ring
 from sparing.sharding.throttle import Throttle
 from sparing.sharding.wires import collectives_of
@@ -74,7 +73,7 @@ def measure(
             return measure(found, sizes=sizes, seconds=seconds, label=label)
     require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
     busy = [axis for axis in range(mesh.tiers) if mesh.sizes[axis] > 1]
-    with _bar(mesh, label, 3 * len(busy) * len(sizes), "message") as advance:
+    with progress_on_first_rank(mesh, label, 3 * len(busy) * len(sizes), "message") as advance:
         share = seconds / (3 * len(busy) * len(sizes))
         links = [_link(mesh, axis, sorted(sizes), share, advance) for axis in range(mesh.tiers)]
     return Topology(axes=links, crowding=_crowding(mesh) if mesh.device.type == "cpu" else 0.0)
@@ -84,7 +83,7 @@ def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
     """Rates of a message between each two ranks, of a mesh with one axis: a symmetric matrix (B/s), the same on all."""
     mine = torch.zeros(mesh.world, dtype=torch.float64)
     steps = rounds(mesh.world) if mesh.world > ALONE else [[pair] for many in rounds(mesh.world) for pair in many]
-    with _bar(mesh, label and f"{label} pairs", len(steps), "round") as advance:
+    with progress_on_first_rank(mesh, label and f"{label} pairs", len(steps), "round") as advance:
         for pairs in steps:
             _barrier(mesh)
             for low, high in pairs:
@@ -98,7 +97,8 @@ def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:
     """All pairs (lower, higher) as rounds in which no rank occurs twice (the circle method)."""
-    places: list[int] = list(range(world + world % 2))  # a rank that does not exist gives the others a rest
+    # With an odd world, the partner of a rank that does not exist has a free round.
+    places: list[int] = list(range(world + world % 2))
     found = []
     for _ in range(len(places) - 1):
         half = len(places) // 2
@@ -116,7 +116,8 @@ def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
     """
     world = len(rows)
     whole = (tuple(range(world)),)
-    partitions = list(_merges(rows))[1:-1]  # without all apart, and without all together
+    # without all apart, and without all together
+    partitions = list(_merges(rows))[1:-1]
     equal = [groups for groups in partitions if len({len(group) for group in groups}) == 1]
     for candidates, ratio in ((equal, APART), (partitions, UNEQUAL)):
         best = max(candidates, key=lambda groups: _separation(groups, rows), default=whole)
@@ -255,7 +256,8 @@ def _pair(mesh: Mesh, low: int, high: int) -> float:
     group, there, best = mesh.axes[0].group, low + high - mesh.rank, math.inf
     assert group is not None
     x = torch.zeros(PAIR, dtype=torch.uint8, device=mesh.device)
-    for _ in range(4):  # the first connects
+    # the first of four makes the connection
+    for _ in range(4):
         start = time.perf_counter()
         for sender in (low, high):
             (group.send([x], there, 0) if mesh.rank == sender else group.recv([x], there, 0)).wait()
@@ -273,16 +275,6 @@ def _idle(mesh: Mesh) -> None:
 def _barrier(mesh: Mesh) -> None:
     """A barrier."""
     mesh.gather_scalars(torch.zeros(1))
-
-
-@contextlib.contextmanager
-def _bar(mesh: Mesh, label: str, total: int, unit: str) -> Iterator[Callable[[], object]]:
-    """A progress bar on rank 0; yields what to call after each step."""
-    if mesh.rank or not label:
-        yield lambda: None
-        return
-    with Progress(label, total=total, unit=unit) as bar:
-        yield bar.advance
 
 
 def _merges(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -76,6 +76,7 @@ def _check_format(engine: Engine, bucket: Bucket, part: Part) -> None:
 def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
     """Load a checkpoint that ``check_fits`` accepted, between two steps; every rank calls."""
     places = manifest.places
+    # Buckets train as they did when saved, whatever was frozen or thawed here since ``shard_``.
     for bucket in engine.buckets:
         _renew_(engine, bucket, trains=places[bucket.slots[0].name][0].trains)
     on_all_ranks(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
@@ -120,7 +121,8 @@ def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> di
     part, level, values = places[bucket.slots[0].name][0], engine.levels(bucket)[2], engine.masters.values(bucket)
     found: dict[str, Tensor] = {}
     for key, name in part.state.items():
-        dtype = values.dtype if name == part.saved else dtype_of(name)  # moments follow a master that got wider
+        # Moments follow a master that has become wider.
+        dtype = values.dtype if name == part.saved else dtype_of(name)
         found[key] = torch.zeros(bucket.layout.size(level), dtype=dtype, device=values.device)
         shards.read_(_pieces(bucket, level, found[key], places, f"state/{key}"))
     scalars = {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in part.scalars.items()}
@@ -128,14 +130,10 @@ def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> di
 
 
 def _pieces(bucket: Bucket, level: int, target: Tensor, places: Places, what: str) -> Iterator[Piece]:
-    """The part of each parameter that lies in my slice, wherever the saved run had it."""
-    begin, length = bucket.layout.slice(level, bucket.mesh.coords)
-    for slot in bucket.slots:
-        part, place = places[slot.name]
-        low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
-        if low < high:
-            start = place.offset + low - slot.offset
-            yield Piece(source=f"{part.name}/{what}", begin=start, target=target, at=low - begin, length=high - low)
+    """Where my slice of a level lies in the saved tensors."""
+    for index, start, at, length in bucket.overlaps(level):
+        part, place = places[bucket.slots[index].name]
+        yield Piece(source=f"{part.name}/{what}", begin=place.offset + start, target=target, at=at, length=length)
 
 
 def _set_options_(group: dict[str, Any], saved: Mapping[str, Any]) -> None:

@@ -57,6 +57,7 @@ class Chain:
         if self._lane is not None and last is not None:
             return last if then is None else self._lane.submit(lambda: then(last.wait()))
         if last is not None and not last.done():
+            # nothing moved, but the caller must not be blocked
             return self._lanes[0].submit(lambda: (last.wait(), value if then is None else then(value))[1])
         return Handle.of(value if then is None else then(value))
 
@@ -138,6 +139,7 @@ class Overlapped(TwoLevel):
         first, second, blocks, i = *self._pair(inner, outer), self._blocks(out, inner, outer), self.coords[outer - 1]
         mine = blocks[self.coords[inner - 1]]
         start = arrived = chain.last
+        # h = 0 spreads the column that is here already; the last round has nothing left to bring.
         for h in range(second.width):
             column = [row[(i - h) % second.width] for row in blocks]
             if h < second.width - 1:
@@ -160,6 +162,7 @@ class Overlapped(TwoLevel):
             column = [row[k % second.width] for row in blocks]
             return chain.add_behind(start, inner, partial(first.reduce_scatter_, column))
 
+        # Two columns are in work at a time: one is on the outer wire, the next is reduced inside the group.
         ready = reduced(i - 1)
         for h in range(second.width - 1):
             following = reduced(i - h - 2)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sparing.sharding.config import BucketSpec, Topology, Workload
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
-from sparing.sharding.traffic import Part, Traffic, first_trained_block, rings_of
+from sparing.sharding.traffic import Traffic, first_trained_block, rings_of
 
 # Times within this share of each other are equal: which axis a wait counts for must not depend on rounding.
 EQUAL = 1e-12
@@ -101,7 +101,7 @@ class _Rank:
         return after
 
     def wait(self, ring: _Ring | None) -> None:
-        """Wait for a ring; the time is laid to whichever ring was running on the way to its end."""
+        """Wait for a ring; the time counts for whichever ring was running on the way to its end."""
         if ring is None or ring.end <= self.now:
             return
         until = ring.end
@@ -147,6 +147,7 @@ class _Step:
             self._gather(stages[at : at + 1 + ahead])
             self._use(stage)
             rank.compute(each, f"forward {at}")
+            # the last stage stays whole, because backward begins with it
             if at != len(stages) - 1:
                 _free(stage)
         if not stages:
@@ -155,7 +156,8 @@ class _Step:
     def _backward(self, *, last: bool) -> None:
         rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.first_trained
         each = self.workload.backward / max(len(stages) - first, 1)
-        while self.reducing:  # the buffers of the pass before
+        # the engine waits for the buffers of the pass before
+        while self.reducing:
             rank.wait(self.reducing.pop(0))
         for at in range(len(stages) - 1, first - 1, -1):
             if at + 1 < len(stages):
@@ -203,10 +205,6 @@ def _free(stage: list[_Bucket]) -> None:
         bucket.gathered = False
 
 
-def _timed(parts: tuple[Part, ...], topology: Topology, itemsize: int) -> Timed:
-    return tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
-
-
 def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...], returning: int) -> _Bucket:
     """A bucket; the last ``returning`` rings of its sync wait until the backward pass is over."""
     gather, step, sync, refresh = rings
@@ -214,12 +212,6 @@ def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...], returning: in
     return _Bucket(
         name=name, root=spec.root, block=spec.block, gather=gather, step=step, sync=out, back=back, refresh=refresh
     )
-
-
-def _returning(plan: Plan, sizes: tuple[int, ...]) -> int:
-    """Gathers after the all-reduce over the outermost axis, which come back over the axes inside it."""
-    active = sum(size > 1 for size in sizes[plan.levels(len(sizes))[2] :])
-    return max(active - 1, 0)
 
 
 def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
@@ -232,8 +224,13 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket
         key = (spec.elements, spec.trainable, own)
         if key not in known:
             rings = rings_of(spec, own, topology.sizes)
-            known[key] = tuple(_timed(parts, topology, size) for parts, size in zip(rings, wire, strict=True))
-        back = _returning(own, topology.sizes) if spec.trainable else 0
+            known[key] = tuple(
+                tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
+                for parts, itemsize in zip(rings, wire, strict=True)
+            )
+        # After the all-reduce over the outermost axis, sums come back by gathers over the axes inside it.
+        active = sum(size > 1 for size in topology.sizes[own.levels(topology.tiers)[2] :])
+        back = max(active - 1, 0) if spec.trainable else 0
         made.append(_bucket(spec, "root" if spec.root else str(spec.block), known[key], back))
     return made
 
@@ -311,6 +308,7 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         bucket.pending = rank.submit(bucket.refresh, None, f"refresh {bucket.name}")
     skipped = _micro_steps(step, workload.accumulate)
     step.micro_step(last=True)
+    # as in ``Engine.step``: returns are queued from the last bucket to the first
     for bucket in reversed(buckets):
         bucket.synced = rank.submit(bucket.back, bucket.synced, f"return {bucket.name}")
     for bucket in buckets:

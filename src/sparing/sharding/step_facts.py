@@ -30,6 +30,7 @@ def exchange_facts(
 
     That raises ``UserError`` on all ranks if they are not at the same place.
     """
+    # One gather for three questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
     places = [(name, index) for name, own in gradients.items() for index in range(len(own.bucket.slots))]
     had_grad = [int(index in gradients[name].used) for name, index in places]

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sparing.blocks import Block, find_blocks
-from sparing.report import Progress
 from sparing.sharding.mesh import Mesh
-from sparing.sharding.on_ranks import on_all_ranks
+from sparing.sharding.on_ranks import on_all_ranks, progress_on_first_rank
 
 TIMED_MICRO_STEPS = 2  # micro-steps that are timed after one that warms up; the shortest counts
 
@@ -67,11 +66,12 @@ def time_on_all_ranks(mesh: Mesh, micro: MicroStep, label: str = "arithmetic") -
 
     None if some rank has not enough memory for a micro-step of the whole model. ``label`` shows a progress bar.
     """
-    mesh.gather_scalars(torch.zeros(1))  # all begin together
+    # Ranks may share cores, so all must compute at the same time, as they will in training.
+    mesh.gather_scalars(torch.zeros(1))
 
     def work() -> PassTimes | None:
         try:
-            with _bar(label if mesh.rank == 0 else "") as advance:
+            with progress_on_first_rank(mesh, label, TIMED_MICRO_STEPS + 1, "micro-step") as advance:
                 return time_micro_step(micro, advance)
         except torch.OutOfMemoryError:
             return None
@@ -118,6 +118,7 @@ def _unchanged(micro: MicroStep) -> Iterator[None]:
     for parameter in rest:
         parameter.requires_grad_(False)
     watched: list[Any] = [p for p in grads if p.requires_grad]
+    # Gradients are dropped one by one as they come: those of a model that is to be cut need not fit as a whole.
     hooks = [parameter.register_post_accumulate_grad_hook(_drop) for parameter in watched]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -131,7 +132,8 @@ def _unchanged(micro: MicroStep) -> Iterator[None]:
         for parameter, grad in grads.items():
             parameter.grad = grad
         for module, name, buffer, value in buffers:
-            setattr(module, name, buffer)  # a pass may have put another in its place
+            # a pass may have put another tensor in its place
+            setattr(module, name, buffer)
             with torch.no_grad():
                 buffer.copy_(value)
         for module, mode in modes.items():
@@ -144,13 +146,3 @@ def _trainable(block: Block) -> list[nn.Parameter]:
 
 def _drop(parameter: Tensor) -> None:
     parameter.grad = None
-
-
-@contextlib.contextmanager
-def _bar(label: str) -> Iterator[Callable[[], object]]:
-    """A progress bar, or none; yields what to call after each micro-step."""
-    if not label:
-        yield lambda: None
-        return
-    with Progress(label, total=TIMED_MICRO_STEPS + 1, unit="micro-step") as bar:
-        yield bar.advance

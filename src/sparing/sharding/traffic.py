@@ -96,6 +96,7 @@ class Rings(NamedTuple):
 def rings_of(spec: BucketSpec, plan: Plan, sizes: Sizes) -> Rings:
     """Rings of the four transitions that a bucket can make in a step; its own plan goes first."""
     p, g, os = (spec.plan or plan).levels(len(sizes))
+    # Rings send padding, too: counters of the rings must show these numbers.
     padded = Layout(sizes, spec.elements).padded
     gather = gather_parts(padded, sizes, p, 0)
     if not spec.trainable:

@@ -60,6 +60,7 @@ class Transitions:
     ) -> Handle[Tensor]:
         """Fill the level-``to`` slice ``out``, in which my level-``frm`` one is in place, from the other ranks."""
         self._check(out, to, frm)
+        # Before anything is queued: ranks compare their logs to find who submitted something else.
         self.log.add("gather", out.numel(), frm, to)
         chain = Chain(self._lanes, out, after)
         self._route.gather(chain, out, frm, to)

@@ -73,9 +73,5 @@ def _check(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
 
 def _fill_(bucket: Bucket, own: Tensor, level: int, tensors: Sequence[Tensor]) -> None:
     """Copy the part of each tensor that lies in my slice of a level."""
-    begin, length = bucket.layout.slice(level, bucket.mesh.coords)
-    for slot, tensor in zip(bucket.slots, tensors, strict=True):
-        low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
-        if low < high:
-            part = tensor.detach().reshape(-1)[low - slot.offset : high - slot.offset]
-            own.narrow(0, low - begin, high - low).copy_(part)
+    for index, start, at, length in bucket.overlaps(level):
+        own.narrow(0, at, length).copy_(tensors[index].detach().reshape(-1)[start : start + length])
