@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oracles.processes import answers
 from sparing.errors import RunError
-from sparing.sharding import step_timing as room
+from sparing.sharding import step_timing
 from sparing.sharding.mesh import make_mesh
 from sparing.sharding.step_timing import MicroStep, PassTimes, time_micro_step, time_on_all_ranks
 
@@ -77,7 +77,7 @@ def test_it_takes_time_and_leaves_no_trace(model: Noisy) -> None:
     before, seen = state(model), []
     found = time_micro_step(micro(model), lambda: seen.append(model.training))
     assert min(found.forward, found.backward) > 0
-    assert seen == [True] * (room.TIMED_MICRO_STEPS + 1)
+    assert seen == [True] * (step_timing.TIMED_MICRO_STEPS + 1)
     after = state(model)
     assert {name for name in before if not same(before[name], after[name])} == set()
 
@@ -114,7 +114,7 @@ def test_gradients_never_stand_beside_each_other_and_resting_blocks_have_none(mo
         return model(torch.ones(4, 6)).sum()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "LONG_SECONDS", 0.0)  # one pass
+        patch.setattr(step_timing, "LONG_SECONDS", 0.0)  # one pass
         time_micro_step(MicroStep(model=model, loss=loss, frozen=["layers.0"], body="layers"))
     assert came
     assert not [name for name in came if name.startswith("layers.0") or name == "layers.2.0.weight"]
@@ -127,8 +127,8 @@ def test_the_first_pass_warms_up_unless_it_is_long(model: Noisy, monkeypatch: py
     def clock(module: nn.Module) -> float:
         return float(next(ticks))
 
-    monkeypatch.setattr(room, "_clock", clock)
-    monkeypatch.setattr(room, "LONG_SECONDS", 8.0)
+    monkeypatch.setattr(step_timing, "_clock", clock)
+    monkeypatch.setattr(step_timing, "LONG_SECONDS", 8.0)
     assert time_micro_step(micro(model)) == PassTimes(forward=1.0, backward=1.0)
     ticks = iter([0, 4, 9])
     assert time_micro_step(micro(model)) == PassTimes(forward=4.0, backward=5.0)
@@ -158,7 +158,7 @@ def rank(seconds: list[PassTimes | None]) -> Any:
                 raise ValueError("no such row")
             return mine
 
-        patch.setattr(room, "time_micro_step", told)
+        patch.setattr(step_timing, "time_micro_step", told)
         try:
             return time_on_all_ranks(mesh, micro(nn.Linear(1, 1)), label="")
         except RunError as error:

@@ -201,10 +201,10 @@ class _Parts:
     def _bucket(
         self, name: str, block: Block, params: dict[str, nn.Parameter], exact: dict[str, Tensor], *, trainable: bool
     ) -> Bucket:
-        own = next(iter(params.values())).dtype
-        dtype = self.dtype or own
+        given = next(iter(params.values())).dtype
+        dtype = self.dtype or given
         level, _, optimizer_level = self.plans.of(name).levels(self.mesh.tiers)
-        if trainable and self.settings.master_dtype(dtype) != dtype and own.itemsize > dtype.itemsize:
+        if trainable and self.settings.master_dtype(dtype) != dtype and given.itemsize > dtype.itemsize:
             exact[name] = self._slice(params, optimizer_level)
         return Bucket(
             name, params, block=block.name, groups=self.groups, mesh=self.mesh, level=level, dtype=dtype,

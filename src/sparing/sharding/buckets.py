@@ -120,7 +120,7 @@ class Bucket:
 
     @property
     def moved(self) -> bool:
-        """Whether somebody gave a whole parameter other memory, which no step would change."""
+        """Whether the user gave a whole parameter other memory, which no step would change."""
         seen = zip(self.params, self._views, strict=True)
         return self.store is self.full and not self.pending and any(p.data_ptr() != v.data_ptr() for p, v in seen)
 
@@ -140,7 +140,7 @@ class Bucket:
             parameter.__class__ = kind
 
     def _set_classes_(self) -> None:
-        """Give the parameters the class that tells what may be done with them now."""
+        """Set the class of the parameters to what may be done with them now."""
         late = self.pending if self.store is self.full else self._gathering
         here = self.unsharded and late is None
         for parameter, kind in zip(self.params, self._kinds, strict=True):
@@ -159,14 +159,14 @@ class Bucket:
         # The storage grows in place, so views that autograd or users hold stay valid.
         self.full.untyped_storage().resize_(self._bytes)
         offset, length = self.layout.slice(self.level, self.mesh.coords)
-        own, pending = self.full.narrow(0, offset, length), self.pending
+        mine, pending = self.full.narrow(0, offset, length), self.pending
         # The copy of my slice runs on the lane that gathers first: nothing else may read the slice before.
         first = next(self.mesh.lanes[axis] for axis in reversed(range(self.level)) if self.mesh.sizes[axis] > 1)
 
         def fill() -> None:
             if pending is not None:
                 pending.wait()
-            own.copy_(self.store)
+            mine.copy_(self.store)
 
         # All ranks compare the log, and buckets of the same size would look the same without their names.
         self.mesh.transitions.log.mark(self.name)

@@ -51,10 +51,10 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     draft = target.with_name(f".{target.name}.draft")
     on_first_rank(mesh, lambda: _begin(target, draft, extra or {}))
     _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
-    own = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{manifests.SUFFIX}"
-    hashed = on_all_ranks(mesh, lambda: manifests.digest(own) if own.is_file() else "0" * 64)
+    shard = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{manifests.SUFFIX}"
+    hashed = on_all_ranks(mesh, lambda: manifests.digest(shard) if shard.is_file() else "0" * 64)
     rows = mesh.gather_scalars(torch.frombuffer(bytearray.fromhex(hashed), dtype=torch.uint8))
-    files = {f"shard-{rank + 1:05d}{own.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
+    files = {f"shard-{rank + 1:05d}{shard.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
     manifest = _manifest_of(engine, extra or {}, {name: known for name, known in files.items() if int(known, 16)})
     on_first_rank(mesh, lambda: _finish(target, draft, manifest))
 
@@ -293,7 +293,9 @@ def weights_in(folder: str | os.PathLike[str], *, masters: bool = False) -> dict
         flat[place.name] = torch.zeros(_count(place.shape), dtype=dtype_of(part.saved if masters else part.dtype))
         pieces.append(_all_of(f"{part.name}/{'master' if part.trains else 'params'}", place.offset, flat[place.name]))
         shaped |= {
-            name: flat[place.name].view(place.shape) for name, own in manifest.names.items() if own == place.name
+            name: flat[place.name].view(place.shape)
+            for name, canonical in manifest.names.items()
+            if canonical == place.name
         }
     Shards(path).read_(piece for piece in pieces if piece.length)
     return shaped

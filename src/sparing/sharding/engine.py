@@ -128,13 +128,13 @@ class Engine(EngineState):
         """Scaled gradients, and a function that waits for their norm."""
         # In the order in which they arrive, so that scaling and squaring one hides the arrival of the next.
         grads: dict[str, Tensor] = {}
-        own: dict[str, float] = {}
+        own_squares: dict[str, float] = {}
         for bucket in reversed(trained):
             grad = grads[bucket.name] = self.flow.gradients[bucket.name].take().mul_(scale)
-            own[bucket.name] = square(grad)
+            own_squares[bucket.name] = square(grad)
         squares = [0.0] * (self.mesh.tiers + 1)
         for bucket in trained:
-            squares[self.levels(bucket)[2]] += own[bucket.name]
+            squares[self.levels(bucket)[2]] += own_squares[bucket.name]
         return [grads[bucket.name] for bucket in trained], whole_norm(self.mesh, squares)
 
     @contextmanager

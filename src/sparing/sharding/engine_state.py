@@ -80,9 +80,9 @@ class EngineState:
     def publish_(self, bucket: Bucket) -> None:
         """Start to send changed values of the optimizer's slice to the ranks that keep them as parameters."""
         level, _, optimizer_level = self.levels(bucket)
-        own, values = own_slice(bucket, optimizer_level), self.masters.values(bucket)
-        if own.data_ptr() != values.data_ptr() or own.dtype != values.dtype:
-            own.copy_(values)
+        mine, values = own_slice(bucket, optimizer_level), self.masters.values(bucket)
+        if mine.data_ptr() != values.data_ptr() or mine.dtype != values.dtype:
+            mine.copy_(values)
         if level != optimizer_level:
             bucket.set_pending_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
 

@@ -7,7 +7,7 @@ backward. The gradients of a stage leave when the backward of the stage before i
 every node of the stage, because it takes nodes in the reverse order of their making. So every rank submits the same
 collectives in the same order, whichever parameters got a gradient.
 
-Autograd may pass for somebody else, too: for the gradient of an input, or for another engine whose loss goes through
+Autograd may also run for other purposes: for the gradient of an input, or for another engine whose loss goes through
 this model. Stages are then gathered and freed as usual, but nothing is flushed: that belongs to ``backward`` alone.
 """
 
@@ -232,7 +232,7 @@ class Flow:
                 self.before_backward_(other)
 
     def _note_autograd_(self) -> None:
-        """Note that autograd is here; where it runs for somebody else, leave nothing whole behind."""
+        """Note that autograd is here; where it runs for other purposes, leave nothing whole behind."""
         # once for each run of autograd: the callback is called when that run ends
         task = torch._C._current_graph_task_id()
         if not self.stepping and task != self._foreign_task:

@@ -18,7 +18,7 @@ class Gradients:
     A backward pass fills ``buffer``; ``flush_`` sums it over the ranks that share my slice at the level of the
     gradients, and adds the slice to ``acc``. After the last micro-step ``sync_`` makes the slice at the level of the
     optimizer complete. Where the gradients stay whole, the buffer is the accumulator itself and nothing is sent
-    before the last step. A parameter without gradient counts as zero, on every rank alike.
+    before the last step. A parameter without gradient counts as zero, on every rank.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class Gradients:
                 after.wait()
             wire.copy_(part)
 
-        own = mesh.transitions.slice(part, self.level, self.optimizer_level)
+        mine = mesh.transitions.slice(part, self.level, self.optimizer_level)
         self._finish_sync = mesh.transitions.sync_out(
-            wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=own.copy_
+            wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=mine.copy_
         )
 
     def complete_(self) -> None:

@@ -69,9 +69,9 @@ def requiring_grad(nested: Any) -> list[Tensor]:
 
 def inner_modules(stage: Stage) -> list[nn.Module]:
     """Modules inside a stage, the block itself excluded, that hold weights of it."""
-    own = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
+    weights = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
     every = [part for part in stage.module.modules() if part is not stage.module]
-    return [part for part in every if any(id(p) in own for p in part.parameters(recurse=False))]
+    return [part for part in every if any(id(p) in weights for p in part.parameters(recurse=False))]
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ class Lane:
 
     Deadlock rule: a collective of two axes enqueues both parts at submit time, the second blocking on the handle of the
     first at the head of its lane; and every rank submits in the same order. Then each part waits only for parts that
-    were submitted earlier, on all ranks alike. After an error everything submitted later fails at once with that cause:
+    were submitted earlier, on all ranks. After an error everything submitted later fails at once with that cause:
     this rank is out of order, and a collective that its peers do not match would hang or mix data.
     """
 
@@ -141,9 +141,9 @@ class Lane:
         try:
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)
-            # popped, so that what it holds is freed before anybody is told that it is done
+            # popped, so that what it holds is freed before any waiter sees that it is done
             value = work.function.pop()()
-        except BaseException as error:  # noqa: BLE001  # every waiter must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001  # every waiter must get it, whatever it is
             self._failure = error
             handle.fail(error)
             return

@@ -19,8 +19,8 @@ OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 def master_of(bucket: Bucket, level: int, dtype: torch.dtype) -> Tensor:
     """My slice of the values that the optimizer changes: a view of the store where the dtypes agree, else a copy."""
     bucket.wait_pending_()
-    own = own_slice(bucket, level)
-    return own if dtype == bucket.dtype else own.to(dtype)
+    mine = own_slice(bucket, level)
+    return mine if dtype == bucket.dtype else mine.to(dtype)
 
 
 def own_slice(bucket: Bucket, level: int) -> Tensor:
@@ -144,11 +144,11 @@ class Masters:
             segment.__class__ = GradientTaken if taken else nn.Parameter
 
     def take_edits_(self, bucket: Bucket, level: int) -> None:
-        """Where somebody has changed the parameters since the last step, that change counts, not the master copy."""
-        values, own = self._values[bucket.name], own_slice(bucket, level)
-        # A master is left alone where the parameter is what it rounds to; elsewhere somebody wrote the parameter.
-        if own.dtype != values.dtype:
-            torch.where(own != values.to(own.dtype), own.to(values.dtype), values, out=values)
+        """Where the user has changed the parameters since the last step, that change counts, not the master copy."""
+        values, params = self._values[bucket.name], own_slice(bucket, level)
+        # A master is left alone where the parameter is what it rounds to; elsewhere the user wrote the parameter.
+        if params.dtype != values.dtype:
+            torch.where(params != values.to(params.dtype), params.to(values.dtype), values, out=values)
 
     def state(self, bucket: Bucket) -> dict[str, Tensor]:
         """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step."""
@@ -170,6 +170,6 @@ class Masters:
         for _, segment in self._segments[bucket.name]:
             held = self.optimizer.state[segment] if state else {}
             for name, value in state.items():
-                own = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
-                held[name] = own.clone()
+                part = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
+                held[name] = part.clone()
             offset += segment.numel()

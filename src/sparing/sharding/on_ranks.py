@@ -30,12 +30,12 @@ def on_all_ranks(mesh: Mesh, work: Callable[[], _Result]) -> _Result:
     failure: Exception | None = None
     try:
         results.append(work())
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        failure = error
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as caught:
+        failure = caught
     for rank, row in enumerate(mesh.gather_scalars(_packed(failure))):
         if row.any():
-            told = _unpacked(bytes(row.tolist()), rank)
-            raise told from failure
+            error = _unpacked(bytes(row.tolist()), rank)
+            raise error from failure
     return results[0]
 
 

@@ -51,7 +51,7 @@ def measure(
     A hop is measured as rings use it, in the lane of its axis and sending and receiving at once: first on the line of
     rank 0 alone, then on all lines of the axis together, whose ratio of rates is the contention. The latency is that of
     all lines, since in a step of training no rank sends alone: where ranks share cores, it is their cores' as well.
-    On CPUs, all-reduces tell what a message takes of a processor, and names of machines how many ranks share a core.
+    On CPUs, all-reduces show what a message costs a processor, and names of machines how many ranks share a core.
 
     Args:
         mesh: Groups to measure; none to find them.
@@ -228,8 +228,8 @@ def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
 def _crowding(mesh: Mesh) -> float:
     """Ranks of a machine over its cores, where most are; of the cores, those that this process may use."""
     name = int.from_bytes(hashlib.sha256(platform.node().encode()).digest()[:6])
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    rows = mesh.gather_scalars(torch.tensor([name, own], dtype=torch.float64)).tolist()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows = mesh.gather_scalars(torch.tensor([name, cores], dtype=torch.float64)).tolist()
     ranks = Tally(machine for machine, _ in rows)
     return float(max(ranks[machine] / cores for machine, cores in rows))
 
@@ -267,7 +267,7 @@ def _pair(mesh: Mesh, low: int, high: int) -> float:
 
 
 def _idle(mesh: Mesh) -> None:
-    """Wait for a GPU to finish what it was told."""
+    """Wait until the GPU is idle."""
     if mesh.device.type == "cuda":
         torch.cuda.synchronize(mesh.device)
 

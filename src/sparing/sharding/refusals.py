@@ -30,7 +30,7 @@ def code_version() -> dict[str, str]:
 
 
 def check_model(model: nn.Module, blocks: Sequence[Block], world: int) -> None:
-    """Refuse models that somebody else distributes, that hold no values, or with too few parameters for the ranks."""
+    """Refuse models that another library distributes, that hold no values, or with too few parameters for the ranks."""
     kind = type(model).__name__
     require(kind not in WRAPPERS, "model", kind, "it distributes the model itself", "pass the module inside it")
     for block in blocks:

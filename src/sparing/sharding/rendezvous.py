@@ -1,4 +1,4 @@
-"""All ranks meet at a store before they build anything together; whoever does not come is named."""
+"""All ranks meet at a store before they build anything together; those that do not come are named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRACE = 5.0  # how much longer than rank 0 the others wait for its verdict (s)
 
 
 def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
-    """Wait until all ranks are there; name those who are not, on all ranks alike, after ``timeout`` seconds.
+    """Wait until all ranks are there; name those who are not, the same on all ranks, after ``timeout`` seconds.
 
     Rank 0 waits for each, writes the verdict, and keeps the store alive until the others have read it. ``key`` must
     never be used twice with one store.
@@ -89,7 +89,7 @@ def _missing(store: Store, keys: list[str]) -> str:
 
 
 def _wait_until_read(store: Store, present: list[str]) -> None:
-    """Keep the store alive until those present have heard, or a moment has passed."""
+    """Keep the store alive until those present have read the verdict, at most ``GRACE``."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until and not store.check([f"{key}/heard" for key in present]):
         time.sleep(0.02)

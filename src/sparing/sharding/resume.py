@@ -26,9 +26,9 @@ def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]
     ours |= {name: tuple(value.shape) for name, value in buffers.items()}
     theirs = {name: place.shape for name, (_, place) in places.items()}
     _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in manifest.buffers.items()})
-    own = type(engine.optimizer).__name__
+    kind = type(engine.optimizer).__name__
     why, do = f"its state is of {manifest.optimizer}", f"pass {manifest.optimizer}, or take weights_in(folder) alone"
-    require(own == manifest.optimizer, "optimizer", own, why, do)
+    require(kind == manifest.optimizer, "optimizer", kind, why, do)
     count = len(engine.optimizer.param_groups)
     why, do = f"the checkpoint has {len(manifest.groups)}", "pass the groups of the saved run"
     require(count == len(manifest.groups), "groups", f"{count} parameter groups", why, do)

@@ -1,6 +1,6 @@
 """One rank through one step of training, event by event: what the wires cost beyond what hides behind computation.
 
-All ranks are alike, so one stands for ten thousand. It has one worker that computes and one lane per axis that runs
+All ranks do the same, so one stands for ten thousand. It has one worker that computes and one lane per axis that runs
 rings in the order they were submitted; both parts of a collective over two axes are queued at once, the second behind
 the first. The worker does what the engine does: it gathers blocks ahead, sends the gradients of a block when the
 backward pass of the block before begins, completes them behind the last backward pass, after which whole sums come
@@ -220,16 +220,16 @@ def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket
     made = []
     wire = (workload.param_bytes, workload.wire_bytes, workload.wire_bytes, workload.param_bytes)
     for spec in workload.buckets():
-        own = spec.plan or plan
-        key = (spec.elements, spec.trainable, own)
+        levels = spec.plan or plan
+        key = (spec.elements, spec.trainable, levels)
         if key not in known:
-            rings = rings_of(spec, own, topology.sizes)
+            rings = rings_of(spec, levels, topology.sizes)
             known[key] = tuple(
                 tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
                 for parts, itemsize in zip(rings, wire, strict=True)
             )
         # After the all-reduce over the outermost axis, sums come back by gathers over the axes inside it.
-        active = sum(size > 1 for size in topology.sizes[own.levels(topology.tiers)[2] :])
+        active = sum(size > 1 for size in topology.sizes[levels.levels(topology.tiers)[2] :])
         back = max(active - 1, 0) if spec.trainable else 0
         made.append(_bucket(spec, "root" if spec.root else str(spec.block), known[key], back))
     return made
@@ -248,8 +248,8 @@ def _message_work(workload: Workload, topology: Topology, plan: Plan) -> float:
         plan, topology.sizes, workload.buckets(), accumulate=workload.accumulate,
         gather_bytes=workload.param_bytes, reduce_bytes=workload.wire_bytes,
     )  # fmt: skip
-    own = zip(topology.axes, sent.total, sent.messages, strict=True)
-    return topology.crowding * sum(axis.processor_seconds(size, messages) for axis, size, messages in own)
+    per_axis = zip(topology.axes, sent.total, sent.messages, strict=True)
+    return topology.crowding * sum(axis.processor_seconds(size, messages) for axis, size, messages in per_axis)
 
 
 def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Step:

@@ -32,7 +32,7 @@ def exchange_facts(
     """
     # One gather for three questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
-    places = [(name, index) for name, own in gradients.items() for index in range(len(own.bucket.slots))]
+    places = [(name, index) for name, held in gradients.items() for index in range(len(held.bucket.slots))]
     had_grad = [int(index in gradients[name].used) for name, index in places]
     arriving = mesh.gather_scalars_async(
         torch.tensor([*place, *had_grad, *map(checksum, buffers.values())], dtype=torch.int64)

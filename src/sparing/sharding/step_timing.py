@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparing.blocks import Block, find_blocks
+from sparing.blocks import find_blocks
 from sparing.sharding.mesh import Mesh
 from sparing.sharding.on_ranks import on_all_ranks, progress_on_first_rank
 
@@ -110,12 +110,18 @@ def _unchanged(micro: MicroStep) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     buffers = [(m, name, b, b.clone()) for m in modes for name, b in m.named_buffers(recurse=False)]
     grads = {p: p.grad for p in model.parameters()}
-    rest = [p for block in find_blocks(model, body=micro.body) if block.name in micro.frozen for p in _trainable(block)]
+    to_freeze = [
+        p
+        for block in find_blocks(model, body=micro.body)
+        if block.name in micro.frozen
+        for p in block.params.values()
+        if p.requires_grad
+    ]
     known = random.getstate()
     model.train()
     for parameter in grads:
         parameter.grad = None
-    for parameter in rest:
+    for parameter in to_freeze:
         parameter.requires_grad_(False)
     watched: list[Any] = [p for p in grads if p.requires_grad]
     # Gradients are dropped one by one as they come: those of a model that is to be cut need not fit as a whole.
@@ -127,7 +133,7 @@ def _unchanged(micro: MicroStep) -> Iterator[None]:
         random.setstate(known)
         for hook in hooks:
             hook.remove()
-        for parameter in rest:
+        for parameter in to_freeze:
             parameter.requires_grad_(True)
         for parameter, grad in grads.items():
             parameter.grad = grad
@@ -138,10 +144,6 @@ def _unchanged(micro: MicroStep) -> Iterator[None]:
                 buffer.copy_(value)
         for module, mode in modes.items():
             module.training = mode
-
-
-def _trainable(block: Block) -> list[nn.Parameter]:
-    return [p for p in block.params.values() if p.requires_grad]
 
 
 def _drop(parameter: Tensor) -> None:

@@ -38,7 +38,7 @@ class Log:
         self.mark(f"{kind} {elements} {frm} {to}")
 
     def mark(self, what: str) -> None:
-        """Say what the next ones belong to: those of two blocks may be alike."""
+        """Say what the next ones belong to: those of two blocks may look the same."""
         self.digest = zlib.crc32(what.encode(), self.digest)
 
 
@@ -96,10 +96,10 @@ class Transitions:
         """
         self.log.add("sync", part.numel(), frm, to)
         chain = Chain(self._lanes, self.slice(part, frm, to), after)
-        rest = self._route.sync(chain, part, frm, to)
+        finish_route = self._route.sync(chain, part, frm, to)
 
         def finish() -> Handle[Tensor]:
-            rest()
+            finish_route()
             return chain.finish(then)
 
         return finish

@@ -71,7 +71,7 @@ def _check(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         require(got == tuple(value.shape), name, got, f"its shape is {tuple(value.shape)}", "pass that of this model")
 
 
-def _fill_(bucket: Bucket, own: Tensor, level: int, tensors: Sequence[Tensor]) -> None:
+def _fill_(bucket: Bucket, mine: Tensor, level: int, tensors: Sequence[Tensor]) -> None:
     """Copy the part of each tensor that lies in my slice of a level."""
     for index, start, at, length in bucket.overlaps(level):
-        own.narrow(0, at, length).copy_(tensors[index].detach().reshape(-1)[start : start + length])
+        mine.narrow(0, at, length).copy_(tensors[index].detach().reshape(-1)[start : start + length])

@@ -44,7 +44,7 @@ class Workload:
     """Micro-steps of one step, s."""
 
     blocks: int = 32
-    """Body blocks (count), all alike."""
+    """Body blocks (count), all the same size."""
 
     root_share: float = 0.0
     """Share of the parameters in root buckets (embedding, head)."""
