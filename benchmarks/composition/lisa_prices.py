@@ -9,7 +9,7 @@ from benchmarks.network.arms import PLANS
 from benchmarks.network.cells import Cell
 from sparing.sharding import choose
 from sparing.sharding.config import BucketSpec, Topology, Workload
-from sparing.sharding.simulate import simulate
+from sparing.sharding.simulation import simulate
 from sparing.sharding.traffic import Traffic
 
 Drawn = Sequence[int]

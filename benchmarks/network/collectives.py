@@ -27,7 +27,7 @@ from sparing import sharding as sh
 from sparing.report import Progress
 from sparing.sharding.config import Topology
 from sparing.sharding.cost import collective_seconds
-from sparing.sharding.throttle import Pace
+from sparing.sharding.throttle import RateLimit
 from sparing.sharding.wires import Wires
 
 RESULT = Path(__file__).parents[1] / "results" / "network_collectives.jsonl"
@@ -40,8 +40,8 @@ def meshes(cell: Cell, sharing: int | None) -> dict[str, sh.Mesh]:
     rate = {}
     if sharing is not None:
         rate = {
-            "intra": Pace(rate=cell.intra / 8, sharing=cell.per_group if sharing > 1 else 1),
-            "inter": Pace(rate=cell.inter / 8, sharing=sharing),
+            "intra": RateLimit(rate=cell.intra / 8, sharing=cell.per_group if sharing > 1 else 1),
+            "inter": RateLimit(rate=cell.inter / 8, sharing=sharing),
         }
     ways = {way: Wires(gather=way, rate=rate) for way in WAYS}  # type: ignore[arg-type]
     if sharing is None:

@@ -14,7 +14,7 @@ from benchmarks.network.problem import LEARNING_RATE, Data, model
 from sparing import sharding as sh
 from sparing.sharding import lanes as lanes_room
 from sparing.sharding import mesh as mesh_room
-from sparing.sharding.throttle import Pace
+from sparing.sharding.throttle import RateLimit
 from sparing.sharding.wires import Wires
 
 
@@ -65,7 +65,7 @@ def wires(seat: Seat, gather: str) -> Wires:
     cell, rate = seat.cell, {}
     if seat.throttled:
         for axis, bits in (("intra", cell.intra), ("inter", cell.inter)):
-            rate[axis] = Pace(rate=bits / 8, sharing=cell.per_group)
+            rate[axis] = RateLimit(rate=bits / 8, sharing=cell.per_group)
     return Wires(gather=gather, rate=rate)  # type: ignore[arg-type]
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+from sparing.sharding.axis import Axis
 from sparing.sharding.lanes import Handle, Lane
-from sparing.sharding.mesh import Axis
 from sparing.sharding.rings import Counter, Ring
 
 

@@ -27,7 +27,7 @@ from benchmarks.network.predictions import by_cell, cell_of, nominal, workload
 from benchmarks.network.sweep import Lab, lab
 from sparing.report import Progress, Record, print_table
 from sparing.sharding.config import Topology
-from sparing.sharding.simulate import simulate
+from sparing.sharding.simulation import simulate
 from sparing.sharding.traffic import Traffic
 
 

@@ -21,7 +21,7 @@ from benchmarks.network.arms import PLANS
 from benchmarks.network.cells import Cell
 from sparing.report import Record, print_table
 from sparing.sharding.config import BucketSpec, Topology, Workload
-from sparing.sharding.simulate import simulate
+from sparing.sharding.simulation import simulate
 from sparing.sharding.traffic import Traffic
 
 Row = Mapping[str, Any]

@@ -19,11 +19,11 @@ from sparing.jobs import sharded
 from sparing.jobs.folder import CHECKPOINTS, Folder
 from sparing.jobs.sharded import check_spread as check
 from sparing.jobs.sharded import chosen, micro_steps, newest, ranks, refuse_cut, share, summed, workload_of
-from sparing.sharding import pace
-from sparing.sharding.choose import choose
+from sparing.sharding import step_timing
 from sparing.sharding.config import Topology, Workload
 from sparing.sharding.levels import Plan
 from sparing.sharding.mesh import make_mesh
+from sparing.sharding.planner import choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def test_alone_there_is_nothing_to_choose():
 
 
 LINE = Topology(groups=2, per_group=1, inter="1Mbps", latency_inter=1e-3)
-NEAR, FAR = pace.Pace(forward=0.001, backward=0.002), pace.Pace(forward=50.0, backward=100.0)
+NEAR, FAR = step_timing.PassTimes(forward=0.001, backward=0.002), step_timing.PassTimes(forward=50.0, backward=100.0)
 
 
 def stack() -> torch.nn.Sequential:
@@ -110,17 +110,17 @@ def no_room() -> None:
 Found = tuple[str, str, float | None, float | None]
 
 
-def choosing(paces: list[pace.Pace | None], memory: str | None = None, *, timed: bool = True) -> Found:
+def choosing(paces: list[step_timing.PassTimes | None], memory: str | None = None, *, timed: bool = True) -> Found:
     """What one of two ranks chooses and is told, if a micro-step takes so long there; None: it has no room."""
     model, asked = stack(), []
-    micro = pace.Micro(model=model, loss=lambda: torch.zeros(()))
+    micro = step_timing.MicroStep(model=model, loss=lambda: torch.zeros(()))
 
     def noted(work: Workload, *rest: Any) -> Any:
         asked.append(work)
         return choose(work, *rest)
 
     with make_mesh(groups=2) as mesh, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "pace_of", lambda *_: paces[mesh.rank] or no_room())
+        patch.setattr(step_timing, "time_micro_step", lambda *_: paces[mesh.rank] or no_room())
         patch.setattr(sharded, "measure", lambda mesh: LINE)
         patch.setattr(sharded, "choose", noted)
         work = partial(workload_of, model, accumulate=2)

@@ -49,7 +49,7 @@ def whole(engine: Any) -> dict[str, Tensor]:
     found = engine.full_state_dict()
     for bucket in engine.buckets:
         part, level = engine.masters.state(bucket)["momentum_buffer"], engine.levels(bucket)[2]
-        found |= {f"{name} momentum": value for name, value in bucket.unflat(spread(bucket, part, level, 0))}
+        found |= {f"{name} momentum": value for name, value in bucket.unflatten(spread(bucket, part, level, 0))}
     return found
 
 

@@ -18,7 +18,7 @@ from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.gradients import Gradients
-from sparing.sharding.predict import live_bytes, transient_bytes
+from sparing.sharding.prediction import live_bytes, transient_bytes
 from sparing.sharding.traffic import Traffic
 from sparing.sharding.weights import spread
 from sparing.sharding.workload import BucketSpec, Workload
@@ -167,7 +167,7 @@ class Peaks:
 @contextmanager
 def watched(peaks: Peaks) -> Iterator[None]:
     """Look whenever a bucket is gathered or a gradient buffer made."""
-    gather, empty = Bucket.gather_, Gradients._empty
+    gather, empty = Bucket.unshard_, Gradients._empty
 
     def gather_(self: Bucket) -> None:
         gather(self)
@@ -180,11 +180,11 @@ def watched(peaks: Peaks) -> Iterator[None]:
         peaks.look()
         return tensor
 
-    Bucket.gather_, Gradients._empty = gather_, made  # type: ignore[method-assign]
+    Bucket.unshard_, Gradients._empty = gather_, made  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Bucket.gather_, Gradients._empty = gather, empty  # type: ignore[method-assign]
+        Bucket.unshard_, Gradients._empty = gather, empty  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -293,7 +293,7 @@ def momenta(engine: Any, key: str) -> dict[str, Tensor]:
     for bucket in engine.buckets:
         if bucket in engine.masters:
             flat = spread(bucket, engine.masters.state(bucket)[key], engine.levels(bucket)[2], 0)
-            found |= {name: value.clone() for name, value in bucket.unflat(flat)}
+            found |= {name: value.clone() for name, value in bucket.unflatten(flat)}
     return found
 
 

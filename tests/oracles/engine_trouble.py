@@ -14,7 +14,7 @@ from oracles.engine_ranks import Sum, between, counted, deep, held, specs
 from oracles.sharded import Case
 from sparing import sharding as sh
 from sparing.sharding import apply
-from sparing.sharding.predict import live_bytes
+from sparing.sharding.prediction import live_bytes
 from sparing.sharding.traffic import Traffic
 
 BLOCKS = ["embed", "blocks.0", "blocks.1", "blocks.2", "head"]
@@ -205,10 +205,10 @@ def disagreeing(mesh: Any) -> dict[str, str]:
         "plan": _refused(lambda: sh.shard_(deep(Case()), "IIG" if odd else "IGG", mesh, optimizer=sgd)),
         "rate": _refused(lambda: sh.shard_(deep(Case()), "IIG", mesh, optimizer=partial(sgd, lr=0.1 + odd))),
     }
-    was = apply.code
-    apply.code = lambda: was() | ({"torch": "1.0"} if odd else {})
+    was = apply.code_version
+    apply.code_version = lambda: was() | ({"torch": "1.0"} if odd else {})
     found["code"] = _refused(lambda: engine_of(mesh))
-    apply.code = was
+    apply.code_version = was
     engine = engine_of(mesh)
     found["freeze"] = _refused(lambda: engine.freeze(["blocks.1"] if odd else ["blocks.0"]))
     found["set_plan"] = _refused(lambda: engine.set_plan(sh.Plan("NNN" if odd else "GGG")))

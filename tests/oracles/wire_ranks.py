@@ -19,12 +19,12 @@ from oracles import wire_threads as wt
 from patience import PATIENCE
 from sparing.errors import RunError, UserError
 from sparing.sharding import probe
-from sparing.sharding.agree import agree, agree_on_replicas
-from sparing.sharding.meet import join
+from sparing.sharding.consistency import check_replicas, check_same
 from sparing.sharding.mesh import make_mesh
 from sparing.sharding.probe import measure
-from sparing.sharding.rings import SPAN, Ring
-from sparing.sharding.throttle import Pace
+from sparing.sharding.rendezvous import join
+from sparing.sharding.rings import PART_BYTES, Ring
+from sparing.sharding.throttle import RateLimit
 from sparing.sharding.wires import Wires
 
 WORLD = 6
@@ -34,7 +34,7 @@ LENGTHS = {
     "uneven": [3, 0, 5, 1, 0, 2],
     "one": [0, 0, 0, 1, 0, 0],
     "empty": [0] * WORLD,
-    "long": [SPAN // 8 + 5, 2, SPAN // 4, 0, SPAN // 8, 1],
+    "long": [PART_BYTES // 8 + 5, 2, PART_BYTES // 4, 0, PART_BYTES // 8, 1],
 }
 SHAPES = [(2, 3), (3, 2), (6, 1), (1, 6), (1, 3, 2)]
 WIRES = {
@@ -112,16 +112,16 @@ def facts(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with make_mesh(groups=3, per_group=2) as mesh:
         same = torch.arange(5.0)
-        found["equal"] = told(lambda: agree(mesh, {"seed": 3, "plan": "IIG"}, "start"))
-        found["plan"] = told(lambda: agree(mesh, {"seed": 3, "plan": "NNG" if rank == 4 else "IIG"}, "start"))
-        found["one value"] = told(lambda: agree(mesh, rank % 2, "seed"))
-        found["missing"] = told(lambda: agree(mesh, {"a": 1, **({"b": 2} if rank else {})}, "facts"))
-        found["after"] = told(lambda: agree(mesh, "still in step", "start"))
+        found["equal"] = told(lambda: check_same(mesh, {"seed": 3, "plan": "IIG"}, "start"))
+        found["plan"] = told(lambda: check_same(mesh, {"seed": 3, "plan": "NNG" if rank == 4 else "IIG"}, "start"))
+        found["one value"] = told(lambda: check_same(mesh, rank % 2, "seed"))
+        found["missing"] = told(lambda: check_same(mesh, {"a": 1, **({"b": 2} if rank else {})}, "facts"))
+        found["after"] = told(lambda: check_same(mesh, "still in step", "start"))
         # replicas of level I are ranks 0, 2, 4 and 1, 3, 5; those of level N are all; level G has none
-        found["replicas"] = told(lambda: agree_on_replicas(mesh, {"w": (same + rank % 2, 1), "z": (same + rank, 2)}))
+        found["replicas"] = told(lambda: check_replicas(mesh, {"w": (same + rank % 2, 1), "z": (same + rank, 2)}))
         odd = same.clone()
         odd[3] += 1e-6 * (rank == 5)
-        found["odd"] = told(lambda: agree_on_replicas(mesh, {"w": (same, 0), "v": (odd, 1), "u": (odd, 2)}))
+        found["odd"] = told(lambda: check_replicas(mesh, {"w": (same, 0), "v": (odd, 1), "u": (odd, 2)}))
         found["rows"] = mesh.gather_scalars(torch.tensor([rank, rank * 10.0]))
         found["broadcast"] = mesh.broadcast_(torch.full((3,), float(rank)), src=2)
         found["place"] = (mesh.coords, mesh.holders(1), mesh.replicas(1), [axis.ranks for axis in mesh.axes])
@@ -133,7 +133,7 @@ def facts(rank: int) -> dict[str, Any]:
 def measured(rank: int) -> dict[str, Any]:
     """A throttled mesh, and the machine as it is."""
     del rank
-    paces = {"intra": Pace(rate=4e7, latency=4e-3), "inter": Pace(rate=1e7, latency=8e-3)}
+    paces = {"intra": RateLimit(rate=4e7, latency=4e-3), "inter": RateLimit(rate=1e7, latency=8e-3)}
     with make_mesh(groups=3, per_group=2, wires=Wires(rate=paces)) as mesh:
         paced = measure(mesh, sizes=[1 << 12, 1 << 20], seconds=3, label="")
     free = probe.rates(make_mesh(sizes=(WORLD,)))

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from patience import PATIENCE
-from sparing.sharding.mesh import NAMES, Axis, Mesh
+from sparing.sharding.axis import Axis
+from sparing.sharding.mesh import NAMES, Mesh
 from sparing.sharding.wires import Wires
 
 CPU = torch.device("cpu")

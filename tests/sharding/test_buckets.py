@@ -23,7 +23,7 @@ GROUPS = {"a": 1, "c": 1}
 
 
 def bucket(level: int, coords: tuple[int, int] = (1, 0), given: dict[str, nn.Parameter] | None = None) -> Bucket:
-    """Of rank ``coords`` on 2×2; nothing is gathered here."""
+    """Of rank ``coords`` on 2×2; nothing is unsharded here."""
     mesh: Any = SimpleNamespace(sizes=(2, 2), coords=coords)
     return Bucket(
         "x/trainable", given or params(), block="x", groups=GROUPS, mesh=mesh, level=level, dtype=torch.float32,
@@ -70,7 +70,7 @@ def test_a_freed_parameter_refuses_to_be_read_and_takes_no_room() -> None:
 def test_a_whole_bucket_is_its_store_and_is_never_freed() -> None:
     given = params()
     made = bucket(0, given=given)
-    made.free_()
+    made.reshard_()
     assert made.store is made.full
     assert all(torch.equal(given[name], value) for name, value in params().items())
     assert given["a"].data_ptr() == made.full[4:].data_ptr()
@@ -78,7 +78,9 @@ def test_a_whole_bucket_is_its_store_and_is_never_freed() -> None:
 
 def test_unflat_gives_names_and_values_back() -> None:
     made, values = bucket(2), params()
-    assert {name: torch.equal(view, values[name]) for name, view in made.unflat(flat())} == dict.fromkeys("bdac", True)
+    assert {name: torch.equal(view, values[name]) for name, view in made.unflatten(flat())} == dict.fromkeys(
+        "bdac", True
+    )
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

@@ -31,7 +31,9 @@ def test_one_hop_costs_latency_and_its_bytes():
     link = Link(name="inter", size=4, rate=100.0, latency=0.5, sharing=8.0)
     assert link.seconds(50, 3) == 3 * 0.5 + 50 / (100 / 8)
     assert Link(name="inter", size=4, rate=math.inf).seconds(1e12, 3) == 0
-    assert Link(name="inter", size=4, rate=1.0, work=0.5, work_per_byte=0.25).labour(8, 3) == 3 * 0.5 + 8 * 0.25
+    assert (
+        Link(name="inter", size=4, rate=1.0, work=0.5, work_per_byte=0.25).processor_seconds(8, 3) == 3 * 0.5 + 8 * 0.25
+    )
 
 
 @pytest.mark.parametrize(

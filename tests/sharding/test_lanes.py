@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from sparing.errors import RunError
-from sparing.sharding.lanes import Handle, Lane, wait_all, yielding
+from sparing.sharding.lanes import Handle, Lane, yielding
 
 
 def test_work_runs_in_the_order_it_was_submitted() -> None:
     lane, seen = Lane("a"), list[int]()
     handles = [lane.submit(lambda k=k: seen.append(k)) for k in range(500)]  # type: ignore[misc]
-    wait_all(handles)
+    for handle in handles:
+        handle.wait()
     assert seen == list(range(500))
     lane.close()
 
@@ -46,7 +47,8 @@ def test_parts_on_two_lanes_follow_each_other() -> None:
         before = first.submit(lambda k=k: seen.append((k, "first")))  # type: ignore[misc]
         handles.append(second.submit(lambda k=k, before=before: (before.wait(), seen.append((k, "second")))))  # type: ignore[misc]
     start.set()
-    wait_all(handles)
+    for handle in handles:
+        handle.wait()
     assert all(seen.index((k, "first")) < seen.index((k, "second")) for k in range(300))
     for lane in lanes:
         lane.close()

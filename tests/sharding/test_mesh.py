@@ -13,10 +13,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # a built
 from oracles import wire_threads as wt
 from patience import PATIENCE
 from sparing.errors import RunError, UserError
-from sparing.sharding import meet as meeting
+from sparing.sharding import rendezvous as meeting
 from sparing.sharding.layout import Layout
-from sparing.sharding.meet import join, meet, name_ranks
 from sparing.sharding.mesh import make_mesh, mesh_sizes
+from sparing.sharding.rendezvous import join, name_ranks, rendezvous
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def gather_at(store: HashStore, present: list[int], world: int, timeout: float) 
 
     def run(rank: int) -> None:
         try:
-            meet(store, rank, world, timeout)
+            rendezvous(store, rank, world, timeout)
             heard[rank] = "all"
         except RunError as error:
             heard[rank] = str(error)

@@ -13,7 +13,7 @@ from torch import nn
 from sparing import sharding as sh
 from sparing.blocks import Block, find_blocks
 from sparing.errors import UserError
-from sparing.sharding.refusals import check_elementwise, check_model, code
+from sparing.sharding.refusals import check_elementwise, check_model, code_version
 
 
 class Lamb(torch.optim.Optimizer):
@@ -119,8 +119,8 @@ def test_a_model_too_small_for_its_ranks_is_refused(world: int) -> None:
 
 
 def test_code_is_the_same_twice_and_names_versions() -> None:
-    assert code() == code()
-    assert code()["torch"] == torch.__version__
+    assert code_version() == code_version()
+    assert code_version()["torch"] == torch.__version__
 
 
 @pytest.fixture

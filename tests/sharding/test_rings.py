@@ -11,7 +11,7 @@ import torch
 from oracles import wire_threads as wt
 from sparing.errors import RunError
 from sparing.sharding.mesh import Mesh
-from sparing.sharding.rings import SPAN, Counter, Ring
+from sparing.sharding.rings import PART_BYTES, Counter, Ring
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 LENGTHS = [
@@ -21,8 +21,8 @@ LENGTHS = [
     [0, 0, 0],
     [1, 4, 2],
     [3, 0, 5, 1],
-    [SPAN // 4 + 3, SPAN // 2, 1],
-    [SPAN // 2 + 3, SPAN],
+    [PART_BYTES // 4 + 3, PART_BYTES // 2, 1],
+    [PART_BYTES // 2 + 3, PART_BYTES],
 ]
 
 
@@ -89,14 +89,16 @@ def test_all_reduce_completes_every_chunk(lengths: list[int], dtype: torch.dtype
 
 def test_messages_are_counted_once_a_step_however_long() -> None:
     def work(ring: Ring, counter: Counter) -> tuple[int, int]:
-        ring.reduce_scatter_([torch.zeros(SPAN), torch.zeros(SPAN), torch.zeros(0)])
+        ring.reduce_scatter_([torch.zeros(PART_BYTES), torch.zeros(PART_BYTES), torch.zeros(0)])
         return counter.messages["intra"], counter.sent["intra"]
 
     # chunk 2 is empty: ranks 1 and 0 send it in steps 0 and 1, and send nothing
-    assert on_a_ring(3, work) == [(1, 4 * SPAN), (1, 4 * SPAN), (2, 8 * SPAN)]
+    assert on_a_ring(3, work) == [(1, 4 * PART_BYTES), (1, 4 * PART_BYTES), (2, 8 * PART_BYTES)]
 
 
-@pytest.mark.parametrize("lengths", [[SPAN // 2, SPAN // 2], [SPAN // 2 + 3, SPAN], [SPAN // 2] * 3], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[PART_BYTES // 2, PART_BYTES // 2], [PART_BYTES // 2 + 3, PART_BYTES], [PART_BYTES // 2] * 3], ids=str
+)
 def test_a_receipt_is_posted_before_the_neighbours_can_miss_it(lengths: list[int]) -> None:
     """All ranks walk in step: where mine sends part k of a step before its receipt is posted, so does its neighbour,
     whose message has then to be asked for, a round trip on a link that is full."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparing import sharding as sh
-from sparing.sharding import engine as room
+from sparing.sharding import engine as engine_module
 from sparing.sharding.gradients import Gradients
 
 
@@ -19,7 +19,7 @@ from sparing.sharding.gradients import Gradients
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens in a step, in order."""
     events: list[str] = []
-    real: Callable[..., Callable[[], float]] = room.whole_norm
+    real: Callable[..., Callable[[], float]] = engine_module.whole_norm
 
     def begin(*args: Any) -> Callable[[], float]:
         wait = real(*args)
@@ -27,7 +27,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda: events.append("norm is awaited") or wait()  # type: ignore[func-returns-value]
 
     taking = Gradients.take
-    monkeypatch.setattr(room, "whole_norm", begin)
+    monkeypatch.setattr(engine_module, "whole_norm", begin)
     monkeypatch.setattr(Gradients, "take", lambda self: events.append(self.bucket.name) or taking(self))
     stepping = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self: events.append("update") or stepping(self))

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from sparing.errors import UserError
 from sparing.sharding.layout import Layout, coords_of
 from sparing.sharding.levels import Plan, effective
-from sparing.sharding.traffic import Traffic, gather_parts, gathered, gathers, stepped, sync_parts, synced
+from sparing.sharding.traffic import Part, Traffic, gather_parts, gathers, step_parts, sync_parts
 from sparing.sharding.workload import BucketSpec, Workload
 
 SIZES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
+
+
+def sent(parts: tuple[Part, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements that a rank sends on each axis."""
+    return tuple(sum(part.elements for part in parts if part.axis == axis) for axis in range(len(sizes)))
 
 
 class Ranks:
@@ -98,7 +103,7 @@ def test_gathering(sizes: tuple[int, ...], length: int):
         for axis in range(frm - 1, to - 1, -1):
             held = ranks.all_gather(held, axis)
         assert held == [cut(values, layout, to, coords) for coords in ranks.coords]
-        assert gathered(layout.padded, sizes, frm, to) == ranks.per_axis()
+        assert sent(gather_parts(layout.padded, sizes, frm, to), sizes) == ranks.per_axis()
         parts = gather_parts(layout.padded, sizes, frm, to)
         assert sum(part.messages for part in parts) == ranks.hops()
         assert [part.axis for part in parts] == [axis for axis in range(frm - 1, to - 1, -1) if sizes[axis] > 1]
@@ -116,14 +121,14 @@ def test_reducing_and_completing(sizes: tuple[int, ...], length: int):
         held = full
         for axis in range(g):
             held = ranks.reduce_scatter(held, axis)
-        assert stepped(layout.padded, sizes, g) == ranks.per_axis()
+        assert sent(step_parts(layout.padded, sizes, g), sizes) == ranks.per_axis()
         ranks = Ranks(sizes)
         for axis in range(g, tiers):
             held = ranks.reduce_scatter(held, axis)
         for axis in range(tiers - 1, os - 1, -1):
             held = ranks.all_gather(held, axis)
         assert held == [cut(whole, layout, os, coords) for coords in ranks.coords]
-        assert synced(layout.padded, sizes, g, os) == ranks.per_axis()
+        assert sent(sync_parts(layout.padded, sizes, g, os), sizes) == ranks.per_axis()
         parts = sync_parts(layout.padded, sizes, g, os)
         assert sum(part.messages for part in parts) == ranks.hops()
         order = [*range(g, tiers), *range(tiers - 1, os - 1, -1)]
@@ -132,8 +137,8 @@ def test_reducing_and_completing(sizes: tuple[int, ...], length: int):
 
 def test_axes_of_one_send_nothing():
     assert gather_parts(12, (1, 1), 2, 0) == ()
-    assert gathered(12, (3, 1), 2, 0) == (8, 0)
-    assert synced(12, (1, 3), 0, 1) == (0, 16)
+    assert sent(gather_parts(12, (3, 1), 2, 0), (3, 1)) == (8, 0)
+    assert sent(sync_parts(12, (1, 3), 0, 1), (1, 3)) == (0, 16)
 
 
 def rates(m: int, g: int) -> dict[str, tuple[Fraction, Fraction]]:
@@ -245,12 +250,12 @@ def test_a_model_is_the_sum_of_its_buckets(buckets, plan: Plan, sizes, s: int):
     sums = {name: [0, 0] for name in ("params_forward", "params_backward", "grads", "sync_grads", "sync_params")}
     for spec, (forward, backward) in zip(buckets, gathers(buckets), strict=True):
         size = Layout(sizes, spec.elements).padded
-        moved = {"params_forward": (s * forward, gathered(size, sizes, p, 0))}
-        moved["params_backward"] = (s * backward, gathered(size, sizes, p, 0))
+        moved = {"params_forward": (s * forward, sent(gather_parts(size, sizes, p, 0), sizes))}
+        moved["params_backward"] = (s * backward, sent(gather_parts(size, sizes, p, 0), sizes))
         if spec.trainable:
-            moved["grads"] = (s, stepped(size, sizes, g))
-            moved["sync_grads"] = (1, synced(size, sizes, g, os))
-            moved["sync_params"] = (1, gathered(size, sizes, os, p))
+            moved["grads"] = (s, sent(step_parts(size, sizes, g), sizes))
+            moved["sync_grads"] = (1, sent(sync_parts(size, sizes, g, os), sizes))
+            moved["sync_params"] = (1, sent(gather_parts(size, sizes, os, p), sizes))
         for name, (times, per_axis) in moved.items():
             sums[name] = [a + times * b for a, b in zip(sums[name], per_axis, strict=True)]
     assert {name: list(getattr(found, name)) for name in sums} == sums

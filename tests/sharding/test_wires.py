@@ -11,8 +11,8 @@ import torch
 from oracles import wire_threads as wt
 from sparing.errors import UserError
 from sparing.sharding.mesh import Mesh
-from sparing.sharding.throttle import Pace, Throttle
-from sparing.sharding.wires import Wires, carrier
+from sparing.sharding.throttle import RateLimit, Throttle
+from sparing.sharding.wires import Wires, collectives_of
 
 
 @pytest.mark.parametrize(
@@ -32,31 +32,31 @@ def test_what_there_is_not_is_refused(settings: dict[str, object], message: str)
 @pytest.mark.parametrize("settings", [{"rate": 0}, {"rate": 1, "latency": -1}, {"rate": 1, "sharing": 0}])
 def test_a_link_that_never_delivers_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UserError):
-        Pace(**settings)  # type: ignore[arg-type]
+        RateLimit(**settings)  # type: ignore[arg-type]
 
 
 def test_rings_on_cuda_are_refused_before_anything_is_sent() -> None:
     mesh = wt.meshes((2, 1))[0]
     with pytest.raises(UserError, match='pass kind="builtin"'):
-        carrier(mesh.axes[0], Wires(kind="ring"), mesh.counter, torch.device("cuda"))
+        collectives_of(mesh.axes[0], Wires(kind="ring"), mesh.counter, torch.device("cuda"))
 
 
 def test_rates_are_bytes_per_second_or_a_pace() -> None:
-    wires = Wires(rate={"intra": 5, "inter": Pace(rate=3, sharing=2), "middle": "80 kbit/s"})
-    assert wires.pace("intra") == Pace(rate=5)
-    assert wires.pace("middle") == Pace(rate=10_000)
-    assert wires.pace("inter") == Pace(rate=3, sharing=2)
+    wires = Wires(rate={"intra": 5, "inter": RateLimit(rate=3, sharing=2), "middle": "80 kbit/s"})
+    assert wires.pace("intra") == RateLimit(rate=5)
+    assert wires.pace("middle") == RateLimit(rate=10_000)
+    assert wires.pace("inter") == RateLimit(rate=3, sharing=2)
     assert wires.pace("world") is None
 
 
 def test_messages_queue_for_the_link() -> None:
-    throttle, start = Throttle(Pace(rate=1e6, latency=0.01, sharing=2)), time.perf_counter()
+    throttle, start = Throttle(RateLimit(rate=1e6, latency=0.01, sharing=2)), time.perf_counter()
     for _ in range(3):
         throttle.hold(10_000)
     assert 3 * (0.01 + 0.02) <= time.perf_counter() - start < 30  # what it slept, not what it took, is the claim
 
 
-def seconds(gather: str, sizes: tuple[int, int], wires: dict[str, Pace], *, below: float) -> float:
+def seconds(gather: str, sizes: tuple[int, int], wires: dict[str, RateLimit], *, below: float) -> float:
     """Least time of a gather of 1.6 MB from G to N; a busy machine only adds to it, so it may try again and again."""
 
     def work(mesh: Mesh) -> list[float]:
@@ -78,7 +78,7 @@ def seconds(gather: str, sizes: tuple[int, int], wires: dict[str, Pace], *, belo
 
 def test_the_throttle_takes_as_long_as_the_formula_says_and_overlap_hides_what_it_can() -> None:
     """2 × 2 ranks, V = 1.6 MB: a block takes 0.1 s on either axis."""
-    rate = {"intra": Pace(rate=4e6), "inter": Pace(rate=4e6)}
+    rate = {"intra": RateLimit(rate=4e6), "inter": RateLimit(rate=4e6)}
     # one block between groups, then two inside: never less, however busy or idle the machine
     assert 0.29 < seconds("two-level", (2, 2), rate, below=0.6) < 0.6
     # the first inside while the second comes: less than the sequential way can take
@@ -87,7 +87,7 @@ def test_the_throttle_takes_as_long_as_the_formula_says_and_overlap_hides_what_i
 
 def test_a_flat_ring_runs_at_the_pace_of_the_links_it_crosses() -> None:
     """One of two ranks of a group sends to the next group: it has the shared link for itself, and all wait for it."""
-    rate = {"intra": Pace(rate=4e8), "inter": Pace(rate=8e6, sharing=2)}
+    rate = {"intra": RateLimit(rate=4e8), "inter": RateLimit(rate=8e6, sharing=2)}
     # three steps; the slow links carry a block of 0.4 MB in 0.05 s in each
     assert 0.14 < seconds("flat", (2, 2), rate, below=0.5) < 0.5
     # both ranks of a group share it: 0.1 s for the one step there is

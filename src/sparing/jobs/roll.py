@@ -11,8 +11,8 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its list of names
 
 from sparing.errors import RunError
-from sparing.sharding.meet import name_ranks
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.rendezvous import name_ranks
 
 POLL, ROLL = 0.2, 3.0
 """How often a rank looks whether the roll is called, and how long the caller waits for answers (s)."""

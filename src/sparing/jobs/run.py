@@ -64,7 +64,7 @@ class Ranks(Protocol):
         """Whether there are others."""
         ...
 
-    def on_first(self, work: Callable[[], object]) -> None:
+    def on_first_rank(self, work: Callable[[], object]) -> None:
         """Let the first work, and the others wait for it and share its failure."""
         ...
 
@@ -78,7 +78,7 @@ class Alone:
 
     first, several = True, False
 
-    def on_first(self, work: Callable[[], object]) -> None:
+    def on_first_rank(self, work: Callable[[], object]) -> None:
         """Do the work."""
         work()
 
@@ -133,7 +133,7 @@ class Run:
         Returns:
             The run.
         """
-        self.ranks.on_first(self.folder.check)
+        self.ranks.on_first_rank(self.folder.check)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -191,7 +191,7 @@ class Run:
 
     def claim(self) -> None:
         """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
-        self.ranks.on_first(lambda: self.folder.claim_(self.mark))
+        self.ranks.on_first_rank(lambda: self.folder.claim_(self.mark))
         self._claimed = True
         self.signals = self._exit.enter_context(patient(always=self.ranks.several))
 

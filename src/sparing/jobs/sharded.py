@@ -33,14 +33,14 @@ from sparing.jobs.roll import Roll
 from sparing.memory.sizes import parse_bytes
 from sparing.report import Record
 from sparing.sharding import checkpoint as cuts
-from sparing.sharding.choose import choose
 from sparing.sharding.config import BucketSpec, Topology, Workload
 from sparing.sharding.engine import Engine
 from sparing.sharding.levels import Plan
-from sparing.sharding.meet import join
 from sparing.sharding.mesh import Mesh, make_mesh
-from sparing.sharding.pace import Micro, slowest
+from sparing.sharding.planner import choose
 from sparing.sharding.probe import measure
+from sparing.sharding.rendezvous import join
+from sparing.sharding.step_timing import MicroStep, time_on_all_ranks
 
 ALONE, AUTO = "none", "auto"
 """Plans that are none: one process without an engine, and the one that ``choose`` finds."""
@@ -256,7 +256,7 @@ def workload_of(
 
 
 def chosen(
-    settings: Spread, mesh: Mesh, workload: Callable[[], Workload], micro: Callable[[], Micro] | None = None
+    settings: Spread, mesh: Mesh, workload: Callable[[], Workload], micro: Callable[[], MicroStep] | None = None
 ) -> tuple[Plan, str]:
     """The plan of a run: the one that was asked for, or the best for this model and machine.
 
@@ -276,7 +276,7 @@ def chosen(
     topology = measure(mesh) if settings.topology is None else Topology.read(settings.topology)
     work, pace = workload(), None
     if micro is not None and _room_for(work, settings.memory):
-        pace = slowest(mesh, micro())
+        pace = time_on_all_ranks(mesh, micro())
     if pace is not None:
         work = replace(work, seconds_forward=pace.forward, seconds_backward=pace.backward)
     choice = choose(work, topology, settings.memory)

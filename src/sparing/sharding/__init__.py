@@ -14,13 +14,13 @@ Models", NeurIPS 2024 (PaRO-DP, PaRO-CC), https://openreview.net/forum?id=4Un2TD
 """
 
 from sparing.sharding.apply import shard_
-from sparing.sharding.choose import choose
 from sparing.sharding.config import Topology, Workload
 from sparing.sharding.levels import Plan, effective
 from sparing.sharding.mesh import make_mesh
-from sparing.sharding.predict import predict
+from sparing.sharding.planner import choose
+from sparing.sharding.prediction import predict
 from sparing.sharding.probe import measure
-from sparing.sharding.simulate import simulate
+from sparing.sharding.simulation import simulate
 from sparing.sharding.wires import Wires
 
 __all__ = [

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from sparing.blocks import Block, find_blocks, named_parameters, submodule
 from sparing.errors import UserError, require
-from sparing.sharding.agree import agree, checksum
 from sparing.sharding.buckets import Bucket, slots_of
+from sparing.sharding.consistency import check_same, checksum
 from sparing.sharding.engine import Engine
-from sparing.sharding.flow import Flow, Stage
+from sparing.sharding.flow import Flow
+from sparing.sharding.hooks import Stage
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan
 from sparing.sharding.masters import Masters, OptimizerFactory
 from sparing.sharding.mesh import Mesh, make_mesh
-from sparing.sharding.refusals import check_elementwise, check_model, code
+from sparing.sharding.refusals import check_elementwise, check_model, code_version
 from sparing.sharding.settings import SUMS, Settings
 
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]] = weakref.WeakKeyDictionary()
@@ -97,24 +98,25 @@ def shard_(
     _agree(mesh, model, (str(plan), plans and {k: str(v) for k, v in plans.items()}, settings, dtype, name, options))
     parts = _Parts(model=model, mesh=mesh, settings=settings, dtype=dtype, groups=indices, plans=chosen)
     held_by = Masters(optimizer, options)
+    # The factory may have added defaults of its own, so what the optimizer holds is compared, not what was passed.
     given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
-    agree(mesh, given, "optimizer")
+    check_same(mesh, given, "optimizer")
     _live[model] = weakref.ref(engine := parts.engine(blocks, held_by))
     return engine
 
 
 def _agree(mesh: Mesh, model: nn.Module, facts: object) -> None:
-    agree(mesh, code(), "code")
-    agree(mesh, facts, "plan and settings")
-    agree(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
+    check_same(mesh, code_version(), "code")
+    check_same(mesh, facts, "plan and settings")
+    check_same(mesh, [(n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in model.named_parameters()], "parameters")
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    agree(mesh, {name: checksum(value.detach()) for name, value in held.items()}, "initial weights")
+    check_same(mesh, {name: checksum(value.detach()) for name, value in held.items()}, "initial weights")
 
 
 def _groups_of(
     model: nn.Module, groups: Sequence[Mapping[str, Any]] | None
 ) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Index of the group of every parameter, and every group's options."""
+    """Parameter name -> index of its group, and the options of every group."""
     if groups is None:
         return {}, [{}]
     names = {id(p): name for name, p in named_parameters(model).items()}
@@ -199,10 +201,10 @@ class _Parts:
     def _bucket(
         self, name: str, block: Block, params: dict[str, nn.Parameter], exact: dict[str, Tensor], *, trainable: bool
     ) -> Bucket:
-        own = next(iter(params.values())).dtype
-        dtype = self.dtype or own
+        given = next(iter(params.values())).dtype
+        dtype = self.dtype or given
         level, _, optimizer_level = self.plans.of(name).levels(self.mesh.tiers)
-        if trainable and self.settings.master_dtype(dtype) != dtype and own.itemsize > dtype.itemsize:
+        if trainable and self.settings.master_dtype(dtype) != dtype and given.itemsize > dtype.itemsize:
             exact[name] = self._slice(params, optimizer_level)
         return Bucket(
             name, params, block=block.name, groups=self.groups, mesh=self.mesh, level=level, dtype=dtype,
@@ -210,7 +212,7 @@ class _Parts:
         )  # fmt: skip
 
     def _slice(self, params: dict[str, nn.Parameter], level: int) -> Tensor:
-        """My slice of the values before they are rounded to the narrower format."""
+        """This rank's slice of the values before they are rounded to the narrower format."""
         slots = slots_of(params, self.groups)
         layout = Layout(sizes=self.mesh.sizes, length=sum(slot.numel for slot in slots))
         flat = torch.cat([params[slot.name].detach().reshape(-1) for slot in slots])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparing.sharding.away import VERSION, Owed, at_versions_, away
+from sparing.sharding.freed import FREED_VERSION, GradientTaken, freed_classes, swap_versions_
 from sparing.sharding.lanes import Handle
 from sparing.sharding.layout import Layout
 from sparing.sharding.mesh import Mesh
@@ -16,44 +16,22 @@ from sparing.sharding.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """Place of a parameter in its bucket."""
+    """Where a parameter lies in its bucket."""
 
-    name: str
-    """Canonical name, as ``named_parameters`` of the blocks gives it."""
-
+    name: str  # canonical, as ``named_parameters`` of the blocks gives it
     shape: torch.Size
-    """Its shape."""
-
-    offset: int
-    """First element in the flat tensor."""
-
+    offset: int  # first element in the flat tensor
     numel: int
-    """Number of elements."""
-
-    group: int
-    """Index of its parameter group."""
+    group: int  # index of its parameter group
 
 
 def slots_of(params: Mapping[str, nn.Parameter], groups: Mapping[str, int]) -> tuple[Slot, ...]:
-    """Lay parameters out one behind another, those of a parameter group together.
-
-    Args:
-        params: Canonical name -> parameter.
-        groups: Canonical name -> index of its parameter group; missing names are of group 0.
-
-    Returns:
-        Slots without gaps, in the order of the groups and then of ``params``.
-    """
+    """Lay parameters out without gaps, in the order of their groups and then of ``params``."""
     found, offset = [], 0
-    for name in sorted(params, key=lambda name: groups.get(name, 0)):  # stable
+    # Parameters of a group lie together, so that the optimizer sees one flat tensor of each; sorted is stable.
+    for name in sorted(params, key=lambda name: groups.get(name, 0)):
         parameter = params[name]
-        slot = Slot(
-            name=name,
-            shape=parameter.shape,
-            offset=offset,
-            numel=parameter.numel(),
-            group=groups.get(name, 0),
-        )
+        slot = Slot(name=name, shape=parameter.shape, offset=offset, numel=parameter.numel(), group=groups.get(name, 0))
         found.append(slot)
         offset += slot.numel
     return tuple(found)
@@ -63,7 +41,7 @@ class Bucket:
     """Parameters of one block that train, or do not, together: whole in ``full`` while they are used, else a slice.
 
     ``store`` is the slice at the level of the parameters. Where that is the whole tensor, ``full`` is ``store`` and
-    stays; elsewhere the bytes of ``full`` exist between ``gather_`` and ``free_``, and in between every parameter
+    stays; elsewhere the bytes of ``full`` exist between ``unshard_`` and ``reshard_``, and in between every parameter
     has its right shape and refuses to be read, so that a use at the wrong time is said.
     """
 
@@ -80,201 +58,175 @@ class Bucket:
         trainable: bool,
         root: bool,
     ) -> None:
-        """Copy the parameters into a flat tensor and cut it.
-
-        Args:
-            name: Of the block and the class, such as ``model.layers.3/trainable``.
-            params: Canonical name -> parameter; their ``data`` become views of the flat tensor.
-            block: Name of the block.
-            groups: Canonical name -> index of its parameter group.
-            mesh: The ranks.
-            level: Level of the parameters.
-            dtype: Of the flat tensor.
-            trainable: Whether they train now.
-            root: Whether they stay whole from forward to the end of backward.
-        """
+        """Copy the parameters into a flat tensor, make their ``data`` views of it, and cut it."""
         self.name, self.block, self.mesh, self.level, self.dtype = name, block, mesh, level, dtype
         self.may_train = self.trainable = trainable
         self.root = root
         self.slots = slots_of(params, groups)
         self.params: tuple[nn.Parameter, ...] = tuple(params[slot.name] for slot in self.slots)
         self.layout = Layout(sizes=mesh.sizes, length=sum(slot.numel for slot in self.slots))
-        self.pending: Handle[Tensor] | None = None
-        """What must have ended before ``store`` is read; ``await_`` sets it."""
-        self.owed = False
-        """Whether gradients of a step under way were taken from the parameters."""
+        self.pending: Handle[Tensor] | None = None  # what must end before ``store`` is read; ``set_pending_`` sets it
+        self.taken = False  # whether gradients of a step under way were taken from the parameters
         self._kinds = [type(parameter) for parameter in self.params]
-        self._away = away(name, self._arrive_)
-        self.pinned = False
-        """Whether ``free_`` waits for a user who looks at whole parameters."""
+        self._freed = freed_classes(name, self._await_pending_)
+        self.pinned = False  # whether ``reshard_`` must wait, for a user who looks at whole parameters
         self._gathering: Handle[Tensor] | None = None
         self.full = torch.zeros(self.layout.padded, dtype=dtype, device=self.params[0].device)
         for slot, parameter in zip(self.slots, self.params, strict=True):
             self.full.narrow(0, slot.offset, slot.numel).copy_(parameter.data.reshape(-1))
-        self._holes = [_hole(slot.shape, self.full) for slot in self.slots]
+        self._placeholders = [_placeholder(slot.shape, self.full) for slot in self.slots]
         self._views = [self.full.narrow(0, slot.offset, slot.numel).view(slot.shape) for slot in self.slots]
         self._bytes = self.full.untyped_storage().nbytes()
-        self._versioned = tuple(p for p in self.params if not p.is_inference())  # autograd saves none of the others
+        # inference tensors have no version counter, and autograd saves none of them
+        self._versioned = tuple(p for p in self.params if not p.is_inference())
         self._versions = [parameter._version for parameter in self._versioned]
         self.store = self.full
-        self.point_()
-        self.cut_()
+        self.set_views_()
+        self.keep_slice_()
 
     @property
     def whole(self) -> bool:
-        """Whether ``store`` is the whole tensor, so that nothing is gathered or freed."""
+        """Whether ``store`` is the whole tensor, so that nothing is unsharded or freed."""
         return self.layout.size(self.level) == self.layout.padded
 
     @property
-    def gathered(self) -> bool:
+    def unsharded(self) -> bool:
         """Whether ``full`` holds bytes, or will when its collective ends."""
         return self.store is self.full or self.full.untyped_storage().nbytes() > 0
 
-    def cut_(self) -> None:
-        """Keep the slice of ``level`` of the whole tensor, which must be gathered, and free the rest."""
+    def keep_slice_(self) -> None:
+        """Keep the slice of ``level`` of the whole tensor, which must be unsharded, and free the rest."""
         if self.whole:
             self.store = self.full
             return
         offset, length = self.layout.slice(self.level, self.mesh.coords)
         self.store = self.full.narrow(0, offset, length).clone()
-        self.free_()
+        self.reshard_()
 
     def relevel_(self, level: int) -> None:
-        """Keep the slice of another level; every rank must call.
-
-        Args:
-            level: The new one.
-        """
-        self.settle_()
-        self.gather_()
-        self.ready_()
+        """Keep the slice of another level; every rank must call."""
+        self.wait_pending_()
+        self.unshard_()
+        self.wait_unsharded_()
         self.level = level
-        self.cut_()
+        self.keep_slice_()
 
-    def point_(self) -> None:
+    def set_views_(self) -> None:
         """Let the parameters be views of the whole tensor."""
-        self._dress_()
+        self._set_classes_()
         for parameter, view in zip(self.params, self._views, strict=True):
             parameter.data = view
-        at_versions_(self._versioned, self._versions)
+        swap_versions_(self._versioned, self._versions)
 
     @property
     def moved(self) -> bool:
-        """Whether somebody gave a whole parameter other memory, which no step would change."""
+        """Whether the user gave a whole parameter other memory, which no step would change."""
         seen = zip(self.params, self._views, strict=True)
         return self.store is self.full and not self.pending and any(p.data_ptr() != v.data_ptr() for p, v in seen)
 
-    def owe_(self, owed: bool) -> None:
-        """Say whether the engine has gradients of the parameters.
+    def mark_taken_(self, taken: bool) -> None:
+        """Say whether the engine holds gradients of the parameters."""
+        self.taken = taken
+        self._set_classes_()
 
-        Args:
-            owed: Whether it does.
-        """
-        self.owed = owed
-        self._dress_()
-
-    def await_(self, handle: Handle[Tensor]) -> None:
-        """Note what writes into ``store``; who reads a parameter before it has ended, waits.
-
-        Args:
-            handle: Of the collective.
-        """
+    def set_pending_(self, handle: Handle[Tensor]) -> None:
+        """Note the collective that writes into ``store``; whoever reads a parameter before it ends, waits."""
         self.pending = handle
-        self._dress_()
+        self._set_classes_()
 
-    def undress_(self) -> None:
+    def restore_classes_(self) -> None:
         """Leave the parameters as ``shard_`` found them, but for their values."""
         for parameter, kind in zip(self.params, self._kinds, strict=True):
             parameter.__class__ = kind
 
-    def _dress_(self) -> None:
-        """Give the parameters the class that tells what may be done with them now."""
+    def _set_classes_(self) -> None:
+        """Set the class of the parameters to what may be done with them now."""
         late = self.pending if self.store is self.full else self._gathering
-        here = self.gathered and late is None
+        here = self.unsharded and late is None
         for parameter, kind in zip(self.params, self._kinds, strict=True):
-            parameter.__class__ = (Owed if self.owed else kind) if here else self._away[self.owed]
+            parameter.__class__ = (GradientTaken if self.taken else kind) if here else self._freed[self.taken]
 
-    def _arrive_(self) -> bool:
+    def _await_pending_(self) -> bool:
         """Wait for values that come without anybody asking; whether they did."""
         if self.store is self.full:
-            self.ready_()
+            self.wait_unsharded_()
         return self.store is self.full
 
-    def gather_(self) -> None:
+    def unshard_(self) -> None:
         """Start to make the tensor whole; the collective runs on the lanes."""
-        if self.gathered:
+        if self.unsharded:
             return
+        # The storage grows in place, so views that autograd or users hold stay valid.
         self.full.untyped_storage().resize_(self._bytes)
         offset, length = self.layout.slice(self.level, self.mesh.coords)
-        own, pending = self.full.narrow(0, offset, length), self.pending
+        mine, pending = self.full.narrow(0, offset, length), self.pending
+        # The copy of my slice runs on the lane that gathers first: nothing else may read the slice before.
         first = next(self.mesh.lanes[axis] for axis in reversed(range(self.level)) if self.mesh.sizes[axis] > 1)
 
         def fill() -> None:
             if pending is not None:
                 pending.wait()
-            own.copy_(self.store)
+            mine.copy_(self.store)
 
+        # All ranks compare the log, and buckets of the same size would look the same without their names.
         self.mesh.transitions.log.mark(self.name)
         filled = first.submit(fill)
         self._gathering = self.mesh.transitions.gather_(self.full, self.level, 0, after=filled)
 
-    def ready_(self) -> None:
+    def wait_unsharded_(self) -> None:
         """Wait until the tensor is whole, and point the parameters at it."""
         if self.pending is not None and self.store is self.full:
-            self.settle_()
+            self.wait_pending_()
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
-            self.point_()
+            self.set_views_()
 
-    def keep_(self) -> None:
+    def store_edits_(self) -> None:
         """Take changes of the whole tensor into the store."""
         if self.store is not self.full:
             offset, length = self.layout.slice(self.level, self.mesh.coords)
             self.store.copy_(self.full.narrow(0, offset, length))
 
-    def free_(self) -> None:
+    def reshard_(self) -> None:
         """Drop the whole tensor's bytes; nothing happens where it is the store or pinned."""
-        if self.store is self.full or self.pinned or not self.gathered:
+        if self.store is self.full or self.pinned or not self.unsharded:
             return
+        # A lane may still write into the storage that is about to go.
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
-        self.undress_()
-        for parameter, hole in zip(self.params, self._holes, strict=True):
-            parameter.data = hole
-        self._versions = at_versions_(self._versioned, [VERSION] * len(self._versioned))
+        self.restore_classes_()
+        for parameter, placeholder in zip(self.params, self._placeholders, strict=True):
+            parameter.data = placeholder
+        self._versions = swap_versions_(self._versioned, [FREED_VERSION] * len(self._versioned))
         self.full.untyped_storage().resize_(0)
-        self._dress_()
+        self._set_classes_()
 
-    def settle_(self) -> None:
+    def wait_pending_(self) -> None:
         """Wait for what still writes into ``store``."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
-            self._dress_()
+            self._set_classes_()
 
-    def unflat(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The parameters in a flat tensor laid out as this bucket.
-
-        Args:
-            flat: At least as many elements as the parameters have together.
-
-        Yields:
-            Canonical name and view.
-        """
+    def unflatten(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Canonical name and view of each parameter in a flat tensor laid out as this bucket."""
         for slot in self.slots:
             yield slot.name, flat.narrow(0, slot.offset, slot.numel).view(slot.shape)
 
+    def overlaps(self, level: int) -> Iterator[tuple[int, int, int, int]]:
+        """What of each parameter lies in my slice: (its index, first element in it, first in the slice, elements)."""
+        begin, length = self.layout.slice(level, self.mesh.coords)
+        for index, slot in enumerate(self.slots):
+            low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
+            if low < high:
+                yield index, low - slot.offset, low - begin, high - low
+
     def ranges(self, level: int, *, fine: bool = False) -> list[tuple[int, int, int]]:
-        """Where the parameter groups lie in my slice of a level; padding belongs to the last.
+        """(group, offset in my slice, elements) of every parameter group, or with ``fine`` of every parameter.
 
-        Args:
-            level: Of the slice.
-            fine: Whether each parameter has a range of its own.
-
-        Returns:
-            (group, offset in the slice, elements) for every group of the bucket, or every parameter; elements may be 0.
+        Elements may be 0; padding belongs to the last range.
         """
         begin, length = self.layout.slice(level, self.mesh.coords)
         starts: dict[int, tuple[int, int]] = {}
@@ -288,7 +240,7 @@ class Bucket:
         return found
 
 
-def _hole(shape: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor of a shape that takes no room and reads as NaN."""
+def _placeholder(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor of a shape that takes no memory and reads as NaN."""
     fill = float("nan") if like.is_floating_point() else 0
     return torch.full((1,) * len(shape), fill, dtype=like.dtype, device=like.device).expand(tuple(shape))

@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from sparing.errors import RunError, UserError, require
-from sparing.sharding import manifest as records
+from sparing.sharding import manifest as manifests
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.engine import Engine
-from sparing.sharding.jointly import jointly, on_first
 from sparing.sharding.manifest import Manifest, Part, Place, dtype_of
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.on_ranks import on_all_ranks, on_first_rank
 from sparing.sharding.ranges import Piece, Shards
 from sparing.sharding.resume import check_fits, restore_
 
@@ -39,30 +39,24 @@ def save(engine: Engine, folder: str | os.PathLike[str], *, extra: Mapping[str, 
     """Write a checkpoint; every rank calls it, between two steps, and returns when it is whole on the disk.
 
     Weights are saved once, at the optimizer's precision where they train; optimizer state, parameter groups' options,
-    buffers (rank 0's) and step counts are with them.
-
-    Args:
-        engine: Whose run.
-        folder: The folder to appear, on a file system that all ranks share; a checkpoint of that name is replaced.
-        extra: Numbers, strings, lists and dicts that ``load_`` shall give back; rank 0's are written.
-
-    Raises:
-        UserError: If it cannot be written, a step is under way, or ``extra`` holds something else.
+    buffers (rank 0's) and step counts are with them. All ranks must see the ``folder``; a checkpoint of that name is
+    replaced. ``extra`` (rank 0's) holds numbers, strings, lists and dicts that ``load_`` returns.
     """
     mesh, target = engine.mesh, Path(folder).absolute()
     _settle(engine, "save")
     for bucket in engine.buckets:
         if bucket in engine.masters:
-            engine.masters.unused(bucket)  # refuses what cannot be told
+            # refuses what a manifest cannot say, before anything is written
+            engine.masters.unused(bucket)
     draft = target.with_name(f".{target.name}.draft")
-    on_first(mesh, lambda: _begin(target, draft, extra or {}))
+    on_first_rank(mesh, lambda: _begin(target, draft, extra or {}))
     _write_tensors(mesh, draft, {**_tensors(engine), **(_buffers(engine) if mesh.rank == 0 else {})})
-    own = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{records.SUFFIX}"
-    hashed = jointly(mesh, lambda: records.digest(own) if own.is_file() else "0" * 64)
+    shard = draft / f"shard-{mesh.rank + 1:05d}-model-00001-of-00001{manifests.SUFFIX}"
+    hashed = on_all_ranks(mesh, lambda: manifests.digest(shard) if shard.is_file() else "0" * 64)
     rows = mesh.gather_scalars(torch.frombuffer(bytearray.fromhex(hashed), dtype=torch.uint8))
-    files = {f"shard-{rank + 1:05d}{own.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
-    told = _told(engine, extra or {}, {name: known for name, known in files.items() if int(known, 16)})
-    on_first(mesh, lambda: _finish(target, draft, told))
+    files = {f"shard-{rank + 1:05d}{shard.name[11:]}": bytes(row.tolist()).hex() for rank, row in enumerate(rows)}
+    manifest = _manifest_of(engine, extra or {}, {name: known for name, known in files.items() if int(known, 16)})
+    on_first_rank(mesh, lambda: _finish(target, draft, manifest))
 
 
 def _settle(engine: Engine, what: str) -> None:
@@ -75,38 +69,40 @@ def _settle(engine: Engine, what: str) -> None:
 
 def _begin(target: Path, draft: Path, extra: Mapping[str, Any]) -> None:
     _check_plain(extra, "extra")
-    with _refusing(target):
+    with _explain_os_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         _recover(target)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
 
 
-def _finish(target: Path, draft: Path, told: Manifest) -> None:
+def _finish(target: Path, draft: Path, manifest: Manifest) -> None:
     """The last file, then the name."""
-    apart = sorted({path.name for path in draft.iterdir()} ^ told.files.keys())
+    apart = sorted({path.name for path in draft.iterdir()} ^ manifest.files.keys())
     why, do = "rank 0 does not see what the others wrote", "save to a file system that all machines share"
     require(not apart, "checkpoint", f"{', '.join(apart[:3])} amiss in {draft}", why, do)
-    with _refusing(target):
-        records.write(draft, told)
+    with _explain_os_errors(target):
+        # The manifest comes last, then one rename: a kill at any time leaves the old checkpoint or the new one, whole.
+        manifests.write(draft, manifest)
         _flush(draft)
-        old = _aside(target)
+        old = _old_name(target)
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
         draft.rename(target)
+        # a rename is on the disk once its folder is
         _flush(target.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _aside(target: Path) -> Path:
+def _old_name(target: Path) -> Path:
     """Where the checkpoint of the same name waits while the new one takes its place."""
     return target.with_name(f".{target.name}.old")
 
 
 def _recover(target: Path) -> None:
     """Undo a replacement that was killed between its two renames."""
-    old = _aside(target)
+    old = _old_name(target)
     if old.exists() and not target.exists():
         old.rename(target)
 
@@ -120,8 +116,8 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def _refusing(target: Path) -> Iterator[None]:
-    """Turn the errors of a disk into one line."""
+def _explain_os_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the file system into one line."""
     try:
         yield
     except OSError as error:
@@ -171,7 +167,7 @@ def _slices(engine: Engine, bucket: Bucket) -> dict[str, tuple[Tensor, int]]:
 
 
 def _distributed(mesh: Mesh, part: Tensor, level: int) -> Tensor:
-    """Nested slices are shards along the leading dimensions of the mesh."""
+    """A nested slice as a DTensor: sharded along the leading dimensions of the mesh."""
     placements: list[Placement] = [Shard(0)] * level + [Replicate()] * (mesh.tiers - level)
     assert mesh.device_mesh is not None
     return DTensor.from_local(part.detach(), mesh.device_mesh, placements, run_check=False)
@@ -193,10 +189,12 @@ def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
     """One file per rank, forced to the disk; a slice that several ranks hold is written by one of them."""
     writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
     try:
-        with warnings.catch_warnings():  # one process is what was meant
+        # one process is what was asked for
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
             state_dict_saver.save(tensors, storage_writer=writer, process_group=mesh.control, no_dist=mesh.world == 1)
-    except CheckpointException as failed:  # on all ranks alike, and no Exception
+    # The same on all ranks, and a BaseException, so nothing above would catch it.
+    except CheckpointException as failed:
         rank, (error, _) = next(iter(failed.failures.items()))
         if isinstance(error, OSError):
             raise _unwritable(draft, error) from None
@@ -205,7 +203,7 @@ def _write_tensors(mesh: Mesh, draft: Path, tensors: dict[str, Tensor]) -> None:
         raise _unwritable(draft, error) from error
 
 
-def _told(engine: Engine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
+def _manifest_of(engine: Engine, extra: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
     canonical = {id(p): slot.name for b in engine.buckets for p, slot in zip(b.params, b.slots, strict=True)}
     named = engine.model.state_dict(keep_vars=True)
     return Manifest(
@@ -258,59 +256,47 @@ def _part(engine: Engine, bucket: Bucket) -> Part:
 
 
 def load_(engine: Engine, folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Take a run up where it was saved; every rank calls it. Plan and number of ranks may be other ones.
+    """Resume a saved run and return its ``extra``; every rank calls it. The plan and the number of ranks may differ.
 
     Every file is compared with its hash before anything changes. What trained then trains afterwards, and what had
-    been frozen since ``shard_`` rests. Every rank reads only its own slices.
-
-    Args:
-        engine: Of the same model and optimizer, between two steps.
-        folder: The checkpoint.
-
-    Returns:
-        The ``extra`` that was saved.
-
-    Raises:
-        UserError: If it is of another model or optimizer, or not whole; the file is named.
+    been frozen since ``shard_`` stays frozen. Every rank reads only its own slices.
     """
     mesh, path = engine.mesh, Path(folder).absolute()
     _settle(engine, "load_")
-    on_first(mesh, lambda: _recover(path))
-    told = jointly(mesh, lambda: _checked(path, mesh.rank, mesh.world))
-    check_fits(engine, told, _live_buffers(engine))
-    restore_(engine, told, path, _live_buffers(engine))
-    return dict(told.extra)
+    on_first_rank(mesh, lambda: _recover(path))
+    manifest = on_all_ranks(mesh, lambda: _checked(path, mesh.rank, mesh.world))
+    check_fits(engine, manifest, _live_buffers(engine))
+    restore_(engine, manifest, path, _live_buffers(engine))
+    return dict(manifest.extra)
 
 
 def _checked(path: Path, rank: int, world: int) -> Manifest:
-    told = records.read(path)
-    records.check_files(path, told, rank, world)
-    return told
+    manifest = manifests.read(path)
+    manifests.check_files(path, manifest, rank, world)
+    return manifest
 
 
 def weights_in(folder: str | os.PathLike[str], *, masters: bool = False) -> dict[str, Tensor]:
-    """The weights of a checkpoint as an ordinary state dict, in one process and without the model.
+    """The weights of a checkpoint as an ordinary CPU state dict, in one process and without the model.
 
-    Args:
-        folder: The checkpoint.
-        masters: Take the optimizer's 32-bit values where there are some.
-
-    Returns:
-        Name -> tensor on the CPU, parameters and buffers; tied ones are one tensor under each of their names.
-
-    Raises:
-        UserError: If the checkpoint is not whole.
+    ``masters`` takes the optimizer's 32-bit values where there are some; tied weights are one tensor.
     """
     path = Path(folder).absolute()
     _recover(path)
-    told = _checked(path, 0, 1)
-    flat = {name: torch.zeros(_count(shape), dtype=dtype_of(dtype)) for name, (dtype, shape) in told.buffers.items()}
+    manifest = _checked(path, 0, 1)
+    flat = {
+        name: torch.zeros(_count(shape), dtype=dtype_of(dtype)) for name, (dtype, shape) in manifest.buffers.items()
+    }
     pieces = [_all_of(f"buffers/{name}", 0, value) for name, value in flat.items()]
-    shaped = {name: flat[name].view(shape) for name, (_, shape) in told.buffers.items()}
-    for part, place in told.places.values():
+    shaped = {name: flat[name].view(shape) for name, (_, shape) in manifest.buffers.items()}
+    for part, place in manifest.places.values():
         flat[place.name] = torch.zeros(_count(place.shape), dtype=dtype_of(part.saved if masters else part.dtype))
         pieces.append(_all_of(f"{part.name}/{'master' if part.trains else 'params'}", place.offset, flat[place.name]))
-        shaped |= {name: flat[place.name].view(place.shape) for name, own in told.names.items() if own == place.name}
+        shaped |= {
+            name: flat[place.name].view(place.shape)
+            for name, canonical in manifest.names.items()
+            if canonical == place.name
+        }
     Shards(path).read_(piece for piece in pieces if piece.length)
     return shaped
 

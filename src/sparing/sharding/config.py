@@ -20,37 +20,23 @@ from sparing.sharding.rates import parse_rate as parse_rate
 from sparing.sharding.workload import BucketSpec as BucketSpec
 from sparing.sharding.workload import Workload as Workload
 
-VERSION = 1
-"""Version of the topology file."""
+VERSION = 1  # of the topology file
 
-NAMES = {1: ("global",), 2: ("intra", "inter"), 3: ("intra", "middle", "inter")}
-"""Tiers -> names of the axes, innermost first."""
+NAMES = {1: ("global",), 2: ("intra", "inter"), 3: ("intra", "middle", "inter")}  # tiers -> axis names, innermost first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """One axis of the machine: ranks in a ring, and the wire between neighbours."""
 
-    name: str
-    """``"intra"``, ``"inter"`` and so on."""
-
-    size: int
-    """Ranks along the axis: m for the GPUs of a group, g for the groups."""
-
-    rate: float
-    """Speed of one wire (bytes/s), B' inside the group and B between groups."""
-
-    latency: float = 0.0
-    """Time of a message without its bytes (s), α."""
-
+    name: str  # "intra", "middle", "inter" or "global"
+    size: int  # m for the GPUs of a group, g for the groups
+    rate: float  # of one wire (bytes/s), B' inside the group and B between groups
+    latency: float = 0.0  # of a message without its bytes (s), α
+    # Ranks that send over one wire at the same time, κ: 1 with a wire of their own, m if a group has one wire.
     sharing: float = 1.0
-    """Ranks that send over one wire at the same time, κ: 1 with a wire of their own, m if a group has one wire."""
-
-    work: float = 0.0
-    """Processor time of a message without its bytes, sent and received (s)."""
-
-    work_per_byte: float = 0.0
-    """Processor time of a byte, sent and received (s)."""
+    work: float = 0.0  # processor time of a message without its bytes, sent and received (s)
+    work_per_byte: float = 0.0  # processor time of a byte, sent and received (s)
 
     def __post_init__(self) -> None:
         require(self.size >= 1, f"size of {self.name}", self.size, "an axis has at least one rank", "pass 1 or more")
@@ -64,11 +50,11 @@ class Link:
             require(0 <= found < math.inf, f"{name} of {self.name}", found, "it is processor time", "pass seconds")
 
     def seconds(self, size: float, messages: float) -> float:
-        """Return how long one rank takes to send ``size`` bytes in ``messages`` hops while its peers do the same."""
+        """Time in which one rank sends ``size`` bytes in ``messages`` hops while its peers do the same (s)."""
         return messages * self.latency + size * self.sharing / self.rate
 
-    def labour(self, size: float, messages: float) -> float:
-        """Return the processor time that one rank spends on ``size`` bytes in ``messages`` hops."""
+    def processor_seconds(self, size: float, messages: float) -> float:
+        """Processor time that one rank spends on ``size`` bytes in ``messages`` hops (s)."""
         return messages * self.work + size * self.work_per_byte
 
 
@@ -203,7 +189,7 @@ _LINK = {"name": str, "size": int, "rate": (int, float, str)}
 
 
 def _check(found: Any, needed: dict[str, Any], allowed: dict[str, Any], what: str) -> None:
-    """Refuse an object that has other entries than it should, or of other types."""
+    """Refuse an object with missing or unknown entries, or of other types."""
     require(isinstance(found, dict), what, type(found).__name__, "it is no object with entries", _REMEASURE)
     kinds = needed | allowed
     for key in needed:

@@ -21,20 +21,11 @@ from sparing.sharding.traffic import Traffic
 class PaperSeconds:
     """The guideline's communication time of one step, by cause."""
 
-    params: float
-    """Gathering parameters, per micro-step (s), t_param."""
-
-    grads: float
-    """Reducing gradients, per micro-step (s), t_gradient."""
-
-    sync_grads: float
-    """Completing gradients, once (s), t_sync_g."""
-
-    sync_params: float
-    """Gathering new parameters, once (s), t_sync_p."""
-
-    accumulate: int
-    """Micro-steps, s."""
+    params: float  # gathering parameters, per micro-step, t_param
+    grads: float  # reducing gradients, per micro-step, t_gradient
+    sync_grads: float  # completing gradients, once, t_sync_g
+    sync_params: float  # gathering new parameters, once, t_sync_p
+    accumulate: int  # micro-steps, s
 
     @property
     def total(self) -> float:
@@ -43,25 +34,16 @@ class PaperSeconds:
 
 
 def _flat(topology: Topology, frm: int, to: int, size: float) -> float:
-    """Return the time of one ring over axes ``frm`` … ``to``-1 together, at the outermost's speed."""
+    """Time of one ring over axes ``frm`` … ``to``-1 together, at the speed of the outermost (s)."""
     axes = [axis for axis in topology.axes[frm:to] if axis.size > 1]
     ranks = prod(axis.size for axis in axes)
     return (ranks - 1) / ranks * size / axes[-1].rate if axes else 0.0
 
 
 def paper_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> PaperSeconds:
-    """Return the guideline's communication time: bandwidth only, global collectives as flat rings (tables 4 to 7).
+    """The guideline's communication time: bandwidth only, global collectives as flat rings (tables 4 to 7).
 
-    Args:
-        workload: Sizes and micro-steps; buckets and times do not matter here.
-        topology: Speeds; latencies and sharing do not matter here.
-        plan: Levels.
-
-    Returns:
-        Seconds by cause.
-
-    Raises:
-        UserError: If a letter of the plan means nothing on this machine.
+    Buckets, compute times, latencies and shared wires are ignored, as in the paper.
     """
     p, g, os = as_plan(plan).levels(topology.tiers)
     held = [1 / prod(topology.sizes[:level]) for level in range(topology.tiers + 1)]
@@ -78,20 +60,12 @@ def paper_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> P
 
 
 def guideline_seconds(workload: Workload, topology: Topology, plan: Plan | str) -> float:
-    """Return the guideline's time of one step, all communication behind arithmetic: T = max(t_comm, t_comp)."""
+    """The guideline's time of one step, with all communication hidden: T = max(t_comm, t_comp) (s)."""
     return max(paper_seconds(workload, topology, plan).total, workload.compute)
 
 
 def wire_seconds(traffic: Traffic, topology: Topology) -> tuple[float, ...]:
-    """Return how long each axis is busy in one step.
-
-    Args:
-        traffic: What one rank sends.
-        topology: Latency, speed and sharing of each axis.
-
-    Returns:
-        Seconds per axis, innermost first: messages·α + bytes·κ/rate.
-    """
+    """How long each axis is busy in one step, innermost first: messages·α + bytes·κ/rate (s)."""
     sent = zip(topology.axes, traffic.total, traffic.messages, strict=True)
     return tuple(axis.seconds(size, messages) for axis, size, messages in sent)
 
@@ -100,22 +74,11 @@ How = Literal["flat", "two-level", "overlapped"]
 
 
 def collective_seconds(size: float, topology: Topology, how: How = "two-level") -> float:
-    """Return the time of an all-gather or a reduce-scatter over all ranks of two axes (PaRO-CC against a flat ring).
+    """Time of an all-gather or reduce-scatter of ``size`` bytes over all ranks of two axes (s): PaRO-CC or a flat ring.
 
     In a flat ring in rank order one rank of a group sends to the next group, so it has the wire for itself, but every
     hop waits for that wire. Two-level sends each byte once over each kind of wire, the ranks of a group side by side.
     Overlapped spreads every block inside the group while the next one travels between groups.
-
-    Args:
-        size: Bytes of the full tensor, V.
-        topology: Two axes.
-        how: One of the three.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        UserError: If the machine has other than two tiers.
     """
     why = "the three ways are told apart on two axes"
     require(topology.tiers == 2, "tiers", topology.tiers, why, "pass groups and per_group")

@@ -12,141 +12,36 @@ from torch import Tensor, nn
 
 from sparing.errors import UserError, require
 from sparing.sharding import moves, weights
-from sparing.sharding.away import early_uses
 from sparing.sharding.buckets import Bucket
-from sparing.sharding.flow import Flow
-from sparing.sharding.gradients import Gradients
+from sparing.sharding.engine_state import EngineState
+from sparing.sharding.freed import explain_freed_uses
 from sparing.sharding.levels import Plan
-from sparing.sharding.masters import Masters, own_slice
-from sparing.sharding.mesh import Mesh
 from sparing.sharding.norms import square, whole_norm
 from sparing.sharding.replicas import abandon_, check
-from sparing.sharding.settings import Settings
-from sparing.sharding.together import begin_facts, level_buffers_
+from sparing.sharding.step_facts import exchange_facts, sync_buffers_
 
 
-class Engine:
+class Engine(EngineState):
     """A model whose parameters, gradients and optimizer state are split over ranks by a plan.
 
     ``shard_`` makes it. The forward pass stays the model's own; ``backward`` takes the place of ``loss.backward()``
     and ``step`` that of the optimizer's step. Gradients are means over ranks and micro-steps.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        mesh: Mesh,
-        settings: Settings,
-        flow: Flow,
-        masters: Masters,
-        plans: Mapping[str, Plan],
-    ) -> None:
-        """Put the parts together; ``shard_`` does.
-
-        Args:
-            model: The live model.
-            mesh: The ranks.
-            settings: How to work.
-            flow: Hooks and order, not yet attached.
-            masters: The optimizer, over nothing yet.
-            plans: Plan by bucket name.
-        """
-        self.model, self.mesh, self.settings = model, mesh, settings
-        self.flow, self.masters, self.plans = flow, masters, dict(plans)
-        self.micro_step = 0
-        """Backward passes since the last step (count)."""
-        self.steps = 0
-        """Optimizer steps (count)."""
-        self.skipped = 0
-        """Steps that were left out because a gradient was not finite (count)."""
-        self.closed = False
-        """Whether ``close`` has run."""
-        self._known = {id(p) for p in model.parameters()}
-        for bucket in self.buckets:
-            if bucket.trainable:
-                self.attach_(bucket)
-        flow.attach_(model)
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """All buckets, those outside the body first, then block by block."""
-        return (*self.flow.roots, *(bucket for stage in self.flow.stages for bucket in stage.buckets))
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer: its groups are the user's, its parameters flat slices; schedulers may hold it."""
-        return self.masters.optimizer
-
-    def levels(self, bucket: Bucket) -> tuple[int, int, int]:
-        """Levels of parameters, gradients and optimizer state of a bucket.
-
-        Args:
-            bucket: One of ``buckets``.
-
-        Returns:
-            Three numbers from 0 (whole) to the number of tiers.
-        """
-        return self.plans[bucket.name].levels(self.mesh.tiers)
-
-    def attach_(self, bucket: Bucket) -> None:
-        """Let a bucket train.
-
-        Args:
-            bucket: One that does not.
-        """
-        dtype = self.settings.master_dtype(bucket.dtype)
-        _, level, optimizer_level = self.levels(bucket)
-        self.masters.attach_(bucket, optimizer_level, dtype)
-        self.flow.gradients[bucket.name] = Gradients(
-            bucket,
-            level=level,
-            optimizer_level=optimizer_level,
-            dtype=dtype,
-            wire_dtype=self.settings.reduce_dtype or dtype,
-        )
-        bucket.trainable = True
-
-    def detach_(self, bucket: Bucket) -> None:
-        """Let a bucket rest; its gradients and optimizer state are freed.
-
-        Args:
-            bucket: One that trains.
-        """
-        self.masters.detach_(bucket)
-        self.flow.gradients.pop(bucket.name).drop_()
-        bucket.trainable = False
-
     def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of a micro-step, and send its gradients on their way.
+        """Run the backward pass of a micro-step and start to reduce its gradients.
 
-        Args:
-            loss: Scalar; the mean over this rank's rows, unless ``step`` is given a divisor.
-
-        Raises:
-            UserError: If all micro-steps of this step are done, nothing trains, or weights are asked for while away.
+        ``loss`` is the mean over this rank's rows, unless ``step`` is given a divisor.
         """
         self._require_open()
         why, do = "nothing that it depends on trains", "thaw a block, or do not freeze all"
         require(loss.requires_grad, "loss", "one without a gradient", why, do)
         scaled = loss if self.settings.loss_scale is None else loss * self.settings.loss_scale
-        self.owe_(False)
-        with self.flow.pass_(last=self.micro_step == self.settings.accumulate - 1), early_uses():
+        self.mark_taken_(False)
+        with self.flow.backward_pass(last=self.micro_step == self.settings.accumulate - 1), explain_freed_uses():
             scaled.backward()  # type: ignore[no-untyped-call]
-        self.owe_(True)
+        self.mark_taken_(True)
         self.micro_step += 1
-
-    def owe_(self, owed: bool) -> None:
-        """Say whether the engine has gradients of a step under way, which nobody else can use then.
-
-        Args:
-            owed: Whether it has.
-        """
-        for bucket in self._trained():
-            bucket.owe_(owed)
-            self.masters.owe_(bucket, owed)
-
-    def _trained(self) -> list[Bucket]:
-        return [bucket for bucket in self.buckets if bucket in self.masters]
 
     def _require_open(self) -> None:
         why, do = "parameters must come and go as a step needs them", "step outside gathered() and before close()"
@@ -157,59 +52,46 @@ class Engine:
         require(not done, "backward", f"call {self.micro_step + 1} since the last step", why, "call step() first")
 
     def step(self, divisor: float | None = None) -> float:
-        """Change the weights by the gradients of all ranks and micro-steps.
+        """Update the weights; return the norm of the whole gradient before clipping, the same on every rank.
 
-        Args:
-            divisor: What the sum of all losses' gradients is divided by; None: ranks × micro-steps.
-
-        Returns:
-            Norm of the whole gradient before clipping, the same on every rank.
-
-        Raises:
-            UserError: If micro-steps are missing, or ranks have not run the same blocks.
+        The sum of all losses' gradients is divided by ``divisor``; None: ranks × micro-steps.
         """
         given, asked = self.micro_step, self.settings.accumulate
+        # The exchange takes its time behind the last reductions.
         self._require_same_parameters()
-        facts = begin_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
+        facts = exchange_facts(self.mesh, given, self.flow.gradients, dict(self.model.named_buffers()))
         trained = self._trained() if given == asked else []
+        # Queued after all reductions: on the inner lane, the gathers that bring sums back would otherwise hold up the
+        # reductions of later buckets while they wait for the outer axis.
         for bucket in reversed(trained):
             self.flow.gradients[bucket.name].complete_()
-        told = facts()
+        agreed = facts()
         require(
             given == asked, "step", f"{given} backward passes", f"a step has {asked}", "call engine.backward for each"
         )
-        self.owe_(False)
+        self.mark_taken_(False)
         scale = 1 / ((divisor or self.mesh.world * asked) * (self.settings.loss_scale or 1.0))
         grads, norm = self._means(trained, scale)
         if self.settings.loss_scale is None or math.isfinite(norm()):
-            self._apply_(dict(zip(trained, grads, strict=True)), told.used, norm)
+            self._apply_(dict(zip(trained, grads, strict=True)), agreed.used, norm)
         else:
             self.skipped += 1
-        level_buffers_(self.mesh, self.model, told.differing)
+        sync_buffers_(self.mesh, self.model, agreed.differing)
         for bucket in trained:
             self.masters.drop_gradient_(bucket)
-            self.flow.gradients[bucket.name].drop_()
-        self.flow.rest_()
+            self.flow.gradients[bucket.name].reset_()
+        self.flow.reset_()
         self.micro_step, self.steps = 0, self.steps + 1
         if self.settings.check_every and self.steps % self.settings.check_every == 0:
             self.check()
         return norm()
 
     def check(self) -> None:
-        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank.
-
-        Raises:
-            RunError: If replicas differ; the tensors and ranks are named.
-            UserError: If ranks have submitted other collectives.
-        """
+        """Compare checksums of everything that several ranks hold, and what they have sent; call on every rank."""
         check(self)
 
     def abandon(self) -> None:
-        """Forget a step that was begun: its gradients are dropped; call on every rank, after an error on all of them.
-
-        Raises:
-            UserError: If ranks left the step at different places, after which only a restart helps.
-        """
+        """Drop the gradients of an unfinished step; call on every rank, after an error on all of them."""
         abandon_(self)
 
     def _require_same_parameters(self) -> None:
@@ -229,82 +111,55 @@ class Engine:
     def _apply_(
         self, grads: Mapping[Bucket, Tensor], used: Mapping[str, Collection[int]], norm: Callable[[], float]
     ) -> None:
-        limit = self.settings.clip  # without one the norm may still be on its way
-        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)  # as torch's clip_grad_norm_
+        # Without clipping nothing waits for the norm, which may be on its way. 1e-6 as in torch's clip_grad_norm_.
+        limit = self.settings.clip
+        factor = 1.0 if limit is None or norm() <= limit else limit / (norm() + 1e-6)
         self.flow.release_()
         for bucket, grad in grads.items():
-            bucket.settle_()
+            bucket.wait_pending_()
             level = self.levels(bucket)[2]
-            self.masters.adopt_(bucket, level)
+            self.masters.take_edits_(bucket, level)
             self.masters.set_gradient_(bucket, level, grad.mul_(factor) if factor != 1.0 else grad, used[bucket.name])
         self.optimizer.step()
         for bucket in grads:
             self.publish_(bucket)
 
-    def publish_(self, bucket: Bucket) -> None:
-        """Bring changed values of the optimizer's slice to everybody who keeps them; the collective runs on the lanes.
-
-        Args:
-            bucket: A trained one.
-        """
-        level, _, optimizer_level = self.levels(bucket)
-        own, values = own_slice(bucket, optimizer_level), self.masters.values(bucket)
-        if own.data_ptr() != values.data_ptr() or own.dtype != values.dtype:
-            own.copy_(values)
-        if level != optimizer_level:
-            bucket.await_(self.mesh.transitions.gather_(bucket.store, optimizer_level, level))
-
     def _means(self, trained: Sequence[Bucket], scale: float) -> tuple[list[Tensor], Callable[[], float]]:
-        """Scaled gradients, and their norm on its way; taken as they arrive, so that one's work hides another's way."""
+        """Scaled gradients, and a function that waits for their norm."""
+        # In the order in which they arrive, so that scaling and squaring one hides the arrival of the next.
         grads: dict[str, Tensor] = {}
-        own: dict[str, float] = {}
+        own_squares: dict[str, float] = {}
         for bucket in reversed(trained):
             grad = grads[bucket.name] = self.flow.gradients[bucket.name].take().mul_(scale)
-            own[bucket.name] = square(grad)
+            own_squares[bucket.name] = square(grad)
         squares = [0.0] * (self.mesh.tiers + 1)
         for bucket in trained:
-            squares[self.levels(bucket)[2]] += own[bucket.name]
+            squares[self.levels(bucket)[2]] += own_squares[bucket.name]
         return [grads[bucket.name] for bucket in trained], whole_norm(self.mesh, squares)
-
-    def flush(self) -> None:
-        """Wait for everything that is under way between ranks."""
-        for bucket in self.buckets:
-            bucket.settle_()
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
-        """Keep every parameter whole for a while: to evaluate a part of the model, or to save it.
-
-        Yields:
-            The model; changes of its parameters stay, if every rank makes the same.
-
-        Raises:
-            UserError: Inside a step, whose order of collectives it would break.
-        """
+        """Keep every parameter whole for a while; in-place changes stay, if every rank makes the same."""
         if self.micro_step:
             raise UserError(
                 "gathered()", got=f"micro-step {self.micro_step}", why="a step is under way", do="call step()"
             )
         for bucket in self.buckets:
-            bucket.gather_()
-            bucket.ready_()
+            bucket.unshard_()
+            bucket.wait_unsharded_()
             bucket.pinned = True
         try:
             yield self.model
         finally:
             for bucket in self.buckets:
-                bucket.keep_()
+                bucket.store_edits_()
                 bucket.pinned = False
             self.flow.release_()
 
     def full_state_dict(self, *, masters: bool = False) -> dict[str, Tensor]:
-        """The weights as the model's own ``state_dict`` would have them, whole, on every rank.
+        """The whole weights as the model's own ``state_dict`` would have them, on every rank and on its device.
 
-        Args:
-            masters: Take the optimizer's 32-bit values where there are some.
-
-        Returns:
-            Name -> tensor of its own, on the model's device; tied ones under each of their names.
+        ``masters`` takes the optimizer's 32-bit values where there are some; tied weights appear under each name.
         """
         return weights.full_state_dict(self.model, self.buckets, self._masters_of if masters else None)
 
@@ -312,45 +167,29 @@ class Engine:
         return (self.masters.values(bucket), self.levels(bucket)[2]) if bucket in self.masters else None
 
     def load_full_state_dict_(self, state: Mapping[str, Any]) -> None:
-        """Take weights from an ordinary state dict; the optimizer's state stays.
-
-        Args:
-            state: Name -> tensor, as ``full_state_dict`` returns it, the same on every rank.
-        """
+        """Take weights from an ordinary state dict, the same on every rank; the optimizer's state stays."""
         self.flow.release_()
         with torch.no_grad():
             weights.load_full_state_dict_(self.model, self.buckets, state, self._masters_of)
 
     def set_plan(self, plan: Plan | str | Mapping[str, Plan | str]) -> None:
-        """Change the plan between two steps; weights and optimizer state move, values stay to the bit.
-
-        Args:
-            plan: The new one, or one by name of block (missing blocks keep theirs).
-        """
+        """Change the plan, for all or by block, between two steps; weights and optimizer state stay to the bit."""
         moves.set_plan_(self, plan)
 
     def freeze(self, blocks: Sequence[str]) -> None:
-        """Let blocks rest between two steps: their gradients and optimizer state are freed, they send nothing.
-
-        Args:
-            blocks: Names of blocks, as ``find_blocks`` gives them; those that rest already stay so.
-        """
+        """Stop training blocks between two steps: gradients and optimizer state are freed, and they send nothing."""
         moves.freeze_(self, blocks)
 
     def thaw(self, blocks: Sequence[str]) -> None:
-        """Let blocks train again, with optimizer state from zero; nothing travels for it.
-
-        Args:
-            blocks: Names of blocks, as ``find_blocks`` gives them; what ``shard_`` found frozen in them stays frozen.
-        """
+        """Train blocks again, with optimizer state from zero; what ``shard_`` found frozen in them stays frozen."""
         moves.thaw_(self, blocks)
 
     def close(self) -> None:
-        """Give the model its whole parameters and its freedom back."""
+        """Give the model its whole parameters back and remove all hooks."""
         self.flush()
         self.flow.detach_()
         self.closed = True
-        self.owe_(False)
+        self.mark_taken_(False)
         for bucket in self.buckets:
-            bucket.gather_()
-            bucket.ready_()
+            bucket.unshard_()
+            bucket.wait_unsharded_()

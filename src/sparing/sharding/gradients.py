@@ -18,40 +18,22 @@ class Gradients:
     A backward pass fills ``buffer``; ``flush_`` sums it over the ranks that share my slice at the level of the
     gradients, and adds the slice to ``acc``. After the last micro-step ``sync_`` makes the slice at the level of the
     optimizer complete. Where the gradients stay whole, the buffer is the accumulator itself and nothing is sent
-    before the last step. A parameter without gradient counts as zero, on every rank alike.
+    before the last step. A parameter without gradient counts as zero, on every rank.
     """
 
     def __init__(
-        self,
-        bucket: Bucket,
-        *,
-        level: int,
-        optimizer_level: int,
-        dtype: torch.dtype,
-        wire_dtype: torch.dtype,
+        self, bucket: Bucket, *, level: int, optimizer_level: int, dtype: torch.dtype, wire_dtype: torch.dtype
     ) -> None:
-        """Nothing is allocated before the first gradient.
-
-        Args:
-            bucket: Whose gradients.
-            level: Where they are kept between micro-steps.
-            optimizer_level: Where the optimizer reads them.
-            dtype: Of the accumulator.
-            wire_dtype: Of the buffer, and so of what is sent.
-        """
         self.bucket, self.level, self.optimizer_level = bucket, level, optimizer_level
         self.dtype, self.wire_dtype = dtype, wire_dtype
-        self.acc: Tensor | None = None
-        """Sum over micro-steps, at ``level``."""
-        self.flushed = False
-        """Whether ``flush_`` has run in this backward pass."""
-        self.used: set[int] = set()
-        """Parameters that had a gradient since the last step."""
+        self.acc: Tensor | None = None  # sum over micro-steps, at ``level``
+        self.flushed = False  # whether ``flush_`` has run in this backward pass
+        self.used: set[int] = set()  # parameters that had a gradient since the last step
         self._buffer: Tensor | None = None
-        self._fired: set[int] = set()
-        self._rounds = 0
-        self._folding: Handle[Tensor] | None = None
-        self._completion: Callable[[], Handle[Tensor]] | None = None
+        self._received: set[int] = set()
+        self._flushes = 0
+        self._reduction: Handle[Tensor] | None = None
+        self._finish_sync: Callable[[], Handle[Tensor]] | None = None
         self._synced: Handle[Tensor] | None = None
 
     @property
@@ -60,25 +42,17 @@ class Gradients:
         return self.bucket.layout.size(self.level) == self.bucket.layout.padded
 
     @property
-    def fired(self) -> bool:
+    def received(self) -> bool:
         """Whether a gradient has come since the last ``flush_``."""
-        return bool(self._fired)
+        return bool(self._received)
 
     @property
     def synced(self) -> bool:
         """Whether ``sync_`` has run since the last step."""
-        return self._completion is not None
+        return self._finish_sync is not None
 
     def collect_(self, index: int, grad: Tensor) -> None:
-        """Take the gradient of a parameter.
-
-        Args:
-            index: Its position in the bucket.
-            grad: Of its shape.
-
-        Raises:
-            UserError: If those of its block have left already.
-        """
+        """Take the gradient of the parameter at a position of the bucket."""
         if self.synced:
             name = self.bucket.slots[index].name
             raise UserError(
@@ -87,13 +61,15 @@ class Gradients:
                 do="compute penalties on weights after the forward pass",
             )  # fmt: skip
         place, slot = self._target(), self.bucket.slots[index]
-        dense = grad if grad.layout == torch.strided else grad.to_dense()  # of an embedding, say
+        # Sparse embeddings: the buffer is dense, and an elementwise step on zeros is the same.
+        dense = grad if grad.layout == torch.strided else grad.to_dense()
         part, values = place.narrow(0, slot.offset, slot.numel), dense.reshape(-1)
-        if (self.whole and self._rounds) or index in self._fired:  # reentrant checkpoints: once for every use
+        # A reentrant checkpoint hands over one gradient for every use of the parameter.
+        if (self.whole and self._flushes) or index in self._received:
             part.add_(values)
         else:
             part.copy_(values)
-        self._fired.add(index)
+        self._received.add(index)
         self.used.add(index)
 
     def _target(self) -> Tensor:
@@ -116,44 +92,43 @@ class Gradients:
             made.narrow(0, end, length - end).zero_()
         return made
 
-    def _fill_gaps_(self) -> None:
-        if self.whole and self._rounds:
+    def _zero_missing_(self) -> None:
+        if self.whole and self._flushes:
             return
         place = self._target()
         for index, slot in enumerate(self.bucket.slots):
-            if index not in self._fired:
+            if index not in self._received:
                 place.narrow(0, slot.offset, slot.numel).zero_()
 
     def flush_(self) -> Handle[Tensor] | None:
-        """Send the gradients of a backward pass on their way.
-
-        Returns:
-            What ends when they are in the accumulator and the buffer is free; None where nothing was to be sent.
-        """
+        """Start to reduce the gradients of a backward pass; done when the buffer is free. None: nothing to send."""
         self.bucket.mesh.transitions.log.mark(self.bucket.name)
-        self._fill_gaps_()
-        self._fired.clear()
+        self._zero_missing_()
+        self._received.clear()
         self.flushed = True
-        first, self._rounds = self._rounds == 0, self._rounds + 1
+        # Buffers are not zeroed: the first sum is copied over whatever the accumulator holds.
+        first, self._flushes = self._flushes == 0, self._flushes + 1
         if self.whole:
             return None
         acc = self._accumulator()
         assert self._buffer is not None
-        self._folding = self.bucket.mesh.transitions.reduce_step(
+        self._reduction = self.bucket.mesh.transitions.reduce_step(
             self._buffer, self.level, then=acc.copy_ if first else acc.add_
         )
         self._buffer = None
-        return self._folding
+        return self._reduction
 
     def sync_(self) -> None:
         """After the last micro-step: start to make the optimizer's slice complete; ``complete_`` ends it."""
-        assert self._completion is None
-        part, after, mesh = self._accumulator(), self._folding, self.bucket.mesh
+        assert self._finish_sync is None
+        part, after, mesh = self._accumulator(), self._reduction, self.bucket.mesh
         mesh.transitions.log.mark(self.bucket.name)
+        # Ranks inside ``level`` hold other slices; only axes beyond it still have something to add.
         lanes = [mesh.lanes[axis] for axis in range(self.level, mesh.tiers) if mesh.sizes[axis] > 1]
         if self.wire_dtype == self.dtype or not lanes:
-            self._completion = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
+            self._finish_sync = mesh.transitions.sync_out(part, self.level, self.optimizer_level, after=after)
             return
+        # The accumulator may be wider than the wire. Conversion waits for the last reduction, so it runs on a lane.
         wire = torch.empty_like(part, dtype=self.wire_dtype)
 
         def convert() -> None:
@@ -161,32 +136,28 @@ class Gradients:
                 after.wait()
             wire.copy_(part)
 
-        own = mesh.transitions.slice(part, self.level, self.optimizer_level)
-        self._completion = mesh.transitions.sync_out(
-            wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=own.copy_
+        mine = mesh.transitions.slice(part, self.level, self.optimizer_level)
+        self._finish_sync = mesh.transitions.sync_out(
+            wire, self.level, self.optimizer_level, after=lanes[0].submit(convert), then=mine.copy_
         )
 
     def complete_(self) -> None:
         """Queue what ``sync_`` left; after all buckets have called it, and in the same order on all ranks."""
-        if self._synced is None and self._completion is not None:
-            self._synced = self._completion()
+        if self._synced is None and self._finish_sync is not None:
+            self._synced = self._finish_sync()
 
     def take(self) -> Tensor:
-        """Wait for the complete sum over ranks and micro-steps.
-
-        Returns:
-            My slice at the optimizer's level; valid until ``drop_``.
-        """
+        """Wait for the sum over ranks and micro-steps: my slice at the optimizer's level, valid until ``reset_``."""
         assert self._synced is not None
         return self._synced.wait()
 
-    def drop_(self) -> None:
+    def reset_(self) -> None:
         """Free everything, for the next step."""
         self.complete_()
-        for handle in (self._folding, self._synced):
+        for handle in (self._reduction, self._synced):
             if handle is not None:
                 handle.wait()
-        self.acc = self._buffer = self._folding = self._completion = self._synced = None
-        self._fired.clear()
+        self.acc = self._buffer = self._reduction = self._finish_sync = self._synced = None
+        self._received.clear()
         self.used.clear()
-        self._rounds = 0
+        self._flushes = 0

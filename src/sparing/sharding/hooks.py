@@ -3,116 +3,136 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sparing.errors import UserError
-
-if TYPE_CHECKING:
-    from sparing.sharding.flow import Flow, Stage
-
-under_way: list[Flow] = []
-"""Whose ``backward`` runs."""
+from sparing.sharding.buckets import Bucket
+from sparing.sharding.gradients import Gradients
 
 
-def look(module: nn.Module, *rest: Any) -> None:
-    """Look at a module's parameters, before something is loaded into them: those that are away say so."""
+@dataclass(slots=True, eq=False)
+class Stage:
+    """A body block under way."""
+
+    name: str
+    module: nn.Module
+    index: int  # position in the forward order
+    buckets: list[Bucket]
+    entered: int = 0  # forward passes since the last backward ended
+    differentiated: bool = False  # whether an output asked for a gradient since the last backward
+    backward: bool = False  # whether backward is inside it
+    running: bool = False  # whether a forward pass is inside it
+
+
+class Listener(Protocol):
+    """Whom hooks report to: ``Flow``."""
+
+    gradients: dict[str, Gradients]
+    stepping: bool
+
+    def before_forward_(self, stage: Stage) -> None:
+        """Before the forward of a stage."""
+        ...
+
+    def after_forward_(self, stage: Stage, inputs: Any, output: Any) -> None:
+        """After the forward of a stage."""
+        ...
+
+    def before_backward_(self, stage: Stage) -> None:
+        """When the gradient of a stage's output is known."""
+        ...
+
+
+active_flows: list[Listener] = []  # whose ``backward`` runs
+
+
+def touch_parameters(module: nn.Module, *rest: Any) -> None:
+    """Touch a module's parameters before a state dict is loaded into them, so that freed ones raise."""
     del rest
     for parameter in module.parameters(recurse=False):
         parameter.detach()
 
 
 def recomputing() -> bool:
-    """Whether a forward pass runs inside a backward pass, for a checkpoint."""
+    """Whether a forward pass runs inside a backward pass, for activation checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def learning(nested: Any) -> list[Tensor]:
-    """Tensors that autograd follows.
-
-    Args:
-        nested: Containers that torch knows, or one tensor.
-
-    Returns:
-        Those in it.
-    """
+def requiring_grad(nested: Any) -> list[Tensor]:
+    """Tensors in nested containers (any pytree) that autograd follows."""
     return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
-def parts(stage: Stage) -> list[nn.Module]:
-    """Modules in a stage that hold weights of it.
-
-    Args:
-        stage: A body block.
-
-    Returns:
-        They, without the block itself.
-    """
-    own = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
+def inner_modules(stage: Stage) -> list[nn.Module]:
+    """Modules inside a stage, the block itself excluded, that hold weights of it."""
+    weights = {id(parameter) for bucket in stage.buckets for parameter in bucket.params}
     every = [part for part in stage.module.modules() if part is not stage.module]
-    return [part for part in every if any(id(p) in own for p in part.parameters(recurse=False))]
+    return [part for part in every if any(id(p) in weights for p in part.parameters(recurse=False))]
 
 
 @dataclass(slots=True)
-class Enter:
-    """A forward pass of a stage begins."""
+class BeforeForward:
+    """Forward pre-hook of a stage."""
 
-    flow: Flow
+    flow: Listener
     stage: Stage
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Gather the stage."""
         del module, inputs
-        self.stage.running = not recomputing()  # which may stop early, without a word
-        self.flow.enter_(self.stage)
+        # A recomputation may stop early, and then no post hook would reset it.
+        self.stage.running = not recomputing()
+        self.flow.before_forward_(self.stage)
 
 
 @dataclass(slots=True)
-class Leave:
-    """It ends."""
+class AfterForward:
+    """Forward hook of a stage."""
 
-    flow: Flow
+    flow: Listener
     stage: Stage
 
     def __call__(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         """Free the stage, or keep it for its backward pass."""
         del module
         self.stage.running = False
-        self.flow.leave_(self.stage, (inputs, named), output)
+        self.flow.after_forward_(self.stage, (inputs, named), output)
 
 
 @dataclass(slots=True)
-class Inside:
-    """A module in a stage has run: what it returns may reach the loss beside what the stage returns."""
+class AfterInner:
+    """Forward hook of a module in a stage: what it returns may reach the loss beside what the stage returns."""
 
-    flow: Flow
+    flow: Listener
     stage: Stage
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Watch for the gradient of what it returned, so that its weights are here then."""
         del module, inputs
-        # weights that are whole need no watch; a compiled block is one node, and a hook in it would split it
+        # Weights that are never cut need no hook; a compiled block is one node, and a hook in it would split it.
         if torch.compiler.is_compiling() or recomputing() or all(bucket.whole for bucket in self.stage.buckets):
             return
-        for tensor in learning(output):
+        for tensor in requiring_grad(output):
             self.stage.differentiated = True
-            tensor.register_hook(Before(self.flow, self.stage))  # type: ignore[no-untyped-call]
+            tensor.register_hook(BeforeBackward(self.flow, self.stage))  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
-class Before:
-    """Autograd is about to visit a stage."""
+class BeforeBackward:
+    """Tensor hook: autograd is about to enter a stage, so gather it again."""
 
-    flow: Flow
+    flow: Listener
     stage: Stage
 
     def __call__(self, grad: Tensor) -> None:
         """Gather the stage again; a second derivative of what is cut is refused."""
         del grad
-        if self.stage.running:  # a gradient that the block takes on its way
+        # The block computes a gradient inside its own forward pass, where it is whole anyway.
+        if self.stage.running:
             return
         if torch.is_grad_enabled() and not all(bucket.whole for bucket in self.stage.buckets):
             raise UserError(
@@ -123,10 +143,10 @@ class Before:
 
 
 @dataclass(slots=True)
-class Collect:
-    """A parameter's gradient is whole."""
+class CollectGradient:
+    """Post-accumulate hook of a parameter: hands its gradient to the engine."""
 
-    flow: Flow
+    flow: Listener
     bucket: str
     index: int
 
@@ -138,7 +158,8 @@ class Collect:
             return
         if self.flow.stepping:
             found.collect_(self.index, grad)
-        elif not under_way:  # else it belongs to another engine's loss, which goes through this model
+        # Gradients that the loss of another engine leaves here are dropped, as its zero_grad would.
+        elif not active_flows:
             raise UserError(
                 "loss.backward()", got="a gradient of a sharded parameter",
                 why="it would be this rank's alone, and belong to no step",

@@ -26,7 +26,7 @@ class Handle(Generic[T]):
     __slots__ = ("_arrived", "_error", "_event", "_value")
 
     def __init__(self) -> None:
-        """Not yet there: the lock is held until it is."""
+        # Held until the result is there: what a threading.Event does, without its condition variable.
         self._arrived = threading.Lock()
         self._arrived.acquire()
         self._error: BaseException | None = None
@@ -55,14 +55,7 @@ class Handle(Generic[T]):
         return not self._arrived.locked()
 
     def wait(self) -> T:
-        """Block until the work is done.
-
-        Returns:
-            What the submitted function returned.
-
-        Raises:
-            BaseException: Whatever it raised, or ``RunError`` when its lane had failed before.
-        """
+        """Block until done; return the value, or raise the error (``RunError`` if the lane had failed before)."""
         with self._arrived:
             pass
         if self._error is not None:
@@ -76,14 +69,9 @@ class Handle(Generic[T]):
 class _Work:
     """What a lane is to do."""
 
-    function: list[Callable[[], Any]]
-    """One, taken out when it is called."""
-
+    function: list[Callable[[], Any]]  # one, taken out when it is called
     handle: Handle[Any]
-    """Of its result."""
-
-    ready: torch.cuda.Event | None
-    """When its inputs exist, on CUDA."""
+    ready: torch.cuda.Event | None  # when its inputs exist, on CUDA
 
 
 class Lane:
@@ -91,35 +79,24 @@ class Lane:
 
     Deadlock rule: a collective of two axes enqueues both parts at submit time, the second blocking on the handle of the
     first at the head of its lane; and every rank submits in the same order. Then each part waits only for parts that
-    were submitted earlier, on all ranks alike. After an error everything submitted later fails at once with that cause:
-    this rank has left the order, and a collective that its peers do not match would hang or mix data.
+    were submitted earlier, on all ranks. After an error everything submitted later fails at once with that cause:
+    this rank is out of order, and a collective that its peers do not match would hang or mix data.
     """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
-        """Name an idle lane; its thread starts with the first work."""
         self.name = name
         self._device = device if device is not None and device.type == "cuda" else None
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._cause: BaseException | None = None
+        self._failure: BaseException | None = None
         self._closed = False
 
     def submit(self, function: Callable[[], T]) -> Handle[T]:
-        """Queue work.
-
-        Args:
-            function: Called in the lane's thread, without autograd.
-
-        Returns:
-            The handle of what it returns.
-
-        Raises:
-            RunError: If the lane is closed.
-        """
+        """Queue a function to run in the lane's thread, without autograd."""
         if self._closed:
             raise RunError(f"lane {self.name} is closed; make a new mesh")
         handle: Handle[T] = Handle()
-        ready = self._mark()
+        ready = self._inputs_ready()
         self._work.put(_Work([function], handle, ready))
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name=f"lane {self.name}", daemon=True)
@@ -133,44 +110,41 @@ class Lane:
             self.submit(lambda: None).wait()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Finish what is queued and end the thread; one that hangs in a dead network is left behind.
-
-        Args:
-            timeout: How long to wait for it (s).
-        """
+        """Finish what is queued and end the thread; after ``timeout`` seconds give up on one in a dead network."""
         self._closed = True
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(timeout)
             self._thread = None
 
-    def _mark(self) -> torch.cuda.Event | None:
+    def _inputs_ready(self) -> torch.cuda.Event | None:
         """The point of the caller's stream at which the inputs exist."""
         if self._device is None:
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return _recorded(self._device)
 
     def _loop(self) -> None:
-        torch.set_grad_enabled(False)  # the mode belongs to the thread
+        # grad mode is per thread
+        torch.set_grad_enabled(False)
         if self._device is not None:
             torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         while (work := self._work.get()) is not None:
-            self._do(work)
-            del work  # or tensors of the last collective live until the next one
+            self._run(work)
+            # or tensors of the last collective would live until the next one
+            del work
 
-    def _do(self, work: _Work) -> None:
+    def _run(self, work: _Work) -> None:
         handle, ready = work.handle, work.ready
-        if self._cause is not None:
-            handle.fail(RunError(f"lane {self.name} had stopped: {_first_line(self._cause)}"))
+        if self._failure is not None:
+            handle.fail(RunError(f"lane {self.name} had stopped: {_first_line(self._failure)}"))
             return
         try:
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)
-            value = work.function.pop()()  # popped, so that what it holds is free before anybody hears of the end
-        except BaseException as error:  # noqa: BLE001  # every waiter must hear of it, whatever it is
-            self._cause = error
+            # popped, so that what it holds is freed before any waiter sees that it is done
+            value = work.function.pop()()
+        except BaseException as error:  # noqa: BLE001  # every waiter must get it, whatever it is
+            self._failure = error
             handle.fail(error)
             return
         handle.deliver(value, None if ready is None else _recorded())
@@ -182,11 +156,13 @@ def yielding() -> Iterator[None]:
 
     While a thread of ours sends, it holds the lock of the connection, and gloo's thread, woken by what arrives on the
     same connection, asks for that lock again and again without rest (``Pair::handleEvents``). Where threads crowd on
-    few cores, it had just pushed the sender off its core, and asked in vain until its time was over.
+    few cores, it preempts the sender and spins until its time slice is over. Threads of this policy preempt nobody.
     """
     changed = False
-    with contextlib.suppress(AttributeError, OSError):  # another system, or a sandbox that forbids it
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else it is a choice of the user's
+    # suppressed: not Linux, or a sandbox that forbids it
+    with contextlib.suppress(AttributeError, OSError):
+        # any other policy is a choice of the user
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             changed = True
     try:
@@ -196,17 +172,11 @@ def yielding() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def _recorded() -> torch.cuda.Event:
+def _recorded(device: torch.device | None = None) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def wait_all(handles: list[Handle[Any]]) -> None:
-    """Wait for each."""
-    for handle in handles:
-        handle.wait()

@@ -14,18 +14,7 @@ from sparing.errors import require
 
 
 def coords_of(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the place of a rank on each axis.
-
-    Args:
-        rank: Global rank r = i·m + j.
-        sizes: Axis sizes, innermost first.
-
-    Returns:
-        (j, i, …), innermost first.
-
-    Raises:
-        UserError: If there is no such rank.
-    """
+    """Place (j, i, …) of rank r = i·m + j on each axis, innermost first."""
     require(0 <= rank < prod(sizes), "rank", rank, f"there are {prod(sizes)} ranks", f"pass 0 to {prod(sizes) - 1}")
     found = []
     for size in sizes:
@@ -35,14 +24,9 @@ def coords_of(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def block_index(coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    """Return which of the n equal blocks of a tensor is this rank's own at the finest level: j·g + i.
+    """Which of the n equal blocks of a tensor is this rank's own at the finest level: j·g + i.
 
-    Args:
-        coords: Place of the rank on each axis, innermost first.
-        sizes: Axis sizes, innermost first.
-
-    Returns:
-        Index in 0 … n-1; not the rank, unless there is one axis.
+    That is not the rank, unless there is one axis.
     """
     index = 0
     for at, size in zip(coords, sizes, strict=True):
@@ -60,11 +44,8 @@ class Layout:
         (16, (8, 8), (8, 4))
     """
 
-    sizes: tuple[int, ...]
-    """Axis sizes, innermost first (m, g, …)."""
-
-    length: int
-    """True elements, L."""
+    sizes: tuple[int, ...]  # axes, innermost first (m, g, …)
+    length: int  # true elements, L
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -88,33 +69,12 @@ class Layout:
         return self.world * -(-self.length // self.world)
 
     def size(self, level: int) -> int:
-        """Return the elements of one slice.
-
-        Args:
-            level: Number of innermost axes cut over.
-
-        Returns:
-            S over the product of those axes.
-
-        Raises:
-            UserError: If there is no such level.
-        """
+        """Elements of one slice: S over the product of the ``level`` innermost axes."""
         require(0 <= level <= self.tiers, "level", level, f"there are {self.tiers} axes", f"pass 0 to {self.tiers}")
         return self.padded // prod(self.sizes[:level])
 
     def slice(self, level: int, coords: tuple[int, ...]) -> tuple[int, int]:
-        """Return where a rank's slice lies in the padded tensor.
-
-        Args:
-            level: Number of innermost axes cut over.
-            coords: Place of the rank on each axis, innermost first.
-
-        Returns:
-            Offset and length.
-
-        Raises:
-            UserError: If there is no such level or rank.
-        """
+        """Offset and length of a rank's slice in the padded tensor."""
         size, offset = self.size(level), 0
         inside = len(coords) == self.tiers and all(0 <= at < w for at, w in zip(coords, self.sizes, strict=True))
         require(inside, "coords", coords, f"the axes have {self.sizes} ranks", "pass one place per axis")
@@ -123,36 +83,13 @@ class Layout:
         return offset, size
 
     def within(self, inner_level: int, outer_level: int, coords: tuple[int, ...]) -> tuple[int, int]:
-        """Return where a rank's finer slice lies inside its coarser one.
-
-        Args:
-            inner_level: Level of the finer slice.
-            outer_level: Level of the coarser slice, at most ``inner_level``.
-            coords: Place of the rank on each axis, innermost first.
-
-        Returns:
-            Offset from the start of the coarser slice, and length.
-
-        Raises:
-            UserError: If the first level is the coarser one, or there is no such level or rank.
-        """
+        """Offset and length of a rank's finer slice inside its coarser one."""
         why = f"a slice at level {inner_level} does not lie inside one at level {outer_level}"
         require(inner_level >= outer_level, "levels", (inner_level, outer_level), why, "pass the finer level first")
         inner, size = self.slice(inner_level, coords)
         return inner - self.slice(outer_level, coords)[0], size
 
     def real(self, level: int, coords: tuple[int, ...]) -> int:
-        """Return how many elements of a rank's slice are no padding.
-
-        Args:
-            level: Number of innermost axes cut over.
-            coords: Place of the rank on each axis, innermost first.
-
-        Returns:
-            Elements from the start of the slice that belong to the tensor.
-
-        Raises:
-            UserError: If there is no such level or rank.
-        """
+        """How many elements of a rank's slice are no padding; they come first."""
         offset, size = self.slice(level, coords)
         return min(max(self.length - offset, 0), size)

@@ -12,12 +12,11 @@ from itertools import product
 
 from sparing.errors import UserError, require
 
-LETTERS = "NIMG"
-"""From whole to finest: none, inside a group, inside a group of groups, global."""
+LETTERS = "NIMG"  # from whole to finest: none, inside a group, inside a group of groups, global
 
-ALPHABETS = {1: "NG", 2: "NIG", 3: "NIMG"}
-"""Tiers of the machine -> letters that mean something there."""
+ALPHABETS = {1: "NG", 2: "NIG", 3: "NIMG"}  # tiers of the machine -> its letters
 
+# Plans that other systems run, by the names they give them.
 KNOWN = {
     "NNN": "DDP",
     "NNI": "partial distributed optimizer",
@@ -27,60 +26,20 @@ KNOWN = {
     "IIG": "HFSDP",
     "GGG": "ZeRO-3 / FSDP",
 }
-"""Plans that other systems run, by the names they give them."""
 
 
 def letters(tiers: int = 2) -> str:
-    """Return the letters of a machine.
-
-    Args:
-        tiers: Number of nested axes, 1 to 3.
-
-    Returns:
-        Letters from whole to finest; the index of a letter is its level.
-
-    Raises:
-        UserError: If there are no letters for that many tiers.
-    """
+    """Letters of a machine of 1 to 3 tiers, from whole to finest; the index of a letter is its level."""
     require(tiers in ALPHABETS, "tiers", tiers, "there are letters for 1, 2 or 3 tiers", "nest at most three axes")
     return ALPHABETS[tiers]
 
 
 def level_of(letter: str, tiers: int = 2) -> int:
-    """Return how many innermost axes a tensor at this letter is cut over.
-
-    Args:
-        letter: One of ``letters(tiers)``.
-        tiers: Number of nested axes.
-
-    Returns:
-        0 for N, ``tiers`` for G.
-
-    Raises:
-        UserError: If the machine has no such level.
-    """
+    """How many innermost axes a tensor at this letter is cut over: 0 for N, ``tiers`` for G."""
     known = letters(tiers)
     why = f"a machine of {tiers} tiers has the levels {', '.join(known)}"
     require(len(letter) == 1 and letter in known, "level", letter, why, f"write one of {', '.join(known)}")
     return known.index(letter)
-
-
-def letter_of(level: int, tiers: int = 2) -> str:
-    """Return the letter of a level.
-
-    Args:
-        level: Number of innermost axes cut over.
-        tiers: Number of nested axes.
-
-    Returns:
-        One of ``letters(tiers)``.
-
-    Raises:
-        UserError: If the machine has no such level.
-    """
-    known = letters(tiers)
-    require(0 <= level <= tiers, "level", level, f"there are {tiers} tiers", f"pass 0 to {tiers}")
-    return known[level]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +126,7 @@ def as_plan(plan: Plan | str) -> Plan:
 
 
 def _by_optimizer(tiers: int) -> list[str]:
-    """Return all names, the optimizer's level changing slowest, as in the paper's table."""
+    """All names, the optimizer's level changing slowest, as in the paper's table."""
     known = letters(tiers)
     return [p + g + os for os, p, g in product(known, repeat=3)]
 
@@ -190,5 +149,5 @@ def effective(tiers: int = 2) -> tuple[Plan, ...]:
 
 
 def eliminated(tiers: int = 2) -> tuple[str, ...]:
-    """Return the names of those that another plan beats in memory at the same communication: 13 at two tiers."""
+    """Names of plans that another beats in memory at the same communication: 13 at two tiers."""
     return tuple(name for name in _by_optimizer(tiers) if not _keeps_rule(name))

@@ -19,100 +19,56 @@ import torch
 from sparing.errors import UserError, require
 from sparing.report.atomic import write_whole
 
+# Version of the layout on the disk; the first knew of no parameters without state.
 FORMAT = 2
-"""Version of the layout on the disk; the first knew of no parameters without state."""
 
 NAME = "manifest.json"
 SUFFIX = ".safetensors"
 DAMAGED = "it would not resume to the same bits"
-MEND = "copy it again from where it is whole, or take an earlier one"
+REMEDY = "copy it again from where it is whole, or take an earlier one"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where a parameter lies in a flat tensor."""
 
-    name: str
-    """Canonical name."""
-
+    name: str  # canonical
     shape: tuple[int, ...]
-    """Its shape."""
-
-    offset: int
-    """First element."""
-
-    group: int
-    """Index of its parameter group."""
+    offset: int  # first element in the flat tensor
+    group: int  # index of its parameter group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A saved bucket."""
 
+    # Of the bucket; its tensors are NAME/master and NAME/state/KEY where it trains, else NAME/params.
     name: str
-    """Of the bucket; its tensors are NAME/master and NAME/state/KEY where it trains, else NAME/params."""
-
-    plan: str
-    """Levels it was saved under; of no matter for reading."""
-
-    dtype: str
-    """Number format of the parameters, such as ``bfloat16``."""
-
-    saved: str
-    """Number format on the disk: the optimizer's where it trains."""
-
+    plan: str  # it was saved under; does not matter for reading
+    dtype: str  # of the parameters, such as ``bfloat16``
+    saved: str  # dtype on the disk: the optimizer's where it trains
     trains: bool
-    """Whether it trained."""
-
     places: tuple[Place, ...]
-    """Its parameters."""
-
-    state: Mapping[str, str] = field(default_factory=dict)
-    """Number format of each flat tensor of the optimizer's state."""
-
-    scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    """Value and number format of each scalar of the optimizer's state, such as its step."""
-
-    unused: Sequence[str] = ()
-    """Parameters that never had a gradient, and so have no state."""
+    state: Mapping[str, str] = field(default_factory=dict)  # dtype of each flat tensor of the optimizer's state
+    scalars: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # value and dtype of each 0-d one
+    unused: Sequence[str] = ()  # parameters that never had a gradient, and so have no state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Everything about a checkpoint but its tensors."""
 
-    world: int
-    """Ranks that wrote it (count)."""
-
-    sizes: tuple[int, ...]
-    """Ranks along each axis, innermost first."""
-
+    world: int  # ranks that wrote it
+    sizes: tuple[int, ...]  # ranks along each axis, innermost first
     steps: int
-    """Optimizer steps done (count)."""
-
-    skipped: int
-    """Steps left out for gradients that were not finite (count)."""
-
-    optimizer: str
-    """Class of the optimizer."""
-
-    groups: tuple[Mapping[str, Any], ...]
-    """Options of each parameter group."""
-
+    skipped: int  # steps whose gradients were not finite
+    optimizer: str  # class name
+    groups: tuple[Mapping[str, Any], ...]  # options of each parameter group
     parts: tuple[Part, ...]
-    """All buckets."""
-
-    names: Mapping[str, str]
-    """Name in the model's ``state_dict`` -> canonical name of the parameter; tied ones have several."""
-
-    buffers: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Name in the model's ``state_dict`` -> number format and shape."""
-
-    extra: Mapping[str, Any]
-    """What the caller added."""
-
-    files: Mapping[str, str]
-    """File name -> SHA-256, without this one."""
+    names: Mapping[str, str]  # name in ``state_dict`` -> canonical name; tied ones have several
+    buffers: Mapping[str, tuple[str, tuple[int, ...]]]  # name in ``state_dict`` -> dtype, shape
+    extra: Mapping[str, Any]  # what the caller added
+    files: Mapping[str, str]  # file name -> SHA-256, without the manifest
 
     @property
     def places(self) -> dict[str, tuple[Part, Place]]:
@@ -138,29 +94,14 @@ def _seal(body: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest and force it to the disk.
-
-    Args:
-        folder: Where its files lie.
-        manifest: What to write.
-    """
+    """Write the manifest and force it to the disk."""
     body = json.loads(json.dumps(dataclasses.asdict(manifest)))  # as it will be read: tuples are lists
     text = json.dumps({"format": FORMAT, "sha256": _seal(body), "body": body}, indent=1)
     write_whole(folder / NAME, text + "\n")
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint.
-
-    Args:
-        folder: The checkpoint.
-
-    Returns:
-        The manifest, as it was written.
-
-    Raises:
-        UserError: If there is none, or not all of it.
-    """
+    """Read the manifest of a checkpoint; refuse one that is missing, torn or of another format."""
     path = folder / NAME
     why, do = "a checkpoint that was written to its end has one", "name the folder of a checkpoint"
     require(path.is_file(), "checkpoint", f"no {NAME} in {folder}", why, do)
@@ -168,41 +109,26 @@ def read(folder: Path) -> Manifest:
         held = json.loads(path.read_text(encoding="utf-8"))
         version, sealed, body = held["format"], held["sha256"], held["body"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND) from None
+        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY) from None
     why, do = f"this version of sparing reads formats 1 and {FORMAT}", "use the version that wrote it"
     require(version in (1, FORMAT), "checkpoint", f"format {version} in {path}", why, do)
     if _seal(body) != sealed:
-        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=MEND)
-    return _manifest(body)
-
-
-def _manifest(body: dict[str, Any]) -> Manifest:
-    parts = tuple(Part(**{**part, "places": _places(part["places"])}) for part in body.pop("parts"))
-    return Manifest(parts=parts, **body)
-
-
-def _places(found: Sequence[dict[str, Any]]) -> tuple[Place, ...]:
-    return tuple(Place(**{**place, "shape": tuple(place["shape"])}) for place in found)
+        raise UserError(f"checkpoint {folder}", got=f"{NAME} is torn or changed", why=DAMAGED, do=REMEDY)
+    parts = [
+        part | {"places": tuple(Place(**(place | {"shape": tuple(place["shape"])})) for place in part["places"])}
+        for part in body.pop("parts")
+    ]
+    return Manifest(parts=tuple(Part(**part) for part in parts), **body)
 
 
 def check_files(folder: Path, manifest: Manifest, rank: int = 0, world: int = 1) -> None:
-    """Compare files with their hashes; ranks share the work.
-
-    Args:
-        folder: The checkpoint.
-        manifest: Its manifest.
-        rank: Mine.
-        world: Ranks that check (count).
-
-    Raises:
-        UserError: If a file of this rank's share is missing or has changed, or there is one too many.
-    """
+    """Compare this rank's share of the files with their hashes, and refuse files that nothing names."""
     strange = sorted({path.name for path in folder.glob(f"*{SUFFIX}")} - manifest.files.keys())
     if strange:
         why, do = "the manifest does not name it, and its tensors would be read as shards", "move it elsewhere"
         raise UserError("checkpoint", got=f"{strange[0]} in {folder}", why=why, do=do)
     for name in sorted(manifest.files)[rank::world]:
         if not (folder / name).is_file():
-            raise UserError(f"checkpoint {folder}", got=f"{name} is missing", why=DAMAGED, do=MEND)
+            raise UserError(f"checkpoint {folder}", got=f"{name} is missing", why=DAMAGED, do=REMEDY)
         if digest(folder / name) != manifest.files[name]:
-            raise UserError(f"checkpoint {folder}", got=f"{name} is torn or changed", why=DAMAGED, do=MEND)
+            raise UserError(f"checkpoint {folder}", got=f"{name} is torn or changed", why=DAMAGED, do=REMEDY)

@@ -9,39 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.sharding.away import Owed
 from sparing.sharding.buckets import Bucket
+from sparing.sharding.freed import GradientTaken
 
+# Parameters, or parameter groups, in; a torch optimizer out.
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
-"""Parameters, or parameter groups, in; a torch optimizer out."""
 
 
 def master_of(bucket: Bucket, level: int, dtype: torch.dtype) -> Tensor:
-    """The values that the optimizer changes: a view of the store where the dtypes agree, else a copy.
-
-    Args:
-        bucket: Whose values; nothing may be writing into its store.
-        level: Of the optimizer, at least that of the parameters.
-        dtype: Of the optimizer's arithmetic.
-
-    Returns:
-        My slice at ``level``.
-    """
-    bucket.settle_()
-    own = own_slice(bucket, level)
-    return own if dtype == bucket.dtype else own.to(dtype)
+    """My slice of the values that the optimizer changes: a view of the store where the dtypes agree, else a copy."""
+    bucket.wait_pending_()
+    mine = own_slice(bucket, level)
+    return mine if dtype == bucket.dtype else mine.to(dtype)
 
 
 def own_slice(bucket: Bucket, level: int) -> Tensor:
-    """View of my slice of a level inside the store.
-
-    Args:
-        bucket: Whose store.
-        level: At least that of the parameters.
-
-    Returns:
-        The view.
-    """
+    """View of my slice of a level, at least that of the parameters, inside the store."""
     offset, length = bucket.layout.within(level, bucket.level, bucket.mesh.coords)
     return bucket.store.narrow(0, offset, length)
 
@@ -50,20 +33,15 @@ class Masters:
     """The optimizer, and which of its parameters belong to which bucket."""
 
     def __init__(self, factory: OptimizerFactory, options: Sequence[Mapping[str, Any]]) -> None:
-        """Make the optimizer, over nothing yet.
-
-        Args:
-            factory: Makes it from parameter groups.
-            options: Of each parameter group, without its parameters.
-        """
+        """Make the optimizer, over nothing yet; ``options`` are those of each parameter group."""
+        # torch optimizers refuse an empty list of parameters, but not groups without parameters
         self.optimizer = factory([{"params": [], **given} for given in options])
         self.optimizer.register_state_dict_pre_hook(self._refuse_state)
         self._values: dict[str, Tensor] = {}
         self._segments: dict[str, list[tuple[int, nn.Parameter]]] = {}
-        self._cut: set[str] = set()
-        """Buckets of which the optimizer has a slice."""
-        self._fine: set[str] = set()
-        """Buckets with a segment for each parameter, because one had no gradient in a step."""
+        self._cut: set[str] = set()  # buckets of which the optimizer has a slice
+        # Buckets with a segment for each parameter, because one had no gradient in a step.
+        self._per_parameter: set[str] = set()
 
     def _refuse_state(self, optimizer: torch.optim.Optimizer) -> None:
         held = type(optimizer).__name__
@@ -78,13 +56,7 @@ class Masters:
         return bucket.name in self._values
 
     def attach_(self, bucket: Bucket, level: int, dtype: torch.dtype) -> None:
-        """Give the optimizer a bucket, without state.
-
-        Args:
-            bucket: Any that is not attached.
-            level: Of the optimizer's slice.
-            dtype: Of its arithmetic.
-        """
+        """Give the optimizer a bucket, without state; ``dtype`` is that of its arithmetic."""
         self._values[bucket.name] = master_of(bucket, level, dtype)
         if bucket.layout.size(level) < bucket.layout.padded:
             self._cut.add(bucket.name)
@@ -99,73 +71,48 @@ class Masters:
         self._segments[bucket.name] = made
 
     def detach_(self, bucket: Bucket) -> None:
-        """Take a bucket from the optimizer; its state is dropped.
-
-        Args:
-            bucket: An attached one.
-        """
+        """Take a bucket from the optimizer; its state is dropped."""
         self._drop_(bucket)
-        self._fine.discard(bucket.name)
+        self._per_parameter.discard(bucket.name)
         self._cut.discard(bucket.name)
         del self._values[bucket.name]
 
     def _drop_(self, bucket: Bucket) -> None:
         for group, segment in self._segments.pop(bucket.name):
+            # by identity: == of tensors compares elements
             held = self.optimizer.param_groups[group]["params"]
             held[:] = [other for other in held if other is not segment]
             self.optimizer.state.pop(segment, None)
 
     def values(self, bucket: Bucket) -> Tensor:
-        """The flat slice that the optimizer changes.
-
-        Args:
-            bucket: An attached one.
-
-        Returns:
-            The live tensor.
-        """
+        """The live flat slice that the optimizer changes."""
         return self._values[bucket.name]
 
     def set_gradient_(self, bucket: Bucket, level: int, grad: Tensor, used: Collection[int]) -> None:
-        """Hand a gradient over; the optimizer shall not see parameters that had none.
-
-        Args:
-            bucket: An attached one.
-            level: Of the optimizer's slice.
-            grad: Flat, of the length of the slice.
-            used: Places of the parameters that had one on some rank.
-        """
+        """Hand over the flat gradient of my slice; parameters at places not in ``used`` had none on any rank."""
+        # Parameters without a gradient are hidden from the optimizer, as with grad None under DDP: no weight decay, no
+        # momentum, a step count of their own. Only buckets that have one pay for a segment per parameter.
         if len(used) < len(bucket.slots):
-            self._refine_(bucket, level)
-        offset, fine = 0, bucket.name in self._fine
+            self._split_by_parameter_(bucket, level)
+        offset, fine = 0, bucket.name in self._per_parameter
         for index, (_, segment) in enumerate(self._segments[bucket.name]):
             segment.grad = grad.narrow(0, offset, segment.numel()) if not fine or index in used else None
             offset += segment.numel()
 
-    def _refine_(self, bucket: Bucket, level: int) -> None:
-        """Let the optimizer see each parameter of a bucket apart, with what it has remembered of them together."""
-        if bucket.name in self._fine:
+    def _split_by_parameter_(self, bucket: Bucket, level: int) -> None:
+        """Give each parameter of a bucket a segment of its own, with its part of the state so far."""
+        if bucket.name in self._per_parameter:
             return
         state = self.state(bucket)
         self._drop_(bucket)
-        self._fine.add(bucket.name)
+        self._per_parameter.add(bucket.name)
         self._segment_(bucket, bucket.ranges(level, fine=True))
         if state:
-            self.put_state_(bucket, state)
+            self.load_state_(bucket, state)
 
     def unused(self, bucket: Bucket) -> tuple[str, ...]:
-        """Parameters that never had a gradient, so that the optimizer knows nothing of them.
-
-        Args:
-            bucket: An attached one.
-
-        Returns:
-            Their names, the same on every rank.
-
-        Raises:
-            UserError: If some had one in other steps than others, which ``state`` cannot tell.
-        """
-        if bucket.name not in self._fine:
+        """Names of parameters that never had a gradient, so have no state; the same on every rank."""
+        if bucket.name not in self._per_parameter:
             return ()
         states = [self.optimizer.state.get(segment) for _, segment in self._segments[bucket.name]]
         ages = {
@@ -178,59 +125,33 @@ class Masters:
         require(len(ages) < 2, "optimizer", f"states of several ages in {bucket.name}", why, do)
         return tuple(slot.name for slot, state in zip(bucket.slots, states, strict=True) if not state) if ages else ()
 
-    def forget_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
-        """Drop the optimizer's state of parameters that never had a gradient.
-
-        Args:
-            bucket: An attached one.
-            level: Of the optimizer's slice.
-            names: As ``unused`` gave them.
-        """
+    def drop_state_(self, bucket: Bucket, level: int, names: Collection[str]) -> None:
+        """Drop the optimizer's state of parameters that ``unused`` named."""
         if names:
-            self._refine_(bucket, level)
+            self._split_by_parameter_(bucket, level)
             for slot, (_, segment) in zip(bucket.slots, self._segments[bucket.name], strict=True):
                 if slot.name in names:
                     self.optimizer.state.pop(segment, None)
 
     def drop_gradient_(self, bucket: Bucket) -> None:
-        """Take a gradient away.
-
-        Args:
-            bucket: An attached one.
-        """
+        """Set the gradients of a bucket to None."""
         for _, segment in self._segments[bucket.name]:
             segment.grad = None
 
-    def owe_(self, bucket: Bucket, owed: bool) -> None:
-        """Let the optimizer's own step refuse, while the engine has gradients for it; or not.
-
-        Args:
-            bucket: An attached one.
-            owed: Whether the engine has them.
-        """
+    def mark_taken_(self, bucket: Bucket, taken: bool) -> None:
+        """Let the optimizer's own step refuse while the engine holds gradients for it, or no longer."""
         for _, segment in self._segments[bucket.name]:
-            segment.__class__ = Owed if owed else nn.Parameter
+            segment.__class__ = GradientTaken if taken else nn.Parameter
 
-    def adopt_(self, bucket: Bucket, level: int) -> None:
-        """Take over where somebody has changed the parameters since the last step: their change, not the copy, counts.
-
-        Args:
-            bucket: An attached one, settled.
-            level: Of the optimizer's slice.
-        """
-        values, own = self._values[bucket.name], own_slice(bucket, level)
-        if own.dtype != values.dtype:
-            torch.where(own != values.to(own.dtype), own.to(values.dtype), values, out=values)
+    def take_edits_(self, bucket: Bucket, level: int) -> None:
+        """Where the user has changed the parameters since the last step, that change counts, not the master copy."""
+        values, params = self._values[bucket.name], own_slice(bucket, level)
+        # A master is left alone where the parameter is what it rounds to; elsewhere the user wrote the parameter.
+        if params.dtype != values.dtype:
+            torch.where(params != values.to(params.dtype), params.to(values.dtype), values, out=values)
 
     def state(self, bucket: Bucket) -> dict[str, Tensor]:
-        """The optimizer's state of a bucket, by name: flat slices, and one value for what is a scalar.
-
-        Args:
-            bucket: An attached one.
-
-        Returns:
-            Name -> tensor; empty before the first step.
-        """
+        """The optimizer's state of a bucket, by name: flat slices, 0-d for scalars; empty before the first step."""
         segments = [segment for _, segment in self._segments[bucket.name]]
         states = [self.optimizer.state.get(segment, {}) for segment in segments]
         names = {name: value for state in states for name, value in state.items() if isinstance(value, Tensor)}
@@ -243,17 +164,12 @@ class Masters:
                 found[name] = torch.cat([part.detach() for part in parts])
         return found
 
-    def put_state_(self, bucket: Bucket, state: Mapping[str, Tensor]) -> None:
-        """Give the optimizer the state that ``state`` returned, perhaps of another slicing.
-
-        Args:
-            bucket: An attached one.
-            state: Name -> flat slice, or a value.
-        """
+    def load_state_(self, bucket: Bucket, state: Mapping[str, Tensor]) -> None:
+        """Give the optimizer what ``state`` returned, perhaps of another slicing."""
         offset = 0
         for _, segment in self._segments[bucket.name]:
             held = self.optimizer.state[segment] if state else {}
             for name, value in state.items():
-                own = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
-                held[name] = own.clone()
+                part = value if value.ndim == 0 else value.narrow(0, offset, segment.numel())
+                held[name] = part.clone()
             offset += segment.numel()

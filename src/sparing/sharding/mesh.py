@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from types import TracebackType
@@ -16,41 +16,22 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]  # builtins, not in its list of names
+from torch.distributed import ProcessGroup
 
 from sparing.errors import require
+from sparing.sharding.axis import Axis
 from sparing.sharding.config import NAMES
 from sparing.sharding.lanes import Lane, yielding
 from sparing.sharding.layout import block_index, coords_of
-from sparing.sharding.meet import join, meet
+from sparing.sharding.rendezvous import join, rendezvous
 from sparing.sharding.rings import Counter
 from sparing.sharding.routes import Flat, Overlapped, TwoLevel
-from sparing.sharding.throttle import Pace
+from sparing.sharding.throttle import RateLimit
 from sparing.sharding.transitions import Transitions
-from sparing.sharding.wires import Carrier, Ringed, Wires, carrier
+from sparing.sharding.wires import Collectives, RingCollectives, Wires, collectives_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """One axis of the mesh as this rank sees it."""
-
-    name: str
-    """``intra`` or ``inter``, ``middle`` of three, ``global`` where there is one."""
-    size: int
-    """Ranks along it w (count)."""
-    index: int
-    """My place on it."""
-    ranks: tuple[int, ...]
-    """Global ranks along it, in order of place."""
-    group: ProcessGroup | None
-    """Those ranks; none where I am alone."""
-
-    def neighbour(self, step: int) -> int:
-        """Place of who is ``step`` further on the ring; ranks rise along an axis, so it is their rank in ``group``."""
-        return (self.index + step) % self.size
 
 
 class Mesh:
@@ -68,16 +49,6 @@ class Mesh:
         control: ProcessGroup | None = None,
         flat: ProcessGroup | None = None,
     ) -> None:
-        """Take the axes, innermost first, and start nothing.
-
-        Args:
-            axes: With their groups.
-            rank: Mine, in the world.
-            device: Of the tensors that move.
-            wires: How collectives run.
-            control: Gloo group of the world for facts and scalars; none for one process.
-            flat: Group of the world for data, where ``wires`` has a ring over it.
-        """
         self._flat = flat
         self.axes, self.rank, self.device, self.wires, self.control = tuple(axes), rank, device, wires, control
         self.sizes = tuple(axis.size for axis in axes)
@@ -89,13 +60,11 @@ class Mesh:
         self.transitions = Transitions(self._route(), (*self.lanes, self._world_lane))
 
     def __enter__(self) -> Mesh:
-        """Itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()
 
     @property
@@ -117,27 +86,17 @@ class Mesh:
         return DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(axis.name for axis in self.axes))
 
     def gather_scalars(self, values: Tensor) -> Tensor:
-        """A few numbers of every rank, the same bits on all; blocking, from the main thread, in the same order on all.
+        """A few numbers (1-D) of every rank, as rows (world, length); blocking.
 
-        Args:
-            values: 1-D, the same length and type on all ranks.
-
-        Returns:
-            Shape (world, length), on the device of ``values``, row r from rank r.
+        From the main thread, in the same order on all ranks.
         """
-        return self.begin_scalars(values)()
+        return self.gather_scalars_async(values)()
 
-    def begin_scalars(self, values: Tensor) -> Callable[[], Tensor]:
-        """``gather_scalars`` that does not block before what it returns is called.
-
-        Args:
-            values: As for ``gather_scalars``.
-
-        Returns:
-            What waits, and returns the rows.
-        """
+    def gather_scalars_async(self, values: Tensor) -> Callable[[], Tensor]:
+        """``gather_scalars`` that only blocks when what it returns is called."""
         if self.world == 1:
             return values[None].clone
+        # over a gloo group of its own: control messages must not mix with data, nor be counted as such
         mine = values.detach().to("cpu", copy=True)
         rows = torch.empty(self.world, mine.numel(), dtype=mine.dtype)
         under_way = dist.all_gather(list(rows.unbind(0)), mine, group=self.control, async_op=True)
@@ -145,10 +104,11 @@ class Mesh:
         @functools.cache
         def wait() -> Tensor:
             under_way.wait()
-            heard = rows.to(values.device, copy=True)
-            for held in (mine, rows):  # gloo's thread may keep them a while after it has told of the end
+            gathered = rows.to(values.device, copy=True)
+            # gloo's own thread keeps the tensors for a while after it has reported the end
+            for held in (mine, rows):
                 held.untyped_storage().resize_(0)
-            return heard
+            return gathered
 
         return wait
 
@@ -166,15 +126,7 @@ class Mesh:
         return tuple(range(self.rank % self.inside(level), self.world, self.inside(level)))
 
     def broadcast_(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Overwrite a tensor with that of rank ``src``; blocking, from the main thread, and not counted.
-
-        Args:
-            tensor: Contiguous.
-            src: Whose data all get.
-
-        Returns:
-            The tensor.
-        """
+        """Overwrite a contiguous tensor with that of rank ``src``; blocking, from the main thread, and not counted."""
         if self.world > 1:
             dist.broadcast(tensor, src, group=self.control if tensor.device.type == "cpu" else None)
         return tensor
@@ -191,34 +143,34 @@ class Mesh:
 
     def _route(self) -> TwoLevel:
         """How collectives over several axes run, and the ring of the world where they need one."""
-        carriers = [self._carrier(axis) for axis in self.axes]
+        collectives = [
+            collectives_of(axis, self.wires, self.counter, self.device) if axis.size > 1 else None for axis in self.axes
+        ]
         if self.wires.gather == "flat" and self.world > 1:
-            return Flat(self.sizes, self.coords, carriers, self._world_carrier())
-        rings = [found.ring if isinstance(found, Ringed) else None for found in carriers]
+            return Flat(self.sizes, self.coords, collectives, self._world_collectives())
+        rings = [found.ring if isinstance(found, RingCollectives) else None for found in collectives]
         if self.wires.gather == "overlapped" and any(rings):
-            return Overlapped(self.sizes, self.coords, carriers, rings)
-        return TwoLevel(self.sizes, self.coords, carriers)
+            return Overlapped(self.sizes, self.coords, collectives, rings)
+        return TwoLevel(self.sizes, self.coords, collectives)
 
-    def _carrier(self, axis: Axis) -> Carrier | None:
-        return carrier(axis, self.wires, self.counter, self.device) if axis.size > 1 else None
-
-    def _world_carrier(self) -> Carrier:
-        """The ring in rank order; blocks by coordinates, and the pace of the link to the right neighbour."""
+    def _world_collectives(self) -> Collectives:
+        """The ring in rank order; blocks by coordinates, and the limit of the link to the right neighbour."""
         ranks = tuple(range(self.world))
         axis = Axis(name="world", size=self.world, index=self.rank, ranks=ranks, group=self._flat)
         self.counter.sent["world"] = self.counter.messages["world"] = 0
+        # A block belongs to a place in the nested layout, which is not the rank: see ``layout``.
         order = [block_index(coords_of(rank, self.sizes), self.sizes) for rank in range(self.world)]
-        wires, pace = self.wires, self.wires.pace("world") or self._pace_right()
-        if pace is not None:
-            wires = replace(wires, rate={"world": pace})
-        return carrier(axis, wires, self.counter, self.device, order)
+        wires, limit = self.wires, self.wires.pace("world") or self._limit_right()
+        if limit is not None:
+            wires = replace(wires, rate={"world": limit})
+        return collectives_of(axis, wires, self.counter, self.device, order)
 
-    def _pace_right(self) -> Pace | None:
-        """Pace of the outermost link that a message to the next rank crosses; on a flat ring nobody shares it."""
+    def _limit_right(self) -> RateLimit | None:
+        """Limit of the outermost link that a message to the next rank crosses; on a flat ring nobody shares it."""
         there = coords_of((self.rank + 1) % self.world, self.sizes)
         crossed = [axis for axis, place in zip(self.axes, there, strict=True) if axis.index != place]
-        pace = self.wires.pace(crossed[-1].name)
-        return None if pace is None else replace(pace, sharing=1)
+        limit = self.wires.pace(crossed[-1].name)
+        return None if limit is None else replace(limit, sharing=1)
 
 
 def make_mesh(
@@ -257,7 +209,7 @@ def make_mesh(
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     shape = mesh_sizes(world, groups=groups, per_group=per_group, sizes=sizes)
     if world > 1:
-        meet(_store(), rank, world, wait, f"sparing/mesh/{_turn()}")
+        rendezvous(dist.distributed_c10d._get_default_store(), rank, world, wait, f"sparing/mesh/{next(_turns)}")
     return _connected(shape, rank, _device(device), wires or Wires(), message)
 
 
@@ -274,19 +226,9 @@ def _connected(sizes: tuple[int, ...], rank: int, device: torch.device, wires: W
 def mesh_sizes(
     world: int, *, groups: int | None = None, per_group: int | None = None, sizes: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Ranks along each axis, innermost first.
+    """Ranks along each axis, innermost first: (m, g), or ``sizes`` once checked.
 
-    Args:
-        world: All ranks n.
-        groups: Groups g, or none for world / per_group.
-        per_group: Ranks of a group m, or none for world / groups; with both none the ranks of one machine.
-        sizes: The answer itself, to be checked.
-
-    Returns:
-        (m, g), or ``sizes``.
-
-    Raises:
-        UserError: If they do not multiply to ``world``.
+    Without ``groups`` and ``per_group``, a group is the ranks of one machine.
     """
     if sizes is not None:
         both = groups is not None or per_group is not None
@@ -310,6 +252,7 @@ def _axis(k: int, sizes: tuple[int, ...], rank: int, patience: timedelta) -> Axi
     stride = math.prod(sizes[:k])
     index = rank // stride % sizes[k]
     ranks = tuple(rank + (place - index) * stride for place in range(sizes[k]))
+    # Local synchronization: only the ranks of a line build its group, so lines must be built in the same order on all.
     group = None if sizes[k] == 1 else dist.new_group(ranks, timeout=patience, use_local_synchronization=True)
     return Axis(name=NAMES[len(sizes)][k], size=sizes[k], index=index, ranks=ranks, group=group)
 
@@ -325,13 +268,5 @@ def _seconds(time: float | timedelta) -> float:
     return time.total_seconds() if isinstance(time, timedelta) else float(time)
 
 
-def _store() -> Store:
-    return dist.distributed_c10d._get_default_store()
-
-
+# Numbers the meetings: meshes are made in the same order on all ranks, and a key of the store serves once.
 _turns = itertools.count()
-
-
-def _turn() -> int:
-    """Number of this meeting: meshes are made in the same order on all ranks."""
-    return next(_turns)

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from sparing.errors import UserError, require
-from sparing.sharding.agree import agree
 from sparing.sharding.buckets import Bucket
+from sparing.sharding.consistency import check_same
+from sparing.sharding.engine_state import EngineState
 from sparing.sharding.levels import Plan, as_plan
 from sparing.sharding.weights import spread
 
-if TYPE_CHECKING:
-    from sparing.sharding.engine import Engine
 
-
-def _between_steps(engine: Engine, what: str, choice: object) -> None:
+def _between_steps(engine: EngineState, what: str, choice: object) -> None:
     why = "gradients of this step are held at the levels of its plan"
     require(not engine.micro_step, what, f"after {engine.micro_step} micro-steps", why, "call step() first")
-    agree(engine.mesh, choice, what)
+    check_same(engine.mesh, choice, what)
     engine.flow.release_()
     engine.flush()
 
 
-def set_plan_(engine: Engine, plan: Plan | str | Mapping[str, Plan | str]) -> None:
-    """Move weights and optimizer state of every bucket to the levels of a plan.
+def set_plan_(engine: EngineState, plan: Plan | str | Mapping[str, Plan | str]) -> None:
+    """Move weights and optimizer state of every bucket to the levels of a plan; every rank calls it.
 
     Finer is a local cut; coarser gathers the bytes that are missing, of which every rank must be part.
-
-    Args:
-        engine: Between two steps.
-        plan: The new one, or one by name of block.
-
-    Raises:
-        UserError: If a block is not known.
     """
     chosen = plans_by_block(engine.buckets, plan)
     _between_steps(engine, "set_plan", chosen)
@@ -46,18 +36,7 @@ def set_plan_(engine: Engine, plan: Plan | str | Mapping[str, Plan | str]) -> No
 
 
 def plans_by_block(buckets: Iterable[Bucket], plan: Plan | str | Mapping[str, Plan | str]) -> dict[str, Plan]:
-    """A plan for every block that is to have one.
-
-    Args:
-        buckets: All.
-        plan: One for all, or one by name of block.
-
-    Returns:
-        Name of block -> plan.
-
-    Raises:
-        UserError: If a block is not known.
-    """
+    """Block name -> plan, for every block that is to have one."""
     names = list(dict.fromkeys(bucket.block for bucket in buckets))
     if isinstance(plan, Plan | str):
         return dict.fromkeys(names, as_plan(plan))
@@ -68,7 +47,7 @@ def plans_by_block(buckets: Iterable[Bucket], plan: Plan | str | Mapping[str, Pl
     return {name: as_plan(given) for name, given in plan.items()}
 
 
-def _move_(engine: Engine, bucket: Bucket, plan: Plan) -> None:
+def _move_(engine: EngineState, bucket: Bucket, plan: Plan) -> None:
     _, _, was = engine.levels(bucket)
     level, _, now = plan.levels(engine.mesh.tiers)
     trained = bucket in engine.masters
@@ -80,22 +59,18 @@ def _move_(engine: Engine, bucket: Bucket, plan: Plan) -> None:
         unused, held = engine.masters.unused(bucket), engine.masters.state(bucket)
         state = {name: x if x.ndim == 0 else spread(bucket, x, was, now) for name, x in held.items()}
         engine.detach_(bucket)
+    # Master values and state were read before the bucket's slices move, and return at the new level.
     bucket.relevel_(level)
     engine.plans[bucket.name] = plan
     if trained and values is not None:
         engine.attach_(bucket)
         engine.masters.values(bucket).copy_(values)
-        engine.masters.put_state_(bucket, state)
-        engine.masters.forget_(bucket, now, unused)
+        engine.masters.load_state_(bucket, state)
+        engine.masters.drop_state_(bucket, now, unused)
 
 
-def freeze_(engine: Engine, blocks: Sequence[str]) -> None:
-    """Take blocks from the optimizer and give their gradients and state free.
-
-    Args:
-        engine: Between two steps.
-        blocks: Names of blocks.
-    """
+def freeze_(engine: EngineState, blocks: Sequence[str]) -> None:
+    """Take blocks from the optimizer and free their gradients and state."""
     _between_steps(engine, "freeze", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket in engine.masters:
@@ -104,13 +79,8 @@ def freeze_(engine: Engine, blocks: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def thaw_(engine: Engine, blocks: Sequence[str]) -> None:
-    """Give blocks back to the optimizer; their master values come from the weights, a local cut.
-
-    Args:
-        engine: Between two steps.
-        blocks: Names of blocks.
-    """
+def thaw_(engine: EngineState, blocks: Sequence[str]) -> None:
+    """Give blocks back to the optimizer; their master values come from the weights, a local cut."""
     _between_steps(engine, "thaw", list(blocks))
     for bucket in _of(engine, blocks):
         if bucket.may_train and bucket not in engine.masters:
@@ -119,7 +89,7 @@ def thaw_(engine: Engine, blocks: Sequence[str]) -> None:
             engine.attach_(bucket)
 
 
-def _of(engine: Engine, blocks: Sequence[str]) -> list[Bucket]:
+def _of(engine: EngineState, blocks: Sequence[str]) -> list[Bucket]:
     names = dict.fromkeys(bucket.block for bucket in engine.buckets)
     for name in blocks:
         require(name in names, "block", name, "the model has no such block", f"name some of {', '.join(names)}")

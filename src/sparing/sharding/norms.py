@@ -12,19 +12,11 @@ from torch import Tensor
 from sparing.sharding.layout import coords_of
 from sparing.sharding.mesh import Mesh
 
-ROW = 4096
-"""Squares are added up in single precision within rows of this length (elements)."""
+ROW = 4096  # squares are added in single precision within rows of this length (elements)
 
 
 def owners(sizes: tuple[int, ...], level: int) -> list[int]:
-    """Ranks whose slices at a level are the whole tensor once: the first of every set of replicas.
-
-    Args:
-        sizes: Ranks along each axis, innermost first.
-        level: Of the slices.
-
-    Returns:
-        Global ranks, ascending.
+    """Ranks, ascending, whose slices at a level are the whole tensor once: the first of every set of replicas.
 
     Example:
         >>> owners((2, 2), 1)
@@ -34,41 +26,30 @@ def owners(sizes: tuple[int, ...], level: int) -> list[int]:
 
 
 def square(x: Tensor) -> float:
-    """Squared norm of a flat tensor, in double precision from rows of a single one.
-
-    Args:
-        x: Flat, any type.
-
-    Returns:
-        The sum of squares; relative error about 1e-7 in float32, where converting every number costs ten times more.
-    """
+    """Squared norm of a flat tensor, to about 1e-7: double precision over rows summed in single."""
     if x.dtype is torch.float32 and x.numel() > ROW:
         whole = x.numel() // ROW * ROW
         rows = torch.linalg.vector_norm(x[:whole].view(-1, ROW), dim=1)
-        if rows.isfinite().all():  # else its squares may have left the range, which the longer way has
+        # else squares may have overflowed float32, and all elements are converted
+        if rows.isfinite().all():
             return square(rows.double()) + square(x[whole:].double())
     return float(torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2)
 
 
 def whole_norm(mesh: Mesh, squares: Sequence[float]) -> Callable[[], float]:
-    """Norm of all slices of all buckets, on its way: nobody has to wait for it who does not need it yet.
+    """A function that waits for the norm of all slices; NaN if any is not finite.
 
     Every rank adds the same numbers in the same order, so the decision to clip or to skip is the same everywhere.
-
-    Args:
-        mesh: The ranks.
-        squares: Sum of squares of this rank's slices, by level.
-
-    Returns:
-        What waits for it and returns it, each time it is called; NaN if any rank's share is not finite.
+    ``squares`` are this rank's, by level.
     """
-    arriving = mesh.begin_scalars(torch.tensor(squares, dtype=torch.float64))
+    arriving = mesh.gather_scalars_async(torch.tensor(squares, dtype=torch.float64))
 
     @functools.cache
     def norm() -> float:
         rows = arriving()
         if not rows.isfinite().all():
             return math.nan
+        # fsum over rows in the order of ranks: the same bits everywhere, which an all-reduce does not promise
         shares = (rows[owners(mesh.sizes, level), level].sum().item() for level in range(len(squares)))
         return math.sqrt(math.fsum(shares))
 

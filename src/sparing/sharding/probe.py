@@ -6,38 +6,37 @@ topology = measure(make_mesh(groups=4, per_group=8))
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
 import platform
 import statistics
 import time
-from collections import Counter as Counts
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
 from sparing.errors import UserError, require
-from sparing.report import Progress
+from sparing.sharding.axis import Axis
 from sparing.sharding.config import Link, Topology
-from sparing.sharding.mesh import Axis, Mesh, make_mesh
+from sparing.sharding.mesh import Mesh, make_mesh
+from sparing.sharding.on_ranks import progress_on_first_rank
 from sparing.sharding.rings import Counter, Ring
 from sparing.sharding.throttle import Throttle
-from sparing.sharding.wires import carrier
+from sparing.sharding.wires import collectives_of
 
+# Ranks form groups if the mean rate inside them is at least this many times that between them.
 APART = 2.0
-"""Ranks form groups if the mean rate inside them is at least this many times that between them (ratio)."""
 
+# From this ratio on, groups that no mesh can have (unequal, or ranks not adjacent) are believed and refused.
 UNEQUAL = 4.0
-"""Groups that a mesh cannot have, unequal or not of adjacent ranks, are believed and refused from this ratio on."""
 
+# Up to this many ranks, pairs are measured one at a time; beyond, all pairs of a round at once.
 ALONE = 16
-"""Up to this many ranks, pairs are measured one at a time; beyond, all pairs of a round at once (count)."""
 
-PAIR = 1 << 18
-"""Message between two ranks when groups are sought (B)."""
+PAIR = 1 << 18  # message between two ranks when groups are sought (bytes)
 
 
 def measure(
@@ -52,7 +51,7 @@ def measure(
     A hop is measured as rings use it, in the lane of its axis and sending and receiving at once: first on the line of
     rank 0 alone, then on all lines of the axis together, whose ratio of rates is the contention. The latency is that of
     all lines, since in a step of training no rank sends alone: where ranks share cores, it is their cores' as well.
-    On CPUs, all-reduces tell what a message takes of a processor, and names of machines how many ranks share a core.
+    On CPUs, all-reduces show what a message costs a processor, and names of machines how many ranks share a core.
 
     Args:
         mesh: Groups to measure; none to find them.
@@ -74,27 +73,19 @@ def measure(
             return measure(found, sizes=sizes, seconds=seconds, label=label)
     require(mesh.world > 1, "probe", "one process", "there is no network in it", "start several with torchrun")
     busy = [axis for axis in range(mesh.tiers) if mesh.sizes[axis] > 1]
-    with _bar(mesh, label, 3 * len(busy) * len(sizes), "message") as advance:
+    with progress_on_first_rank(mesh, label, 3 * len(busy) * len(sizes), "message") as advance:
         share = seconds / (3 * len(busy) * len(sizes))
         links = [_link(mesh, axis, sorted(sizes), share, advance) for axis in range(mesh.tiers)]
     return Topology(axes=links, crowding=_crowding(mesh) if mesh.device.type == "cpu" else 0.0)
 
 
 def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
-    """Rate of a message between each two ranks, and back.
-
-    Args:
-        mesh: Of one axis, the world.
-        label: Words before the progress bar of rank 0; empty for none.
-
-    Returns:
-        Symmetric matrix (B/s), the same on all ranks; the diagonal is infinite.
-    """
+    """Rates of a message between each two ranks, of a mesh with one axis: a symmetric matrix (B/s), the same on all."""
     mine = torch.zeros(mesh.world, dtype=torch.float64)
     steps = rounds(mesh.world) if mesh.world > ALONE else [[pair] for many in rounds(mesh.world) for pair in many]
-    with _bar(mesh, label and f"{label} pairs", len(steps), "round") as advance:
+    with progress_on_first_rank(mesh, label and f"{label} pairs", len(steps), "round") as advance:
         for pairs in steps:
-            _together(mesh)
+            _barrier(mesh)
             for low, high in pairs:
                 if mesh.rank in {low, high}:
                     mine[low + high - mesh.rank] = _pair(mesh, low, high)
@@ -105,15 +96,9 @@ def rates(mesh: Mesh, *, label: str = "") -> list[list[float]]:
 
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:
-    """All pairs of ranks as rounds in which no rank occurs twice (the circle method).
-
-    Args:
-        world: Ranks (count).
-
-    Returns:
-        Rounds of pairs (lower, higher).
-    """
-    places: list[int] = list(range(world + world % 2))  # a rank that does not exist gives the others a rest
+    """All pairs (lower, higher) as rounds in which no rank occurs twice (the circle method)."""
+    # With an odd world, the partner of a rank that does not exist has a free round.
+    places: list[int] = list(range(world + world % 2))
     found = []
     for _ in range(len(places) - 1):
         half = len(places) // 2
@@ -124,47 +109,31 @@ def rounds(world: int) -> list[list[tuple[int, int]]]:
 
 
 def cluster(rows: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks between which messages are slow, by single linkage.
+    """Groups of ranks between which messages are slow, by single linkage over rates (B/s).
 
     Pairs are joined from the fastest on; of the partitions that arise on the way, the one is taken whose mean rate
-    inside is furthest above that across, equal groups before others.
-
-    Args:
-        rows: Rate between each two ranks, symmetric (B/s).
-
-    Returns:
-        Groups in order of their first ranks; one group if nothing separates them.
+    inside is furthest above that across, equal groups before others; one group if nothing separates them.
     """
     world = len(rows)
     whole = (tuple(range(world)),)
-    partitions = list(_joined(rows))[1:-1]  # without all apart, and without all together
+    # without all apart, and without all together
+    partitions = list(_merges(rows))[1:-1]
     equal = [groups for groups in partitions if len({len(group) for group in groups}) == 1]
     for candidates, ratio in ((equal, APART), (partitions, UNEQUAL)):
-        best = max(candidates, key=lambda groups: _apart(groups, rows), default=whole)
-        if best != whole and _apart(best, rows) >= ratio:
+        best = max(candidates, key=lambda groups: _separation(groups, rows), default=whole)
+        if best != whole and _separation(best, rows) >= ratio:
             return best
     return whole
 
 
 def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> int:
-    """Ranks per group, where a mesh can have these groups.
-
-    Args:
-        groups: From ``cluster``.
-        rows: Rates they come from (B/s).
-
-    Returns:
-        m.
-
-    Raises:
-        UserError: If groups are unequal, or their ranks are not adjacent.
-    """
+    """Ranks per group, where a mesh can have these groups."""
     shown, size = [list(group) for group in groups], len(groups[0])
     if any(len(group) != size for group in groups):
         raise UserError("groups", got=shown, why="they must be equal", do="leave ranks out, or pass a mesh")
     if all(group[-1] - group[0] == size - 1 for group in groups):
         return size
-    if _apart(groups, rows) < UNEQUAL:
+    if _separation(groups, rows) < UNEQUAL:
         return len(rows)
     raise UserError(
         "groups",
@@ -175,14 +144,7 @@ def per_group_of(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]
 
 
 def fit(samples: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Latency and rate of messages, by least squares of relative errors.
-
-    Args:
-        samples: Size (B) and time (s) of messages, of two sizes or more.
-
-    Returns:
-        Latency α ≥ 0 (s) and rate 1/β (B/s) of seconds = α + β · bytes.
-    """
+    """Latency α ≥ 0 (s) and rate 1/β (B/s) of (bytes, seconds) samples, by least squares of relative errors."""
     points = [(1 / seconds**2, size, seconds) for size, seconds in samples]
     one, x, y, xx, xy = (
         sum(w * value(s, t) for w, s, t in points)
@@ -229,7 +191,7 @@ def _hop(mesh: Mesh, axis: int, size: int, seconds: float, *, only_first: bool) 
     lane, step = mesh.lanes[axis], _step(mesh, mesh.axes[axis], size)
 
     def run(count: int) -> float:
-        _together(mesh)
+        _barrier(mesh)
         start = time.perf_counter()
         for _ in range(count if takes_part else 0):
             lane.submit(step).wait()
@@ -247,10 +209,10 @@ def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
     if mesh.device.type != "cpu":
         return 0.0
     found, lane = mesh.axes[axis], mesh.lanes[axis]
-    ring, whole = carrier(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * max(1, size // 4))
+    ring, whole = collectives_of(found, mesh.wires, Counter(), mesh.device), torch.zeros(found.size * max(1, size // 4))
 
     def run(count: int) -> tuple[float, float]:
-        _together(mesh)
+        _barrier(mesh)
         start, worked = time.perf_counter(), time.process_time()
         for _ in range(count):
             lane.submit(lambda: ring.all_reduce_(whole)).wait()
@@ -266,14 +228,14 @@ def _work(mesh: Mesh, axis: int, size: int, seconds: float) -> float:
 def _crowding(mesh: Mesh) -> float:
     """Ranks of a machine over its cores, where most are; of the cores, those that this process may use."""
     name = int.from_bytes(hashlib.sha256(platform.node().encode()).digest()[:6])
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    rows = mesh.gather_scalars(torch.tensor([name, own], dtype=torch.float64)).tolist()
-    ranks = Counts(machine for machine, _ in rows)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows = mesh.gather_scalars(torch.tensor([name, cores], dtype=torch.float64)).tolist()
+    ranks = Tally(machine for machine, _ in rows)
     return float(max(ranks[machine] / cores for machine, cores in rows))
 
 
 def _step(mesh: Mesh, axis: Axis, size: int) -> Callable[[], object]:
-    """What sends to the right and receives from the left, through the throttle of the mesh if it has one."""
+    """One ring step: sends right and receives from the left, through the throttle of the mesh if it has one."""
     out, into = (torch.zeros(size, dtype=torch.uint8, device=mesh.device) for _ in range(2))
     if mesh.device.type == "cpu":
         pace = mesh.wires.pace(axis.name)
@@ -294,7 +256,8 @@ def _pair(mesh: Mesh, low: int, high: int) -> float:
     group, there, best = mesh.axes[0].group, low + high - mesh.rank, math.inf
     assert group is not None
     x = torch.zeros(PAIR, dtype=torch.uint8, device=mesh.device)
-    for _ in range(4):  # the first connects
+    # the first of four makes the connection
+    for _ in range(4):
         start = time.perf_counter()
         for sender in (low, high):
             (group.send([x], there, 0) if mesh.rank == sender else group.recv([x], there, 0)).wait()
@@ -304,27 +267,17 @@ def _pair(mesh: Mesh, low: int, high: int) -> float:
 
 
 def _idle(mesh: Mesh) -> None:
-    """Wait for a GPU to finish what it was told."""
+    """Wait until the GPU is idle."""
     if mesh.device.type == "cuda":
         torch.cuda.synchronize(mesh.device)
 
 
-def _together(mesh: Mesh) -> None:
-    """All ranks pass here before one goes on."""
+def _barrier(mesh: Mesh) -> None:
+    """A barrier."""
     mesh.gather_scalars(torch.zeros(1))
 
 
-@contextlib.contextmanager
-def _bar(mesh: Mesh, label: str, total: int, unit: str) -> Iterator[Callable[[], object]]:
-    """Rank 0 shows progress; what to call after each step."""
-    if mesh.rank or not label:
-        yield lambda: None
-        return
-    with Progress(label, total=total, unit=unit) as bar:
-        yield bar.advance
-
-
-def _joined(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _merges(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Partitions from all apart to all together, joining the fastest pair each time."""
     world = len(rows)
     groups: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in range(world)}
@@ -337,7 +290,7 @@ def _joined(rows: Sequence[Sequence[float]]) -> Iterator[tuple[tuple[int, ...], 
             yield tuple(groups[key] for key in sorted(groups))
 
 
-def _apart(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> float:
+def _separation(groups: Sequence[Sequence[int]], rows: Sequence[Sequence[float]]) -> float:
     """Geometric mean of the rates inside the groups over that across them."""
     home = {rank: at for at, group in enumerate(groups) for rank in group}
     inside: list[float] = []

@@ -18,33 +18,17 @@ from sparing.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Piece:
-    """Some elements on their way from a saved tensor into a live one."""
+    """Elements on their way from a saved flat tensor into a live one."""
 
-    source: str
-    """Name of the saved tensor, flat."""
-
-    begin: int
-    """First element there."""
-
-    target: Tensor
-    """The live tensor, flat."""
-
-    at: int
-    """First element there."""
-
+    source: str  # name of the saved tensor
+    begin: int  # first element there
+    target: Tensor  # flat
+    at: int  # first element there
     length: int
-    """Elements."""
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Join neighbours, so that a slice that was cut alike is read at once.
-
-    Args:
-        pieces: In any order.
-
-    Yields:
-        The same elements in as few pieces as neighbours allow.
-    """
+    """Join adjacent pieces, so that a slice that was cut the same way is read at once."""
     last: Piece | None = None
     for piece in pieces:
         if last is not None and last.target is piece.target and last.source == piece.source:
@@ -63,30 +47,18 @@ class Shards:
     """The saved tensors of a folder; only the headers of its files are read at first."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers.
-
-        Args:
-            folder: With nothing in safetensors format but the shards.
-        """
         self._reader = HuggingFaceStorageReader(str(folder))
         self._found = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._found, True)
 
     def read_(self, pieces: Iterable[Piece]) -> None:
-        """Fill live tensors; every rank reads its own pieces, and nothing travels between ranks.
-
-        Args:
-            pieces: What to read; values are cast to the type of their target.
-
-        Raises:
-            UserError: If the files do not have all of it.
-        """
+        """Fill live tensors, casting to their dtypes; every rank reads its own pieces from the files."""
         wanted = list(joined(pieces))
         items = [item for index, piece in enumerate(wanted) for item in self._items(index, piece)]
         self._reader.read_data(LoadPlan(items), _Targets(wanted)).wait()
 
     def _items(self, index: int, piece: Piece) -> list[ReadItem]:
-        """One for each shard that has a part."""
+        """One for each shard that holds a part of the piece."""
         known = self._found.state_dict_metadata.get(piece.source)
         chunks = known.chunks if isinstance(known, TensorStorageMetadata) else []
         made = []

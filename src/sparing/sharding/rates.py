@@ -1,4 +1,4 @@
-"""Speeds of links as people write them: ``"80Gbps"``, ``"2.5Gbit/s"``, ``"10GB/s"``."""
+"""Link speeds as text: ``"80Gbps"``, ``"2.5Gbit/s"``, ``"10GB/s"``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ _POWERS: dict[str, float] = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_rate(written: str | float) -> float:
-    """Read the speed of a link.
+    """Bytes per second from a number, or from text with a unit: ``80Gbps``, ``2.5Gbit/s``, ``10GB/s``.
 
-    Args:
-        written: Bytes per second as a number, or text with a unit: ``b`` or ``bit`` is a bit, ``B`` or ``byte`` is
-            eight; ``k M G T`` are powers of 1000, ``Ki Mi Gi Ti`` of 1024; ``/s`` or ``ps``.
-
-    Returns:
-        Bytes per second; infinity passes through.
-
-    Raises:
-        UserError: If it is no rate, or not above zero.
+    ``b`` or ``bit`` is a bit, ``B`` or ``byte`` is eight; ``k M G T`` are powers of 1000, ``Ki Mi Gi Ti`` of 1024.
 
     Example:
         >>> parse_rate("80Gbps"), parse_rate("2.5 Gbit/s"), parse_rate("10GB/s"), parse_rate(5)
@@ -42,16 +34,11 @@ def parse_rate(written: str | float) -> float:
 def _in_bytes(written: str) -> float | None:
     match = _WRITTEN.fullmatch(written)
     if match is None:
-        return _bare(written)
+        try:
+            return float(written)
+        except ValueError:
+            return None
     number, prefix, unit = match.groups()
     power = _POWERS[prefix.removesuffix("i").lower()]
     factor = math.pow(1024 if prefix.endswith("i") else 1000, power)
     return float(number) * factor / (1 if unit.startswith(("B", "by")) else 8)
-
-
-def _bare(written: str) -> float | None:
-    """Return a number that stands for itself."""
-    try:
-        return float(written)
-    except ValueError:
-        return None

@@ -15,17 +15,13 @@ from sparing.blocks import Block
 from sparing.errors import UserError, require
 from sparing.sharding.masters import OptimizerFactory
 
+# distribute a model themselves
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "DeepSpeedEngine")
-"""Classes that distribute a model themselves."""
 
 
 @functools.cache
-def code() -> dict[str, str]:
-    """What every rank must run alike.
-
-    Returns:
-        Versions, and a checksum of this package's sources.
-    """
+def code_version() -> dict[str, str]:
+    """What must be equal on every rank: versions, and a checksum of this package's sources."""
     sources = sorted(Path(__file__).parent.parent.rglob("*.py"))
     digest = 0
     for source in sources:
@@ -34,16 +30,7 @@ def code() -> dict[str, str]:
 
 
 def check_model(model: nn.Module, blocks: Sequence[Block], world: int) -> None:
-    """Refuse models that somebody else distributes, that hold no values, or that are smaller than the ranks are many.
-
-    Args:
-        model: The live model.
-        blocks: Its blocks.
-        world: Ranks (count).
-
-    Raises:
-        UserError: If the model cannot be sharded.
-    """
+    """Refuse models that another library distributes, that hold no values, or with too few parameters for the ranks."""
     kind = type(model).__name__
     require(kind not in WRAPPERS, "model", kind, "it distributes the model itself", "pass the module inside it")
     for block in blocks:
@@ -66,19 +53,10 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def check_elementwise(factory: OptimizerFactory) -> str:
-    """Refuse optimizers whose step on a slice is not the slice of their step.
+    """Refuse optimizers whose step on a slice is not the slice of their step; return the name of the class.
 
-    Tried out on a matrix and a vector: one optimizer for both, and one for each slice of a few numbers. Gradients keep
+    Tried on a matrix and a vector: one optimizer for both, and one for each slice of a few numbers. Gradients keep
     their direction, then turn, grow, shrink and vanish, so that a state that all parameters share has to move.
-
-    Args:
-        factory: Makes the optimizer from parameter groups.
-
-    Returns:
-        Name of the optimizer's class.
-
-    Raises:
-        UserError: If it looks at more than one element at a time, or cannot be made.
     """
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(9, generator=generator, dtype=torch.float64)
@@ -96,8 +74,8 @@ def check_elementwise(factory: OptimizerFactory) -> str:
     return name
 
 
+# Of the nine numbers, as ranks might hold them.
 SLICES = ((0, 4), (4, 7), (7, 9))
-"""Of the nine numbers, as ranks might hold them."""
 
 
 def _stepped(

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from sparing.sharding.agree import agree, agree_on_replicas
-
-if TYPE_CHECKING:
-    from sparing.sharding.engine import Engine
+from sparing.sharding.consistency import check_replicas, check_same
+from sparing.sharding.engine_state import EngineState
 
 
-def check(engine: Engine) -> None:
-    """Compare parameters, masters and optimizer state over their replicas; every rank calls it, between steps.
-
-    Args:
-        engine: Of this rank.
-
-    Raises:
-        RunError: If replicas differ; the tensors and ranks are named.
-        UserError: If ranks have submitted other collectives.
-    """
+def check(engine: EngineState) -> None:
+    """Compare parameters, masters and optimizer state over their replicas; every rank calls it, between steps."""
     _same_order(engine)
     engine.flush()
-    agree_on_replicas(engine.mesh, _held(engine))
+    check_replicas(engine.mesh, _held(engine))
 
 
-def _same_order(engine: Engine) -> None:
+def _same_order(engine: EngineState) -> None:
     log = engine.mesh.transitions.log
-    agree(engine.mesh, {"count": log.length, "order": log.digest}, "collectives")
+    check_same(engine.mesh, {"count": log.length, "order": log.digest}, "collectives")
 
 
-def _held(engine: Engine) -> dict[str, tuple[Tensor, int]]:
+def _held(engine: EngineState) -> dict[str, tuple[Tensor, int]]:
     found = {}
     for bucket in engine.buckets:
         found[f"parameters of {bucket.name}"] = (bucket.store, bucket.level)
@@ -44,20 +32,13 @@ def _held(engine: Engine) -> dict[str, tuple[Tensor, int]]:
     return found
 
 
-def abandon_(engine: Engine) -> None:
-    """Drop the gradients of a step that was begun; every rank calls it.
-
-    Args:
-        engine: Of this rank.
-
-    Raises:
-        UserError: If ranks have submitted other collectives: some wait for what will never come.
-    """
+def abandon_(engine: EngineState) -> None:
+    """Drop the gradients of an unfinished step; every rank calls it."""
     _same_order(engine)
     engine.mesh.drain()
     for gradients in engine.flow.gradients.values():
-        gradients.drop_()
+        gradients.reset_()
         gradients.flushed = False
-    engine.flow.rest_()
-    engine.owe_(False)
+    engine.flow.reset_()
+    engine.mark_taken_(False)
     engine.micro_step = 0

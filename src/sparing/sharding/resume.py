@@ -12,36 +12,26 @@ from torch import Tensor
 from sparing.errors import UserError, require
 from sparing.sharding.buckets import Bucket
 from sparing.sharding.engine import Engine
-from sparing.sharding.jointly import jointly
 from sparing.sharding.manifest import Manifest, Part, Place, dtype_of
+from sparing.sharding.on_ranks import on_all_ranks
 from sparing.sharding.ranges import Piece, Shards
 
-Places = Mapping[str, tuple[Part, Place]]
-"""Canonical name -> the saved bucket, and the place in it."""
+Places = Mapping[str, tuple[Part, Place]]  # canonical name -> the saved bucket, and the place in it
 
 
-def check_fits(engine: Engine, told: Manifest, buffers: Mapping[str, Tensor]) -> None:
-    """Refuse a checkpoint that would not continue the same run.
-
-    Args:
-        engine: To be filled.
-        told: What the checkpoint says.
-        buffers: Of the model, by name.
-
-    Raises:
-        UserError: If model, optimizer, parameter groups, number formats or what may train differ.
-    """
-    places = told.places
+def check_fits(engine: Engine, manifest: Manifest, buffers: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint that would not continue the same run."""
+    places = manifest.places
     ours: dict[str, tuple[int, ...]] = {slot.name: tuple(slot.shape) for b in engine.buckets for slot in b.slots}
     ours |= {name: tuple(value.shape) for name, value in buffers.items()}
     theirs = {name: place.shape for name, (_, place) in places.items()}
-    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in told.buffers.items()})
-    own = type(engine.optimizer).__name__
-    why, do = f"its state is of {told.optimizer}", f"pass {told.optimizer}, or take weights_in(folder) alone"
-    require(own == told.optimizer, "optimizer", own, why, do)
+    _check_model(ours, theirs | {name: tuple(shape) for name, (_, shape) in manifest.buffers.items()})
+    kind = type(engine.optimizer).__name__
+    why, do = f"its state is of {manifest.optimizer}", f"pass {manifest.optimizer}, or take weights_in(folder) alone"
+    require(kind == manifest.optimizer, "optimizer", kind, why, do)
     count = len(engine.optimizer.param_groups)
-    why, do = f"the checkpoint has {len(told.groups)}", "pass the groups of the saved run"
-    require(count == len(told.groups), "groups", f"{count} parameter groups", why, do)
+    why, do = f"the checkpoint has {len(manifest.groups)}", "pass the groups of the saved run"
+    require(count == len(manifest.groups), "groups", f"{count} parameter groups", why, do)
     for bucket in engine.buckets:
         _check_bucket(engine, bucket, places)
 
@@ -83,30 +73,24 @@ def _check_format(engine: Engine, bucket: Bucket, part: Part) -> None:
     require(exact, "checkpoint", f"{part.saved} values", why, do)
 
 
-def restore_(engine: Engine, told: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
-    """Put everything in its place; every rank calls.
-
-    Args:
-        engine: One that ``check_fits`` found to fit, between two steps.
-        told: What the checkpoint says.
-        folder: Where its tensors are, whole.
-        buffers: Of the model, by name; changed in place.
-    """
-    places = told.places
+def restore_(engine: Engine, manifest: Manifest, folder: Path, buffers: Mapping[str, Tensor]) -> None:
+    """Load a checkpoint that ``check_fits`` accepted, between two steps; every rank calls."""
+    places = manifest.places
+    # Buckets train as they did when saved, whatever was frozen or thawed here since ``shard_``.
     for bucket in engine.buckets:
         _renew_(engine, bucket, trains=places[bucket.slots[0].name][0].trains)
-    jointly(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
+    on_all_ranks(engine.mesh, lambda: _read_(engine, places, Shards(folder), buffers))
     for bucket in engine.buckets:
         if bucket in engine.masters:
             engine.publish_(bucket)
     engine.flush()
-    engine.steps, engine.skipped = told.steps, told.skipped
-    for group, saved in zip(engine.optimizer.param_groups, told.groups, strict=True):
+    engine.steps, engine.skipped = manifest.steps, manifest.skipped
+    for group, saved in zip(engine.optimizer.param_groups, manifest.groups, strict=True):
         _set_options_(group, saved)
 
 
 def _renew_(engine: Engine, bucket: Bucket, *, trains: bool) -> None:
-    """Forget the optimizer's state, and let the bucket train or rest."""
+    """Drop the optimizer's state, and let the bucket train or not."""
     if bucket in engine.masters:
         engine.detach_(bucket)
     for parameter in bucket.params:
@@ -116,14 +100,14 @@ def _renew_(engine: Engine, bucket: Bucket, *, trains: bool) -> None:
 
 
 def _read_(engine: Engine, places: Places, shards: Shards, buffers: Mapping[str, Tensor]) -> None:
-    """My slices, bucket by bucket, so that one bucket's state at most is held twice."""
+    """Read my slices bucket by bucket, so that one bucket's state at most is held twice."""
     for bucket in engine.buckets:
         if bucket in engine.masters:
             level = engine.levels(bucket)[2]
             shards.read_(_pieces(bucket, level, engine.masters.values(bucket), places, "master"))
-            engine.masters.put_state_(bucket, _state(engine, bucket, places, shards))
+            engine.masters.load_state_(bucket, _state(engine, bucket, places, shards))
             unused = {slot.name for slot in bucket.slots if slot.name in places[slot.name][0].unused}
-            engine.masters.forget_(bucket, level, unused)
+            engine.masters.drop_state_(bucket, level, unused)
         else:
             shards.read_(_pieces(bucket, bucket.level, bucket.store, places, "params"))
     for name, value in buffers.items():
@@ -137,7 +121,8 @@ def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> di
     part, level, values = places[bucket.slots[0].name][0], engine.levels(bucket)[2], engine.masters.values(bucket)
     found: dict[str, Tensor] = {}
     for key, name in part.state.items():
-        dtype = values.dtype if name == part.saved else dtype_of(name)  # moments follow a master that got wider
+        # Moments follow a master that has become wider.
+        dtype = values.dtype if name == part.saved else dtype_of(name)
         found[key] = torch.zeros(bucket.layout.size(level), dtype=dtype, device=values.device)
         shards.read_(_pieces(bucket, level, found[key], places, f"state/{key}"))
     scalars = {key: torch.tensor(value, dtype=dtype_of(name)) for key, (value, name) in part.scalars.items()}
@@ -145,14 +130,10 @@ def _state(engine: Engine, bucket: Bucket, places: Places, shards: Shards) -> di
 
 
 def _pieces(bucket: Bucket, level: int, target: Tensor, places: Places, what: str) -> Iterator[Piece]:
-    """The part of each parameter that lies in my slice, wherever the saved run had it."""
-    begin, length = bucket.layout.slice(level, bucket.mesh.coords)
-    for slot in bucket.slots:
-        part, place = places[slot.name]
-        low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
-        if low < high:
-            start = place.offset + low - slot.offset
-            yield Piece(source=f"{part.name}/{what}", begin=start, target=target, at=low - begin, length=high - low)
+    """Where my slice of a level lies in the saved tensors."""
+    for index, start, at, length in bucket.overlaps(level):
+        part, place = places[bucket.slots[index].name]
+        yield Piece(source=f"{part.name}/{what}", begin=place.offset + start, target=target, at=at, length=length)
 
 
 def _set_options_(group: dict[str, Any], saved: Mapping[str, Any]) -> None:

@@ -18,30 +18,27 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sparing.errors import RunError
-from sparing.sharding.meet import name_ranks
+from sparing.sharding.axis import Axis
+from sparing.sharding.rendezvous import name_ranks
+from sparing.sharding.throttle import Throttle
 
-if TYPE_CHECKING:
-    from sparing.sharding.mesh import Axis
+# A chunk travels in parts of about this many bytes, so that handling one overlaps receiving the next.
+PART_BYTES = 1 << 18
 
-SPAN = 1 << 18
-"""A chunk travels in parts of about this many bytes, so that handling one overlaps receiving the next (B)."""
-
+# Receives are posted this many steps ahead: a message whose receive is missing has to ask for it.
 AHEAD = 2
-"""Receipts are posted this many steps ahead, because a message whose receipt is missing has to ask for it (count)."""
 
 
 class Counter:
     """Payload bytes and messages that this rank sent, by axis."""
 
     def __init__(self, axes: Iterable[str] = ()) -> None:
-        """Start at zero for each axis, named so that an idle one is shown too."""
         self.sent: dict[str, int] = dict.fromkeys(axes, 0)
         self.messages: dict[str, int] = dict.fromkeys(self.sent, 0)
 
@@ -56,122 +53,89 @@ class Counter:
             self.sent[axis] = self.messages[axis] = 0
 
 
-class Gate(Protocol):
-    """What holds a message back as a slower network would."""
-
-    def hold(self, nbytes: int) -> None:
-        """Return when the last byte of the message would have arrived (B)."""
-        ...
-
-
 class Ring:
     """Blocking collectives on one axis; used by one thread at a time, which is what a lane is for."""
 
-    def __init__(self, axis: Axis, counter: Counter, gate: Gate | None = None) -> None:
-        """Place this rank between its two neighbours.
-
-        Args:
-            axis: Its ranks in ring order and their process group.
-            counter: Where sent bytes are counted.
-            gate: Throttle of what is sent; none for the network as it is.
-        """
+    def __init__(self, axis: Axis, counter: Counter, throttle: Throttle | None = None) -> None:
         self.axis, self.width, self.me = axis, axis.size, axis.index
-        self._counter, self._gate = counter, gate
+        self._counter, self._throttle = counter, throttle
         self._group = axis.group
         self._right = axis.neighbour(1)
         self._left = axis.neighbour(-1)
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def all_gather_(self, chunks: Sequence[Tensor]) -> None:
-        """Fill every chunk from the rank it belongs to.
-
-        Args:
-            chunks: One per rank of the axis, contiguous, the same lengths on all; mine holds my data.
-        """
-        self._walk(chunks, range(self.width - 1, 2 * self.width - 2), "all-gather")
+        """Fill every chunk (one per rank, contiguous, the same lengths on all) from the rank it belongs to."""
+        self._run(chunks, range(self.width - 1, 2 * self.width - 2), "all-gather")
 
     def reduce_scatter_(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Sum my chunk over the ranks of the axis.
-
-        Args:
-            chunks: One per rank of the axis, contiguous, the same lengths on all; overwritten with partial sums.
-
-        Returns:
-            My chunk, complete.
-        """
-        self._walk(chunks, range(self.width - 1), "reduce-scatter")
+        """Sum my chunk over the ranks of the axis and return it; the others are left with partial sums."""
+        self._run(chunks, range(self.width - 1), "reduce-scatter")
         return chunks[self.me]
 
     def all_reduce_(self, chunks: Sequence[Tensor]) -> None:
-        """Sum every chunk over the ranks of the axis, with the same bits on all.
+        """Sum every chunk over the ranks of the axis, with the same bits on all."""
+        self._run(chunks, range(2 * self.width - 2), "all-reduce")
 
-        Args:
-            chunks: One per rank of the axis, contiguous, the same lengths on all.
-        """
-        self._walk(chunks, range(2 * self.width - 2), "all-reduce")
-
-    def _walk(self, chunks: Sequence[Tensor], steps: range, doing: str) -> None:
+    def _run(self, chunks: Sequence[Tensor], steps: range, doing: str) -> None:
         """Take some steps of the sequence; each part of what came leaves as the next step's."""
         if not steps:
             return
-        with self._told(doing):
-            walk = _Walk(self, chunks, steps)
-            for t in range(steps[0], steps[0] + walk.ahead):
-                walk.expect(t)
-            walk.leave(steps[0], walk.coming(steps[0] - 1))
+        with self._explain_errors(doing):
+            ring_pass = _Pass(self, chunks, steps)
+            for t in range(steps[0], steps[0] + ring_pass.ahead):
+                ring_pass.post_receives(t)
+            ring_pass.send_parts(steps[0], ring_pass.coming(steps[0] - 1))
             for t in steps:
-                walk.leave(t + 1, walk.arrivals(t))
-                walk.expect(t + walk.ahead)
-            walk.end()
+                ring_pass.send_parts(t + 1, ring_pass.arrivals(t))
+                ring_pass.post_receives(t + ring_pass.ahead)
+            ring_pass.end()
 
     def gather_step(self, chunks: Sequence[Tensor], h: int) -> None:
         """Step h of an all-gather: chunk me - h leaves, chunk me - h - 1 comes."""
-        with self._told("all-gather"):
+        with self._explain_errors("all-gather"):
             mine = chunks[(self.me - h) % self.width]
-            receipt, leaving = self.receive(chunks[(self.me - h - 1) % self.width], h), self.send(mine, h)
+            receive_works, leaving = self.receive(chunks[(self.me - h - 1) % self.width], h), self.send(mine, h)
             self.count(mine)
-            _settle(receipt)
-            _settle(leaving)
+            _wait_all(receive_works)
+            _wait_all(leaving)
 
     def scatter_step(self, chunks: Sequence[Tensor], h: int, ready: Callable[[], object] | None = None) -> None:
         """Step h of a reduce-scatter: chunk me - h - 1 leaves, and what comes is added to chunk me - h - 2.
 
-        Args:
-            chunks: As in ``reduce_scatter_``.
-            h: From 0 to w - 2.
-            ready: Called before the addition, where its target is made meanwhile.
+        ``ready`` is called before the addition, where its target is computed meanwhile.
         """
         away, mine = chunks[(self.me - h - 1) % self.width], chunks[(self.me - h - 2) % self.width]
-        with self._told("reduce-scatter"):
-            spares = _cut(self.spare(mine.nbytes).view(mine.dtype))
-            arriving = [self.receive(spare, h) for spare in spares]
+        with self._explain_errors("reduce-scatter"):
+            received = _cut(self.scratch(mine.nbytes).view(mine.dtype))
+            arriving = [self.receive(scratch, h) for scratch in received]
             leaving = [work for part in _cut(away) for work in self.send(part, h)]
             self.count(away)
             if ready is not None:
                 ready()
-            for part, spare, receipt in zip(_cut(mine), spares, arriving, strict=True):
-                _settle(receipt)
-                part += spare
-            _settle(leaving)
+            for part, scratch, receive_works in zip(_cut(mine), received, arriving, strict=True):
+                _wait_all(receive_works)
+                part += scratch
+            _wait_all(leaving)
 
-    def spare(self, nbytes: int) -> Tensor:
+    def scratch(self, nbytes: int) -> Tensor:
         """The beginning of the buffer that lasts."""
         if self._buffer.numel() < nbytes:
             self._buffer = torch.empty(nbytes, dtype=torch.uint8)
         return self._buffer[:nbytes]
 
     def receive(self, into: Tensor, tag: int) -> list[dist.Work]:
-        """Post a receipt; nothing for nothing."""
+        """Post a receive; nothing for an empty chunk."""
         if self._group is None or not into.numel():
             return []
         return [self._group.recv([into], self._left, tag)]
 
     def send(self, part: Tensor, tag: int) -> list[dist.Work]:
-        """Hold a message as the throttle says, and post it; nothing for nothing."""
+        """Hold a message back as the throttle says, and post it; nothing for an empty one."""
         if self._group is None or not part.numel():
             return []
-        if self._gate is not None:
-            self._gate.hold(part.nbytes)
+        if self._throttle is not None:
+            self._throttle.hold(part.nbytes)
         return [self._group.send([part], self._right, tag)]
 
     def count(self, chunk: Tensor) -> None:
@@ -180,7 +144,7 @@ class Ring:
             self._counter.add(self.axis.name, chunk.nbytes)
 
     @contextlib.contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _explain_errors(self, doing: str) -> Iterator[None]:
         """Name the axis and the neighbours in an error of the network."""
         try:
             yield
@@ -192,16 +156,17 @@ class Ring:
             raise RunError(f"{doing} over axis {name!r}: {who}: {_reason(error)}") from error
 
 
-class _Walk:
+class _Pass:
     """Some steps of the sequence on their way round one ring."""
 
     def __init__(self, ring: Ring, chunks: Sequence[Tensor], steps: range) -> None:
-        """Cut the chunks into parts, and take room for what comes to be added."""
         self.ring, self.steps, self.ahead = ring, steps, min(AHEAD, ring.width - 1)
         self._chunks, self._parts = chunks, [_cut(chunk) for chunk in chunks]
         longest = max(chunk.nbytes for chunk in chunks) if self._adds(steps[0]) else 0
-        rooms = torch.split(ring.spare(longest * self.ahead), longest) if longest else [ring.spare(0)] * self.ahead
-        self._rooms = [room.view(chunks[0].dtype) for room in rooms]
+        scratch = (
+            torch.split(ring.scratch(longest * self.ahead), longest) if longest else [ring.scratch(0)] * self.ahead
+        )
+        self._scratch = [landing.view(chunks[0].dtype) for landing in scratch]
         self._arriving: dict[int, list[list[dist.Work]]] = {}
         self._leaving: dict[int, deque[list[dist.Work]]] = {}
 
@@ -215,35 +180,37 @@ class _Walk:
     def _adds(self, t: int) -> bool:
         return t < self.ring.width - 1
 
-    def _room(self, t: int) -> Sequence[Tensor]:
+    def _landing(self, t: int) -> Sequence[Tensor]:
         """Where step t's message is received: beside its chunk if it will be added, else in its place."""
         if not self._adds(t):
             return self.coming(t)
-        room = self._rooms[t % self.ahead]
-        return torch.split(room[: self._chunks[self._place(t)].numel()], [part.numel() for part in self.coming(t)])
+        landing = self._scratch[t % self.ahead]
+        return torch.split(landing[: self._chunks[self._place(t)].numel()], [part.numel() for part in self.coming(t)])
 
-    def expect(self, t: int, most: int | None = None) -> None:
-        """Post the receipts of a step, or only of its first parts; what has left from the same memory must be gone."""
+    def post_receives(self, t: int, most: int | None = None) -> None:
+        """Post the receives of a step, or only of its first parts; what has left from the same memory must be gone."""
         if t not in self.steps:
             return
-        receipts = self._arriving.setdefault(t, [])
-        for part in self._room(t)[len(receipts) : most]:
+        receives = self._arriving.setdefault(t, [])
+        for part in self._landing(t)[len(receives) : most]:
             if left := self._leaving.get(t + 1 - self.ring.width):
-                _settle(left.popleft())  # once: gloo waits for ever the second time
-            receipts.append(self.ring.receive(part, t))
+                # popped, because gloo waits forever on work that was waited for once
+                _wait_all(left.popleft())
+            receives.append(self.ring.receive(part, t))
 
     def arrivals(self, t: int) -> Iterator[Tensor]:
         """Parts of a step as they come, complete for the next one."""
-        receipts = self._arriving.pop(t)
-        for at, (part, room) in enumerate(zip(self.coming(t), self._room(t), strict=True)):
-            _settle(receipts[at])
+        receives = self._arriving.pop(t)
+        for at, (part, landing) in enumerate(zip(self.coming(t), self._landing(t), strict=True)):
+            _wait_all(receives[at])
             if self._adds(t):
-                part += room
-            if not self._adds(t + 1):  # else its room may still hold what came and is not yet added
-                self.expect(t + 1, at + 1)
+                part += landing
+            # if it does add, its scratch space may still hold what came and is not yet added
+            if not self._adds(t + 1):
+                self.post_receives(t + 1, at + 1)
             yield part
 
-    def leave(self, t: int, parts: Iterable[Tensor]) -> None:
+    def send_parts(self, t: int, parts: Iterable[Tensor]) -> None:
         """Send what comes out of ``parts`` as step t, if that is one of mine; else only wait for it."""
         leaving = self._leaving.setdefault(t, deque())
         if t in self.steps:
@@ -256,7 +223,7 @@ class _Walk:
         """Wait until everything has left."""
         for parts in self._leaving.values():
             for works in parts:
-                _settle(works)
+                _wait_all(works)
 
 
 def _reason(error: RuntimeError) -> str:
@@ -266,10 +233,10 @@ def _reason(error: RuntimeError) -> str:
 
 def _cut(chunk: Tensor) -> tuple[Tensor, ...]:
     """Parts of a chunk, the same on every rank that has a chunk of this length."""
-    count = max(1, round(chunk.nbytes / SPAN))
+    count = max(1, round(chunk.nbytes / PART_BYTES))
     return torch.tensor_split(chunk, count)
 
 
-def _settle(works: list[dist.Work]) -> None:
+def _wait_all(works: list[dist.Work]) -> None:
     for work in works:
         work.wait()

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sparing.sharding.lanes import Handle, Lane
 from sparing.sharding.rings import Ring
-from sparing.sharding.wires import Carrier
+from sparing.sharding.wires import Collectives
 
 Then = Callable[[Tensor], Tensor]
-Rest = Callable[[], None]
+Continuation = Callable[[], None]
 
 
 def _nothing() -> None:
@@ -29,7 +29,6 @@ class Chain:
     """The parts of one collective, queued on the lanes of their axes as they are added."""
 
     def __init__(self, lanes: Sequence[Lane], value: Tensor, after: Handle[Any] | None) -> None:
-        """Begin behind ``after``; ``value`` is what waiting for any part gives."""
         self._lanes, self._value = lanes, value
         self._lane: Lane | None = None
         self.last = after
@@ -39,7 +38,7 @@ class Chain:
         return self.add_behind(self.last, axis, run)
 
     def add_behind(self, behind: Handle[Any] | None, axis: int, run: Callable[[], object]) -> Handle[Tensor]:
-        """Queue a part behind the given one; none for whatever its lane does before it."""
+        """Queue a part behind the given one; with None, behind whatever its lane does before it."""
         value = self._value
 
         def part() -> Tensor:
@@ -53,18 +52,12 @@ class Chain:
         return handle
 
     def finish(self, then: Then | None) -> Handle[Tensor]:
-        """The handle of the whole; what follows runs in the lane of the last part, or here where nothing moved.
-
-        Args:
-            then: Called with the value; what it returns replaces it.
-
-        Returns:
-            Done when the last part is.
-        """
+        """The handle of the whole; ``then`` maps its value, in the lane of the last part or here if nothing moved."""
         value, last = self._value, self.last
         if self._lane is not None and last is not None:
             return last if then is None else self._lane.submit(lambda: then(last.wait()))
         if last is not None and not last.done():
+            # nothing moved, but the caller must not be blocked
             return self._lanes[0].submit(lambda: (last.wait(), value if then is None else then(value))[1])
         return Handle.of(value if then is None else then(value))
 
@@ -72,10 +65,9 @@ class Chain:
 class TwoLevel:
     """One axis after the other: gathers from the outermost in, reductions from the innermost out."""
 
-    def __init__(self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None]) -> None:
-        """Take the axes, innermost first, and the collectives of each one that has more than one rank."""
+    def __init__(self, sizes: Sequence[int], coords: Sequence[int], collectives: Sequence[Collectives | None]) -> None:
         self.sizes, self.coords = tuple(sizes), tuple(coords)
-        self._carriers = tuple(carriers)
+        self._collectives = tuple(collectives)
 
     def slice(self, x: Tensor, frm: int, to: int) -> Tensor:
         """My level-``to`` slice of a level-``frm`` one."""
@@ -95,13 +87,13 @@ class TwoLevel:
         for axis in self._active(frm, to):
             chain.add(axis, partial(self._on(axis).reduce_scatter_, self.slice(x, frm, axis - 1)))
 
-    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> Rest:
+    def sync(self, chain: Chain, part: Tensor, frm: int, to: int) -> Continuation:
         """Complete a level-``frm`` sum going out; what is returned adds the way back, into my level-``to`` slice."""
         self.reduce(chain, part, frm, to)
         mine, outer = self.slice(part, frm, to), self._active(to, len(self.sizes))
         return self.all_reduce(chain, mine, to, outer) if outer else _nothing
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Continuation:
         """Sum a slice over axes beyond its level: reductions going out; what is returned adds the gathers back."""
         last = axes[-1]
         self.reduce(chain, x, level, last - 1)
@@ -112,8 +104,8 @@ class TwoLevel:
         """Axes between two levels along which anything moves."""
         return [axis for axis in range(coarse + 1, fine + 1) if self.sizes[axis - 1] > 1]
 
-    def _on(self, axis: int) -> Carrier:
-        found = self._carriers[axis - 1]
+    def _on(self, axis: int) -> Collectives:
+        found = self._collectives[axis - 1]
         assert found is not None
         return found
 
@@ -130,11 +122,10 @@ class Overlapped(TwoLevel):
         self,
         sizes: Sequence[int],
         coords: Sequence[int],
-        carriers: Sequence[Carrier | None],
+        collectives: Sequence[Collectives | None],
         rings: Sequence[Ring | None],
     ) -> None:
-        """Take the axes as ``TwoLevel`` does, and the ring of each."""
-        super().__init__(sizes, coords, carriers)
+        super().__init__(sizes, coords, collectives)
         self._rings = tuple(rings)
 
     def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
@@ -148,6 +139,7 @@ class Overlapped(TwoLevel):
         first, second, blocks, i = *self._pair(inner, outer), self._blocks(out, inner, outer), self.coords[outer - 1]
         mine = blocks[self.coords[inner - 1]]
         start = arrived = chain.last
+        # h = 0 spreads the column that is here already; the last round has nothing left to bring.
         for h in range(second.width):
             column = [row[(i - h) % second.width] for row in blocks]
             if h < second.width - 1:
@@ -170,6 +162,7 @@ class Overlapped(TwoLevel):
             column = [row[k % second.width] for row in blocks]
             return chain.add_behind(start, inner, partial(first.reduce_scatter_, column))
 
+        # Two columns are in work at a time: one is on the outer wire, the next is reduced inside the group.
         ready = reduced(i - 1)
         for h in range(second.width - 1):
             following = reduced(i - h - 2)
@@ -177,7 +170,7 @@ class Overlapped(TwoLevel):
             ready = following
         super().reduce(chain, self.slice(x, frm, outer), outer, to)
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Continuation:
         """Sum a slice over axes beyond its level: reductions going out; what is returned adds the gathers back."""
         if len(axes) < 2:
             return super().all_reduce(chain, x, level, axes)
@@ -197,13 +190,12 @@ class Overlapped(TwoLevel):
 
 
 class Flat(TwoLevel):
-    """One ring over the world, in rank order, for what crosses all axes: the rival that ignores the network's shape."""
+    """One ring over the world, in rank order, for what crosses all axes: the baseline that ignores the network."""
 
     def __init__(
-        self, sizes: Sequence[int], coords: Sequence[int], carriers: Sequence[Carrier | None], world: Carrier
+        self, sizes: Sequence[int], coords: Sequence[int], collectives: Sequence[Collectives | None], world: Collectives
     ) -> None:
-        """Take the axes as ``TwoLevel`` does, and the collectives of the world, which have the lane after theirs."""
-        super().__init__(sizes, coords, carriers)
+        super().__init__(sizes, coords, collectives)
         self._world, self._lane = world, len(self.sizes) + 1
 
     def gather(self, chain: Chain, out: Tensor, frm: int, to: int) -> None:
@@ -220,7 +212,7 @@ class Flat(TwoLevel):
         else:
             super().reduce(chain, x, frm, to)
 
-    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Rest:
+    def all_reduce(self, chain: Chain, x: Tensor, level: int, axes: Sequence[int]) -> Continuation:
         """Sum a slice over axes beyond its level."""
         if not self._all(level, axes[-1]):
             return super().all_reduce(chain, x, level, axes)

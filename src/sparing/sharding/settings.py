@@ -9,42 +9,24 @@ import torch
 
 from sparing.errors import require
 
-SUMS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Number formats in which gradients can be added up."""
+SUMS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes in which gradients can be summed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """How an engine works, besides its plan."""
 
-    accumulate: int = 1
-    """Micro-steps per optimizer step (count); the paper's s."""
-
-    clip: float | None = None
-    """Largest norm of the whole gradient; None: not clipped."""
-
-    prefetch: int = 1
-    """Blocks that are gathered ahead (count)."""
-
-    reduce_dtype: torch.dtype | None = None
-    """Number format of gradients on the wire; None: the accumulator's."""
-
-    masters: bool = True
-    """Whether parameters of 16 bits have 32-bit copies that the optimizer changes."""
-
+    accumulate: int = 1  # micro-steps per optimizer step, s
+    clip: float | None = None  # largest norm of the whole gradient
+    prefetch: int = 1  # blocks gathered ahead
+    reduce_dtype: torch.dtype | None = None  # of gradients on the wire; None: the accumulator's
+    masters: bool = True  # whether 16-bit parameters have 32-bit copies that the optimizer changes
+    # Factor on the loss, taken out of the gradients again. With one, a step whose gradients are not finite on any
+    # rank is skipped on all.
     loss_scale: float | None = None
-    """Factor on the loss before the backward pass, taken out of the gradients again; None: 1. With one, a step whose
-    gradients are not finite on any rank is skipped on all."""
-
-    check_every: int | None = None
-    """Steps between two checks that replicas are equal (count); None: only when ``check`` is called."""
+    check_every: int | None = None  # steps between two checks that replicas are equal
 
     def __post_init__(self) -> None:
-        """Refuse counts below one and sizes that are none.
-
-        Raises:
-            UserError: If a setting is out of range.
-        """
         require(self.accumulate >= 1, "accumulate", self.accumulate, "it counts micro-steps", "pass 1 or more")
         require(self.prefetch >= 0, "prefetch", self.prefetch, "it counts blocks", "pass 0 or more")
         every = self.check_every
@@ -58,12 +40,5 @@ class Settings:
             require(fits, name, value, "it is a positive size", "pass a positive number, or None")
 
     def master_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Number format of accumulator and optimizer for parameters of a format.
-
-        Args:
-            dtype: Of the parameters.
-
-        Returns:
-            32 bits for parameters of 16 unless ``masters`` is off, else their own.
-        """
+        """Dtype of accumulator and optimizer: 32 bits for 16-bit parameters unless ``masters`` is off."""
         return torch.float32 if self.masters and dtype.itemsize < 4 else dtype

@@ -9,23 +9,19 @@ from sparing.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class RateLimit:
     """One direction of a link.
 
     Example:
-        >>> Pace(rate=12.5e6, latency=1e-4, sharing=2).seconds(12_500_000)
+        >>> RateLimit(rate=12.5e6, latency=1e-4, sharing=2).seconds(12_500_000)
         2.0001
     """
 
-    rate: float
-    """Payload that the link carries (B/s)."""
-    latency: float = 0.0
-    """Added to each message, the alpha of the cost model (s)."""
-    sharing: int = 1
-    """Ranks that send over the link at once, kappa: each gets an equal part of the rate (count)."""
+    rate: float  # payload that the link carries (B/s)
+    latency: float = 0.0  # added to each message, the α of the cost model (s)
+    sharing: int = 1  # ranks that send over the link at once, κ: each gets an equal part of the rate
 
     def __post_init__(self) -> None:
-        """Refuse a link that never delivers."""
         require(self.rate > 0, "rate", self.rate, "nothing would arrive", "pass bytes per second above 0")
         require(self.latency >= 0, "latency", self.latency, "it is a time", "pass seconds >= 0")
         require(self.sharing >= 1, "sharing", self.sharing, "the sender is one of them", "pass a count >= 1")
@@ -38,13 +34,12 @@ class Pace:
 class Throttle:
     """Holds each message of one rank until its last byte would have arrived."""
 
-    def __init__(self, pace: Pace) -> None:
-        """Start with an idle link."""
-        self._pace = pace
+    def __init__(self, limit: RateLimit) -> None:
+        self._limit = limit
         self._free = 0.0
 
     def hold(self, nbytes: int) -> None:
         """Sleep until a message that starts now, or when the link is free, would have arrived (B)."""
-        self._free = max(time.perf_counter(), self._free) + self._pace.seconds(nbytes)
+        self._free = max(time.perf_counter(), self._free) + self._limit.seconds(nbytes)
         while (left := self._free - time.perf_counter()) > 0:
             time.sleep(left)

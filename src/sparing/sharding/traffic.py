@@ -7,7 +7,7 @@ sequence of transitions: the counters of the rings must show the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -23,18 +23,13 @@ Sizes = tuple[int, ...]
 class Part(NamedTuple):
     """One ring collective of one axis, as one rank sees it."""
 
-    axis: int
-    """Axis, 0 innermost."""
-
-    elements: int
-    """Elements sent."""
-
-    messages: int
-    """Messages sent."""
+    axis: int  # 0 innermost
+    elements: int  # sent
+    messages: int  # sent
 
 
 def _ring(size: int, sizes: Sizes, axis: int) -> tuple[Part, ...]:
-    """Return a ring over one axis of a slice of ``size`` elements; none if the axis has one rank."""
+    """A ring over one axis of a slice of ``size`` elements; none if the axis has one rank."""
     ranks = sizes[axis]
     return (Part(axis, size // ranks * (ranks - 1), ranks - 1),) if ranks > 1 else ()
 
@@ -45,138 +40,63 @@ def _slice(size: int, sizes: Sizes, level: int) -> int:
 
 @lru_cache(maxsize=4096)
 def gather_parts(size: int, sizes: Sizes, frm: int, to: int) -> tuple[Part, ...]:
-    """Return the rings that make a coarser slice from finer ones, outermost axis first.
-
-    Args:
-        size: Padded elements of the whole tensor, S.
-        sizes: Axis sizes, innermost first.
-        frm: Level that is there.
-        to: Level wanted, at most ``frm``.
-
-    Returns:
-        All-gathers in order.
-    """
+    """All-gathers from level ``frm`` to the coarser ``to``, outermost first; ``size`` is padded, S."""
     axes = range(frm - 1, to - 1, -1)
     return tuple(part for axis in axes for part in _ring(_slice(size, sizes, axis), sizes, axis))
 
 
 @lru_cache(maxsize=4096)
 def step_parts(size: int, sizes: Sizes, level: int) -> tuple[Part, ...]:
-    """Return the rings that add up full gradients over the inner axes, innermost first.
-
-    Args:
-        size: Padded elements of the whole tensor, S.
-        sizes: Axis sizes, innermost first.
-        level: Level at which gradients are accumulated.
-
-    Returns:
-        Reduce-scatters in order.
-    """
+    """Reduce-scatters of full gradients to ``level`` in one micro-step, innermost first."""
     return tuple(part for axis in range(level) for part in _ring(_slice(size, sizes, axis), sizes, axis))
 
 
 @lru_cache(maxsize=4096)
 def sync_parts(size: int, sizes: Sizes, frm: int, to: int) -> tuple[Part, ...]:
-    """Return the rings that make an accumulated slice complete and cut it to the optimizer's level.
+    """Rings that complete slices at ``frm``, partial over the outer axes, and cut them to ``to``.
 
-    Args:
-        size: Padded elements of the whole tensor, S.
-        sizes: Axis sizes, innermost first.
-        frm: Level of the slices, summed over the inner ``frm`` axes and partial over the others.
-        to: Level wanted, at least ``frm``.
-
-    Returns:
-        Reduce-scatters outwards, then all-gathers back to ``to``; at the outermost axis the two are an all-reduce.
+    Reduce-scatters outwards, then all-gathers back to ``to``; at the outermost axis the two are an all-reduce.
     """
     out = [part for axis in range(frm, len(sizes)) for part in _ring(_slice(size, sizes, axis), sizes, axis)]
     return (*out, *gather_parts(size, sizes, len(sizes), to))
 
 
-def _per_axis(parts: Iterable[Part], tiers: int) -> tuple[int, ...]:
-    sent = [0] * tiers
-    for part in parts:
-        sent[part.axis] += part.elements
-    return tuple(sent)
-
-
-def gathered(size: int, sizes: Sizes, frm: int, to: int) -> tuple[int, ...]:
-    """Return the elements a rank sends on each axis to gather from level ``frm`` to the coarser ``to``."""
-    return _per_axis(gather_parts(size, sizes, frm, to), len(sizes))
-
-
-def stepped(size: int, sizes: Sizes, level: int) -> tuple[int, ...]:
-    """Return the elements a rank sends on each axis to reduce full gradients to ``level`` in one micro-step."""
-    return _per_axis(step_parts(size, sizes, level), len(sizes))
-
-
-def synced(size: int, sizes: Sizes, frm: int, to: int) -> tuple[int, ...]:
-    """Return the elements a rank sends on each axis to complete gradients at ``frm`` and cut them to ``to``."""
-    return _per_axis(sync_parts(size, sizes, frm, to), len(sizes))
-
-
 class Gathers(NamedTuple):
     """How often the parameters of a bucket are gathered in one micro-step if they are cut at all."""
 
-    forward: int
-    """Times before a forward pass: once."""
-
-    backward: int
-    """Times before a backward pass: never if they were kept since the forward pass, or no backward pass comes."""
+    forward: int  # once
+    backward: int  # never if kept since the forward pass, or without a backward pass
 
 
-def first_learning(buckets: Sequence[BucketSpec]) -> float:
-    """Return the place of the first block that has a backward pass; infinity if nothing is trainable."""
+def first_trained_block(buckets: Sequence[BucketSpec]) -> float:
+    """Place of the first block that has a backward pass; infinity if nothing is trainable."""
     return min((spec.block for spec in buckets if spec.trainable), default=float("inf"))
 
 
 def gathers(buckets: Sequence[BucketSpec]) -> tuple[Gathers, ...]:
-    """Return how often each bucket is gathered in a micro-step.
+    """How often each bucket is gathered in a micro-step.
 
     Roots are kept from the forward to the end of the backward pass, and so is the last block, which the backward pass
     needs first. Blocks before everything trainable have no backward pass.
-
-    Args:
-        buckets: Buckets of the model.
-
-    Returns:
-        One entry per bucket.
     """
     last = max((spec.block for spec in buckets if not spec.root), default=None)
-    first = first_learning(buckets)
+    first = first_trained_block(buckets)
     return tuple(Gathers(1, int(not (spec.root or spec.block == last or spec.block < first))) for spec in buckets)
 
 
 class Rings(NamedTuple):
     """The rings of one bucket under its plan."""
 
-    gather: tuple[Part, ...]
-    """Parameters to level N."""
-
-    step: tuple[Part, ...]
-    """Gradients of a micro-step to their level; none if frozen."""
-
-    sync: tuple[Part, ...]
-    """Gradients to the optimizer's level, complete; none if frozen."""
-
-    refresh: tuple[Part, ...]
-    """New parameters to their level; none if frozen."""
+    gather: tuple[Part, ...]  # parameters to level N
+    step: tuple[Part, ...]  # gradients of a micro-step to their level; none if frozen
+    sync: tuple[Part, ...]  # gradients to the optimizer's level, complete; none if frozen
+    refresh: tuple[Part, ...]  # new parameters to their level; none if frozen
 
 
 def rings_of(spec: BucketSpec, plan: Plan, sizes: Sizes) -> Rings:
-    """Return the rings of one bucket.
-
-    Args:
-        spec: The bucket; its own plan goes first.
-        plan: Plan of the model.
-        sizes: Axis sizes, innermost first.
-
-    Returns:
-        Rings of the four transitions a bucket can make in a step.
-
-    Raises:
-        UserError: If a letter of the plan means nothing on these axes.
-    """
+    """Rings of the four transitions that a bucket can make in a step; its own plan goes first."""
     p, g, os = (spec.plan or plan).levels(len(sizes))
+    # Rings send padding, too: counters of the rings must show these numbers.
     padded = Layout(sizes, spec.elements).padded
     gather = gather_parts(padded, sizes, p, 0)
     if not spec.trainable:
@@ -201,23 +121,12 @@ class _Sums:
 class Traffic:
     """What one rank sends in one step of training: bytes on each axis, innermost first, by cause."""
 
-    params_forward: tuple[int, ...]
-    """Parameters gathered for forward passes (bytes)."""
-
-    params_backward: tuple[int, ...]
-    """Parameters gathered for backward passes (bytes)."""
-
-    grads: tuple[int, ...]
-    """Gradients reduced in micro-steps (bytes)."""
-
-    sync_grads: tuple[int, ...]
-    """Gradients completed and cut to the optimizer's level, once (bytes)."""
-
-    sync_params: tuple[int, ...]
-    """New parameters gathered from the optimizer's level to their own, once (bytes)."""
-
-    messages: tuple[int, ...]
-    """Messages of all causes (count)."""
+    params_forward: tuple[int, ...]  # gathered for forward passes (bytes)
+    params_backward: tuple[int, ...]  # gathered for backward passes (bytes)
+    grads: tuple[int, ...]  # reduced in micro-steps (bytes)
+    sync_grads: tuple[int, ...]  # completed and cut to the optimizer's level, once (bytes)
+    sync_params: tuple[int, ...]  # new parameters gathered to their own level, once (bytes)
+    messages: tuple[int, ...]  # of all causes
 
     @property
     def total(self) -> tuple[int, ...]:
@@ -236,21 +145,9 @@ class Traffic:
         gather_bytes: int = 2,
         reduce_bytes: int = 2,
     ) -> Traffic:
-        """Return what one rank sends in one step: the numbers the counters of the rings must show.
+        """What one rank sends in one step: the numbers that the counters of the rings must show.
 
-        Args:
-            plan: Levels of the model; a bucket's own plan goes first.
-            sizes: Axis sizes, innermost first.
-            buckets: Buckets of the model.
-            accumulate: Micro-steps, s.
-            gather_bytes: Bytes of a parameter on the wire.
-            reduce_bytes: Bytes of a gradient on the wire.
-
-        Returns:
-            Bytes per axis and cause; recomputation of activations changes nothing.
-
-        Raises:
-            UserError: If a letter of the plan means nothing on these axes.
+        Activation recomputation changes nothing; a bucket's own plan goes before the model's.
         """
         tiers, plan = len(sizes), as_plan(plan)
         forward, backward, refresh = (_Sums(tiers, gather_bytes) for _ in range(3))

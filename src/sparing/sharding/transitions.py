@@ -30,16 +30,15 @@ class Log:
     """How many collectives were submitted, and a number that their kinds, sizes and order make."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.length = self.digest = 0
 
     def add(self, kind: str, elements: int, frm: int, to: int) -> None:
-        """Write one down."""
+        """Record one."""
         self.length += 1
         self.mark(f"{kind} {elements} {frm} {to}")
 
     def mark(self, what: str) -> None:
-        """Say what the next ones belong to: those of two blocks may be alike."""
+        """Say what the next ones belong to: those of two blocks may look the same."""
         self.digest = zlib.crc32(what.encode(), self.digest)
 
 
@@ -51,34 +50,17 @@ class Transitions:
     """
 
     def __init__(self, route: TwoLevel, lanes: Sequence[Lane]) -> None:
-        """Bind the axes.
-
-        Args:
-            route: How a collective over several axes becomes parts, each over one.
-            lanes: One per axis, innermost first, and one for the world where the route needs it.
-        """
         self.sizes, self.coords = route.sizes, route.coords
         self._lanes, self._route = tuple(lanes), route
         self.tiers = len(self.sizes)
         self.log = Log()
-        """What was submitted here."""
 
     def gather_(
         self, out: Tensor, frm: int, to: int, *, after: Handle[Any] | None = None, then: Then | None = None
     ) -> Handle[Tensor]:
-        """Fill a slice from the finer slices of the other ranks.
-
-        Args:
-            out: Level-``to`` slice in which this rank's level-``frm`` slice is in place.
-            frm: Finer level.
-            to: Coarser level.
-            after: Work that must be done first.
-            then: Called in the lane with the result; what it returns becomes the value.
-
-        Returns:
-            A handle of ``out``, filled.
-        """
+        """Fill the level-``to`` slice ``out``, in which my level-``frm`` one is in place, from the other ranks."""
         self._check(out, to, frm)
+        # Before anything is queued: ranks compare their logs to find who submitted something else.
         self.log.add("gather", out.numel(), frm, to)
         chain = Chain(self._lanes, out, after)
         self._route.gather(chain, out, frm, to)
@@ -87,16 +69,9 @@ class Transitions:
     def reduce_step(
         self, full: Tensor, level: int, *, after: Handle[Any] | None = None, then: Then | None = None
     ) -> Handle[Tensor]:
-        """Sum a full tensor over the inner axes, each rank keeping its slice.
+        """Sum a full tensor over the inner axes; the handle gives my slice, a view of ``full``, which is scratch then.
 
-        Args:
-            full: Level-N tensor; scratch afterwards.
-            level: Of the slice that is kept, g.
-            after: Work that must be done first.
-            then: Called in the lane with the slice, such as ``accumulator.add_``; what it returns becomes the value.
-
-        Returns:
-            A handle of the slice, a view of ``full``; its sum is still partial over the axes beyond ``level``.
+        Its sum is still partial over the axes beyond ``level``.
         """
         self.log.add("reduce", full.numel(), 0, level)
         chain = Chain(self._lanes, self.slice(full, 0, level), after)
@@ -106,17 +81,9 @@ class Transitions:
     def sync(
         self, part: Tensor, frm: int, to: int, *, after: Handle[Any] | None = None, then: Then | None = None
     ) -> Handle[Tensor]:
-        """Complete a sum that is partial over the axes beyond its level, each rank keeping a finer slice.
+        """Complete a sum that is partial over the axes beyond level ``frm``; each rank keeps its level-``to`` slice.
 
-        Args:
-            part: Level-``frm`` slice; scratch afterwards, but for the result.
-            frm: Its level, g.
-            to: Level of the result, os.
-            after: Work that must be done first.
-            then: Called in the lane with the result; what it returns becomes the value.
-
-        Returns:
-            A handle of the level-``to`` slice, a view of ``part``, the same on all ranks that hold this slice.
+        The handle gives a view of ``part``, which is scratch but for it; the same bits on all ranks that hold it.
         """
         return self.sync_out(part, frm, to, after=after, then=then)()
 
@@ -125,37 +92,20 @@ class Transitions:
     ) -> Callable[[], Handle[Tensor]]:
         """Begin ``sync`` with its reductions: gathers queued now would keep later reductions waiting on their lane.
 
-        Args:
-            part: As for ``sync``.
-            frm: As for ``sync``.
-            to: As for ``sync``.
-            after: As for ``sync``.
-            then: As for ``sync``.
-
-        Returns:
-            What queues the rest and returns the handle of the result; called once, on all ranks in the same order.
+        What it returns queues the rest; called once, on all ranks in the same order.
         """
         self.log.add("sync", part.numel(), frm, to)
         chain = Chain(self._lanes, self.slice(part, frm, to), after)
-        rest = self._route.sync(chain, part, frm, to)
+        finish_route = self._route.sync(chain, part, frm, to)
 
         def finish() -> Handle[Tensor]:
-            rest()
+            finish_route()
             return chain.finish(then)
 
         return finish
 
     def slice(self, x: Tensor, frm: int, to: int) -> Tensor:
-        """This rank's finer slice, as a view.
-
-        Args:
-            x: Level-``frm`` slice.
-            frm: Its level.
-            to: Finer level.
-
-        Returns:
-            The level-``to`` slice inside ``x``.
-        """
+        """This rank's finer slice, as a view."""
         self._check(x, frm, to)
         return self._route.slice(x, frm, to)
 

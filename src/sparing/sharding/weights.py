@@ -11,22 +11,12 @@ from torch import Tensor, nn
 from sparing.errors import UserError, require
 from sparing.sharding.buckets import Bucket
 
+# A slice of a bucket's values and its level, or None where the store has them.
 Values = Callable[[Bucket], tuple[Tensor, int] | None]
-"""A slice of a bucket's values and its level, or None where the store has them."""
 
 
 def spread(bucket: Bucket, part: Tensor, frm: int, to: int) -> Tensor:
-    """Bring a slice to another level: a part of it, or more of it from other ranks.
-
-    Args:
-        bucket: Whose layout.
-        part: My slice at level ``frm``; nothing may be writing into it.
-        frm: Its level.
-        to: Level wanted; where it is coarser, every rank must call.
-
-    Returns:
-        A tensor of its own.
-    """
+    """My slice at level ``frm`` brought to level ``to``, as a new tensor; where it is coarser, all ranks call."""
     if to >= frm:
         offset, length = bucket.layout.within(to, frm, bucket.mesh.coords)
         return part.narrow(0, offset, length).clone()
@@ -37,56 +27,31 @@ def spread(bucket: Bucket, part: Tensor, frm: int, to: int) -> Tensor:
 
 
 def whole(bucket: Bucket, values: Values | None = None) -> Tensor:
-    """The values of a bucket from all ranks; call on every rank.
-
-    Args:
-        bucket: Which.
-        values: Takes the place of the store.
-
-    Returns:
-        A flat tensor of its own, padding included.
-    """
-    bucket.settle_()
+    """The flat values of a bucket from all ranks, padding included; ``values`` replaces the store. Every rank calls."""
+    bucket.wait_pending_()
     part, level = (values(bucket) if values else None) or (bucket.store, bucket.level)
     return spread(bucket, part, level, 0)
 
 
 def full_state_dict(model: nn.Module, buckets: Sequence[Bucket], values: Values | None = None) -> dict[str, Tensor]:
-    """The weights under the names of ``model.state_dict()``; call on every rank.
-
-    Args:
-        model: The live model.
-        buckets: All of its parameters.
-        values: Takes the place of the stores.
-
-    Returns:
-        Name -> tensor of its own, parameters and buffers.
-    """
-    held = {id(p): tensor for bucket in buckets for p, tensor in _cut(bucket, whole(bucket, values))}
+    """Copies of the weights under the names of ``model.state_dict()``; call on every rank."""
+    held: dict[int, Tensor] = {}
+    for bucket in buckets:
+        views = bucket.unflatten(whole(bucket, values))
+        held |= {id(p): view for p, (_, view) in zip(bucket.params, views, strict=True)}
     named = model.state_dict(keep_vars=True)
     return {name: held.get(id(value), value).detach().clone() for name, value in named.items()}
-
-
-def _cut(bucket: Bucket, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-    return [(p, view) for p, (_, view) in zip(bucket.params, bucket.unflat(flat), strict=True)]
 
 
 def load_full_state_dict_(
     model: nn.Module, buckets: Sequence[Bucket], state: Mapping[str, Any], values: Values
 ) -> None:
-    """Put the values of an ordinary state dict into stores, masters and buffers; nothing travels.
-
-    Args:
-        model: The live model.
-        buckets: All of its parameters, freed.
-        state: Name -> tensor, with every name of ``model.state_dict()``.
-        values: Masters, which take what the format of the store may lose.
-    """
+    """Put an ordinary state dict into stores, masters (``values``) and buffers; nothing travels."""
     named = model.state_dict(keep_vars=True)
     _check(named, state)
     given = {id(value): state[name] for name, value in named.items()}
     for bucket in buckets:
-        bucket.settle_()
+        bucket.wait_pending_()
         for part, level in filter(None, ((bucket.store, bucket.level), values(bucket))):
             _fill_(bucket, part, level, [given[id(p)] for p in bucket.params])
     parameters = {id(p) for bucket in buckets for p in bucket.params}
@@ -106,11 +71,7 @@ def _check(named: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         require(got == tuple(value.shape), name, got, f"its shape is {tuple(value.shape)}", "pass that of this model")
 
 
-def _fill_(bucket: Bucket, own: Tensor, level: int, tensors: Sequence[Tensor]) -> None:
+def _fill_(bucket: Bucket, mine: Tensor, level: int, tensors: Sequence[Tensor]) -> None:
     """Copy the part of each tensor that lies in my slice of a level."""
-    begin, length = bucket.layout.slice(level, bucket.mesh.coords)
-    for slot, tensor in zip(bucket.slots, tensors, strict=True):
-        low, high = max(slot.offset, begin), min(slot.offset + slot.numel, begin + length)
-        if low < high:
-            part = tensor.detach().reshape(-1)[low - slot.offset : high - slot.offset]
-            own.narrow(0, low - begin, high - low).copy_(part)
+    for index, start, at, length in bucket.overlaps(level):
+        mine.narrow(0, at, length).copy_(tensors[index].detach().reshape(-1)[start : start + length])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sparing.errors import require
+from sparing.sharding.axis import Axis
 from sparing.sharding.rates import parse_rate
 from sparing.sharding.rings import Counter, Ring
-from sparing.sharding.throttle import Pace, Throttle
-
-if TYPE_CHECKING:
-    from sparing.sharding.mesh import Axis
+from sparing.sharding.throttle import RateLimit, Throttle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +31,24 @@ class Wires:
     none for rings on CPU and built-in ones on CUDA."""
     gather: Literal["two-level", "overlapped", "flat"] = "two-level"
     """Collectives over two axes: one after the other, both at once (PaRO-CC), or one ring over the world by rank."""
-    rate: Mapping[str, float | str | Pace] = field(default_factory=dict)
-    """Throttle by axis: what each rank may send, in bytes per second or as "100Mbit/s", or a ``Pace``; axes without one
-    run free."""
+    rate: Mapping[str, float | str | RateLimit] = field(default_factory=dict)
+    """Throttle by axis: what each rank may send, in bytes per second text such as "100Mbit/s", or a ``RateLimit``;
+    axes without one run free."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names."""
         require(self.kind in {None, "ring", "builtin"}, "kind", self.kind, "there is no such wire", "ring or builtin")
         known = ("two-level", "overlapped", "flat")
         require(self.gather in known, "gather", self.gather, "there is no such order", " | ".join(known))
         ringless = self.kind == "builtin" and (self.gather == "overlapped" or bool(self.rate))
         require(not ringless, "kind", self.kind, "overlap and throttle live in the rings", 'pass kind="ring"')
 
-    def pace(self, axis: str) -> Pace | None:
+    def pace(self, axis: str) -> RateLimit | None:
         """The throttle of one axis."""
         found = self.rate.get(axis)
-        return found if found is None or isinstance(found, Pace) else Pace(rate=parse_rate(found))
+        return found if found is None or isinstance(found, RateLimit) else RateLimit(rate=parse_rate(found))
 
 
-class Carrier(Protocol):
+class Collectives(Protocol):
     """Blocking collectives of one axis on a contiguous tensor cut into equal parts, one per rank of the axis."""
 
     def all_gather_(self, whole: Tensor) -> None:
@@ -72,11 +69,10 @@ _gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into
 _scatter_whole = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Ringed:
+class RingCollectives:
     """Collectives by our rings."""
 
     def __init__(self, ring: Ring, order: Sequence[int] | None = None) -> None:
-        """Take a ring, and which part belongs to which of its ranks; none for the first to the first."""
         self.ring, self._order = ring, order
 
     def all_gather_(self, whole: Tensor) -> None:
@@ -96,11 +92,10 @@ class Ringed:
         return parts if self._order is None else [parts[block] for block in self._order]
 
 
-class Builtin:
+class BuiltinCollectives:
     """Collectives of the process group's own library; gloo's reduce-scatter is an all-reduce in disguise."""
 
     def __init__(self, axis: Axis, order: Sequence[int] | None = None) -> None:
-        """Take an axis, and which part belongs to which of its ranks; none for the first to the first."""
         self._axis, self._order = axis, order
         self._place = axis.index if order is None else order[axis.index]
 
@@ -125,27 +120,13 @@ class Builtin:
         dist.all_reduce(whole, group=self._axis.group)
 
 
-def carrier(
+def collectives_of(
     axis: Axis, wires: Wires, counter: Counter, device: torch.device, order: Sequence[int] | None = None
-) -> Ringed | Builtin:
-    """Make the collectives of an axis.
-
-    Args:
-        axis: Its ranks and group.
-        wires: How collectives run.
-        counter: Where rings count what they send.
-        device: Of the tensors.
-        order: Which part belongs to which rank of the axis; none for the first to the first.
-
-    Returns:
-        Rings or built-in collectives.
-
-    Raises:
-        UserError: If rings are asked for on CUDA.
-    """
+) -> RingCollectives | BuiltinCollectives:
+    """Collectives of an axis; ``order``: which part belongs to which of its ranks, None for the first to the first."""
     kind = wires.kind or ("builtin" if device.type == "cuda" else "ring")
     if kind == "builtin":
-        return Builtin(axis, order)
+        return BuiltinCollectives(axis, order)
     require(device.type == "cpu", "kind", "ring", f"rings run on CPU, not on {device.type}", 'pass kind="builtin"')
-    pace = wires.pace(axis.name)
-    return Ringed(Ring(axis, counter, None if pace is None else Throttle(pace)), order)
+    limit = wires.pace(axis.name)
+    return RingCollectives(Ring(axis, counter, None if limit is None else Throttle(limit)), order)

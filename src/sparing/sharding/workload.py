@@ -16,20 +16,13 @@ from sparing.sharding.levels import Plan
 class BucketSpec:
     """One flat tensor of the model: the trainable or the frozen parameters of one block."""
 
-    elements: int
-    """True elements, L."""
-
+    elements: int  # without padding, L
     trainable: bool = True
-    """Whether it has gradients and optimizer state."""
-
+    # Whether it is used at both ends of the model (embedding, final norm, head): gathered once per micro-step.
     root: bool = False
-    """Whether it is used at both ends of the model (embedding, final norm, head): gathered once per micro-step."""
-
+    # Place of its block in the forward pass; buckets of one block share it. Roots count too: -1 before the body.
     block: int = 0
-    """Place of its block in the forward pass; buckets of one block share it. Roots count too: -1 before the body."""
-
-    plan: Plan | None = None
-    """Levels of this bucket alone; none takes those of the model."""
+    plan: Plan | None = None  # its own; None: the model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +44,7 @@ class Workload:
     """Micro-steps of one step, s."""
 
     blocks: int = 32
-    """Body blocks (count), all alike."""
+    """Body blocks (count), all the same size."""
 
     root_share: float = 0.0
     """Share of the parameters in root buckets (embedding, head)."""
@@ -169,7 +162,7 @@ class Workload:
 
 @lru_cache(maxsize=64)
 def _assumed(params: int, trainable: int, blocks: int, root_share: float) -> tuple[BucketSpec, ...]:
-    """Return equal blocks and a root, each trainable to the same share."""
+    """Equal blocks and a root, each trainable to the same share."""
     root, trained = int(params * root_share), int(trainable * root_share)
     body = zip(_even(params - root, blocks), _even(trainable - trained, blocks), strict=True)
     pairs = [(True, -1, root, trained)] + [(False, at, whole, live) for at, (whole, live) in enumerate(body)]
@@ -187,7 +180,7 @@ def _even(total: int, parts: int) -> list[int]:
 
 
 def _refuse(given: Workload) -> None:
-    """Refuse counts, times and sizes that are none."""
+    """Refuse values out of range."""
     least: dict[str, float] = {
         "params": 1,
         "accumulate": 1,

@@ -19,7 +19,7 @@ from sparing.jobs.folder import tell_page
 from sparing.jobs.limits import at_least
 from sparing.jobs.run import Run
 from sparing.report import Record, print_table
-from sparing.sharding.agree import checksum
+from sparing.sharding.consistency import checksum
 
 
 def run(settings: Condense) -> Record:
@@ -51,7 +51,7 @@ def _start(run: Run, ranks: Ranks) -> TrainState:
     ranks.agree(run.mark | {"outer step": state.step, "images": checksum(state.images)})
     run.claim()
     if not resumed:
-        ranks.on_first(partial(_plan_, state, record))
+        ranks.on_first_rank(partial(_plan_, state, record))
         state.steps, state.turn = ranks.broadcast(state.steps, state.turn)
     return state
 

@@ -34,10 +34,10 @@ from sparing.jobs.condense.delivery import OVER, Delivery, wait_for_first
 from sparing.jobs.condense.settings import Condense
 from sparing.jobs.interrupts import StoppedError
 from sparing.jobs.roll import first_line, of_network
-from sparing.sharding.agree import agree, checksum
-from sparing.sharding.jointly import jointly
-from sparing.sharding.meet import join
+from sparing.sharding.consistency import check_same, checksum
 from sparing.sharding.mesh import Mesh, make_mesh
+from sparing.sharding.on_ranks import on_all_ranks
+from sparing.sharding.rendezvous import join
 
 SHARED: Final = ("forward-gradient", "two-phase")
 
@@ -82,20 +82,20 @@ class Ranks:
             return work()
         answers: list[_Answer] = []
         for turn in (True, False):
-            jointly(self.mesh, (lambda: answers.append(work())) if self.first is turn else _nothing)
+            on_all_ranks(self.mesh, (lambda: answers.append(work())) if self.first is turn else _nothing)
         return answers[0]
 
-    def on_first(self, work: Callable[[], object]) -> None:
+    def on_first_rank(self, work: Callable[[], object]) -> None:
         """Let the first work, and the others wait for it and share its failure."""
         if self.mesh is None:
             work()
         else:
-            jointly(self.mesh, work if self.first else _nothing)
+            on_all_ranks(self.mesh, work if self.first else _nothing)
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Refuse to start where processes differ."""
         if self.mesh is not None:
-            agree(self.mesh, facts, "run")
+            check_same(self.mesh, facts, "run")
 
     def broadcast(self, *numbers: int) -> list[int]:
         """Numbers of the first process, on all."""

@@ -20,7 +20,7 @@ from sparing.jobs.demo.sharding_ranks import Work
 from sparing.report import Record
 from sparing.sharding import Plan, Topology, Workload, effective, predict, simulate
 from sparing.sharding.config import BucketSpec
-from sparing.sharding.predict import live_bytes
+from sparing.sharding.prediction import live_bytes
 from sparing.sharding.traffic import Traffic
 
 LOG = logging.getLogger("sparing.demo")

@@ -30,9 +30,9 @@ from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import ALONE, heard, newest, part_, ranks, refuse_cut
 from sparing.jobs.step import DivergedError, SpoiltError
 from sparing.report import Record, print_table
-from sparing.sharding.agree import agree
-from sparing.sharding.jointly import jointly, on_first
+from sparing.sharding.consistency import check_same
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.on_ranks import on_all_ranks, on_first_rank
 
 
 def _save(settings: Finetune, state: TrainState, record: Record) -> Path:
@@ -128,7 +128,7 @@ def _note_after(settings: Finetune, inputs: Inputs, model: nn.Module, record: Re
 def _train_shared(settings: Finetune, inputs: Inputs, mesh: Mesh, record: Record) -> nn.Module:
     """The same over several ranks: all train and save slices, rank 0 alone writes the rest and returns the result."""
     sharded_run, folder, now = ShardedRun(mesh, settings, inputs.data, record), folder_of(settings), identity(settings)
-    agree(mesh, now, "run")
+    check_same(mesh, now, "run")
     path = newest(folder)
     if path is None and mesh.rank == 0:
         _note_before(settings, inputs, inputs.model, record)  # slices would have all ranks write along
@@ -141,7 +141,7 @@ def _train_shared(settings: Finetune, inputs: Inputs, mesh: Mesh, record: Record
         if path is not None:
             record.rows[:0] = sharded_run.restore_(state, path)["rows"]
         else:
-            on_first(mesh, lambda: folder.claim_(now))
+            on_first_rank(mesh, lambda: folder.claim_(now))
 
         def after(state: TrainState) -> None:
             stop = heard(mesh, signals)
@@ -153,12 +153,12 @@ def _train_shared(settings: Finetune, inputs: Inputs, mesh: Mesh, record: Record
             sharded_run.walk(state, inputs.data, record, held_out=inputs.held_out, after=after)
         except SpoiltError as error:
             told = _start_anew(settings, error)
-            on_first(mesh, lambda: _write_record(settings, record))
+            on_first_rank(mesh, lambda: _write_record(settings, record))
             raise SpoiltError(told) from None
         except DivergedError as error:
             path = sharded_run.save(folder, state, record)
             part_(sharded_run.engine)
-            on_first(mesh, lambda: _leave(settings, state.model, inputs, record))
+            on_first_rank(mesh, lambda: _leave(settings, state.model, inputs, record))
             raise DivergedError(_advice(settings, path, error)) from None
         sharded_run.save(folder, state, record)
         part_(sharded_run.engine)
@@ -231,7 +231,7 @@ def _read(settings: Finetune, folder: Folder, mesh: Mesh | None) -> Inputs:
             folder.check_same(identity(settings), files=FILES)
         return inputs
 
-    return work() if mesh is None else jointly(mesh, work)
+    return work() if mesh is None else on_all_ranks(mesh, work)
 
 
 def show(record: Record) -> None:

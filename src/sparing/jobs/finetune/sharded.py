@@ -43,7 +43,7 @@ from sparing.sharding.apply import shard_
 from sparing.sharding.config import Workload
 from sparing.sharding.engine import Engine
 from sparing.sharding.mesh import Mesh
-from sparing.sharding.pace import Micro
+from sparing.sharding.step_timing import MicroStep
 
 
 @dataclass(slots=True)
@@ -93,11 +93,11 @@ class ShardedRun:
         accumulate = micro_steps(training.accumulate, self.mesh.world)
         return workload_of(model, accumulate=accumulate, body=body, resting=rest, activation_bytes=seen)
 
-    def _micro(self, model: nn.Module, training: Training) -> Micro:
+    def _micro(self, model: nn.Module, training: Training) -> MicroStep:
         """The largest micro-step of the first step, to be timed."""
         rows = window(0, rows=self.data.rows, batch=training.batch, accumulate=training.accumulate, seed=training.seed)
         largest, (body, rest) = share(rows, 0, self.mesh.world)[0], first_interval(model, training)
-        return Micro(model=model, loss=lambda: share_loss(model, self.data, largest), resting=rest, body=body)
+        return MicroStep(model=model, loss=lambda: share_loss(model, self.data, largest), frozen=rest, body=body)
 
     def take_step_(self, state: TrainState, data: Packed) -> dict[str, Any]:
         """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""

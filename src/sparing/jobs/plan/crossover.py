@@ -11,9 +11,9 @@ from sparing.report import Figure, Progress
 from sparing.report.figure import Canvas
 from sparing.report.palette import Role
 from sparing.sharding import Plan, effective
-from sparing.sharding.choose import choose
 from sparing.sharding.config import Topology, Workload
-from sparing.sharding.predict import predict
+from sparing.sharding.planner import choose
+from sparing.sharding.prediction import predict
 
 RATIOS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 100.0)  # speeds inside a group over speeds between groups, B'/B
 

@@ -10,9 +10,9 @@ from sparing.errors import UserError
 from sparing.jobs.plan.candidates import Candidate
 from sparing.layersample.predict import Full
 from sparing.memory import format_bytes, parse_bytes
-from sparing.sharding.choose import TIE, choose
-from sparing.sharding.choose import Verdict as Split
 from sparing.sharding.config import Topology, Workload
+from sparing.sharding.planner import TIE, choose
+from sparing.sharding.planner import Verdict as Split
 
 # The rule, in words, for the page.
 RULE: Final = (

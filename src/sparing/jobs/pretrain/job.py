@@ -31,9 +31,9 @@ from sparing.jobs.ranks_page import TABLES
 from sparing.jobs.sharded import heard, newest, part_, ranks, refuse_cut
 from sparing.jobs.step import DivergedError, SpoiltError
 from sparing.report import Record, print_table
-from sparing.sharding.agree import agree
-from sparing.sharding.jointly import jointly, on_first
+from sparing.sharding.consistency import check_same
 from sparing.sharding.mesh import Mesh
+from sparing.sharding.on_ranks import on_all_ranks, on_first_rank
 
 
 def _save(state: TrainState, record: Record) -> Path:
@@ -106,12 +106,12 @@ def _train(state: TrainState, inputs: Inputs, record: Record, way: Way) -> None:
 def _train_shared(settings: Pretrain, inputs: Inputs, model: nn.Module, mesh: Mesh, record: Record) -> TrainState:
     """Set up and train over several ranks; the model is whole afterwards."""
     sharded_run, folder, now = ShardedRun(mesh, settings, record), folder_of(settings), identity(settings, inputs)
-    agree(mesh, now, "run")
+    check_same(mesh, now, "run")
     state, path = sharded_run.start(model, inputs.train, make_plan(settings, model)), newest(folder)
     if path is not None:
         record.rows[:0] = sharded_run.restore_(state, path)["rows"]
     else:
-        on_first(mesh, lambda: folder.claim_(now))
+        on_first_rank(mesh, lambda: folder.claim_(now))
         tables.note_plan(state, record)
         if mesh.rank == 0:
             _show_plan(settings, record)
@@ -121,7 +121,7 @@ def _train_shared(settings: Pretrain, inputs: Inputs, model: nn.Module, mesh: Me
         return sharded_run.save(folder, state, record)
 
     def tell(state: TrainState, record: Record) -> None:
-        on_first(mesh, lambda: _write(state, record))
+        on_first_rank(mesh, lambda: _write(state, record))
 
     _train(state, inputs, record, Way(save, tell, partial(heard, mesh), sharded_run.walk, always=mesh.world > 1))
     part_(sharded_run.engine)
@@ -198,7 +198,7 @@ def _read(settings: Pretrain, folder: Folder, mesh: Mesh | None) -> Inputs:
             folder.check_same(identity(settings, inputs), files=FILES)
         return inputs
 
-    return work() if mesh is None else jointly(mesh, work)
+    return work() if mesh is None else on_all_ranks(mesh, work)
 
 
 def show(record: Record) -> None:

@@ -40,7 +40,7 @@ from sparing.sharding import checkpoint
 from sparing.sharding.apply import shard_
 from sparing.sharding.engine import Engine
 from sparing.sharding.mesh import Mesh
-from sparing.sharding.pace import Micro
+from sparing.sharding.step_timing import MicroStep
 
 
 @dataclass(slots=True)
@@ -74,12 +74,12 @@ class ShardedRun:
             model, settings, train, masks.plan, masks, self.engine.optimizer, None, density=live_share(masks)
         )
 
-    def _micro(self, model: nn.Module, train: Tensor) -> Micro:
+    def _micro(self, model: nn.Module, train: Tensor) -> MicroStep:
         """The largest share of a batch, to be timed."""
         count, draw = math.ceil(self.settings.batch / self.mesh.world), stream(self.settings.seed, "batch", 0)
         rows = crops(train, batch=count, context=self.settings.context, generator=draw)
         inputs, targets = (part.to(device_of(model)) for part in rows)
-        return Micro(model=model, loss=lambda: summed_loss(model, inputs, targets))
+        return MicroStep(model=model, loss=lambda: summed_loss(model, inputs, targets))
 
     def take_step_(self, state: TrainState) -> dict[str, Any]:
         """One optimizer step of all ranks; returns the same row on every rank but for the seconds."""

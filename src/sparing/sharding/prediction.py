@@ -15,19 +15,12 @@ from sparing.sharding.traffic import Sizes, Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """Bytes that one rank holds between and over steps, padding included; the same on every rank."""
+    """Bytes that one rank holds between steps, padding included; the same on every rank."""
 
-    params: int
-    """Slices of the parameters (bytes), S/s(p) elements."""
-
-    grads: int
-    """Accumulated gradients (bytes), S/s(g) elements."""
-
-    master: int
-    """Masters (bytes), S/s(os) elements; 0 where they are views of the parameters' slices."""
-
-    moments: int
-    """Moments of the optimizer (bytes), S/s(os) elements each."""
+    params: int  # slices of the parameters, S/s(p) elements
+    grads: int  # accumulated gradients, S/s(g) elements
+    master: int  # S/s(os) elements; 0 where they are views of the parameters
+    moments: int  # S/s(os) elements each
 
     @property
     def total(self) -> int:
@@ -36,7 +29,7 @@ class Live:
 
 
 def _held(spec: BucketSpec, plan: Plan, sizes: Sizes) -> tuple[int, int, int]:
-    """Return the elements one rank holds of a bucket's parameters, gradients and optimizer state."""
+    """Elements that one rank holds of a bucket's parameters, gradients and optimizer state."""
     layout = Layout(sizes, spec.elements)
     p, g, os = (layout.size(level) for level in (spec.plan or plan).levels(len(sizes)))
     return (p, g, os) if spec.trainable else (p, 0, 0)
@@ -53,24 +46,7 @@ def live_bytes(
     moments: int = 2,
     views: bool = False,
 ) -> Live:
-    """Return exactly what one rank holds.
-
-    Args:
-        buckets: Buckets of the model.
-        sizes: Axis sizes, innermost first.
-        plan: Levels of the model; a bucket's own plan goes first.
-        param_bytes: Bytes of a parameter.
-        grad_bytes: Bytes of an accumulated gradient.
-        master_bytes: Bytes of a master and of each moment.
-        moments: Moments the optimizer keeps: 2 for Adam, 0 for plain SGD.
-        views: Whether masters have the parameters' number format, and so are views of them.
-
-    Returns:
-        Bytes by kind.
-
-    Raises:
-        UserError: If a letter of the plan means nothing on these axes.
-    """
+    """Exactly what one rank holds (bytes); ``views``: masters share memory with parameters of the same format."""
     held = [_held(spec, as_plan(plan), sizes) for spec in buckets]
     p, g, os = (sum(kind) for kind in zip(*held, strict=True)) if held else (0, 0, 0)
     return Live(
@@ -82,19 +58,10 @@ def live_bytes(
 
 
 def transient_bytes(workload: Workload, sizes: Sizes, plan: Plan | str) -> int:
-    """Return the most that is whole at one time besides the slices.
+    """The most that is whole at one time besides the slices (bytes).
 
-    Args:
-        workload: Buckets, prefetch and bytes per element.
-        sizes: Axis sizes, innermost first.
-        plan: Levels of the model; a bucket's own plan goes first.
-
-    Returns:
-        Bytes of the roots and the 1 + prefetch largest blocks of cut parameters, and of the full gradients of roots,
-        which leave when the backward pass ends, and of the largest others, where gradients are cut.
-
-    Raises:
-        UserError: If a letter of the plan means nothing on these axes.
+    That is the roots and the 1 + prefetch largest blocks of cut parameters; and of full gradients where they are cut,
+    those of roots, which leave when the backward pass ends, and the ``grad_buffers`` largest others.
     """
     root, blocks, kept, grads = 0, defaultdict[int, int](int), 0, [0]
     for spec in workload.buckets():
@@ -118,31 +85,14 @@ class Price:
     """What one plan costs one rank."""
 
     plan: Plan
-    """Levels of the model."""
-
-    params: int
-    """Slices of the parameters (bytes), 2Ψ/s(p)."""
-
-    grads: int
-    """Accumulated gradients (bytes), 2Ψ'/s(g)."""
-
-    optimizer: int
-    """Masters and moments (bytes), 12Ψ'/s(os)."""
-
-    transient: int
-    """Most that is whole at one time: gathered parameters and full gradients (bytes)."""
-
-    activations: int
-    """Activations of one micro-step (bytes), as far as given."""
-
+    params: int  # slices (bytes), 2Ψ/s(p)
+    grads: int  # accumulated (bytes), 2Ψ'/s(g)
+    optimizer: int  # masters and moments (bytes), 12Ψ'/s(os)
+    transient: int  # whole at one time: gathered parameters and full gradients (bytes)
+    activations: int  # of one micro-step (bytes)
     traffic: Traffic
-    """Bytes sent in one step, by axis and cause."""
-
-    seconds: tuple[float, ...]
-    """Time each axis is busy in one step (s), with latency and shared wires."""
-
-    paper_seconds: float
-    """The paper's communication time of one step (s), t_comm."""
+    seconds: tuple[float, ...]  # each axis is busy in one step, with latency and shared wires
+    paper_seconds: float  # the paper's communication time of one step, t_comm
 
     @property
     def static(self) -> int:

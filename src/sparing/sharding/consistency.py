@@ -13,66 +13,45 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparing.errors import RunError, UserError
-from sparing.sharding.meet import name_ranks
+from sparing.sharding.rendezvous import name_ranks
 
 if TYPE_CHECKING:
     from sparing.sharding.mesh import Mesh
 
-SHOWN = 80
-"""Characters of a fact that an error shows."""
+SHOWN_CHARACTERS = 80  # characters of a fact that an error shows
 
 
-def agree(mesh: Mesh, fact: object, what: str) -> None:
-    """Check that a fact is the same on all ranks, by its hash; all ranks call it.
+def check_same(mesh: Mesh, fact: object, what: str) -> None:
+    """Check that a fact (one value, or name -> value), compared by ``repr``, is the same on all ranks; all call it.
 
-    Args:
-        mesh: Whose ranks.
-        fact: A mapping of names to values, of which the names that differ are told, or one value; compared by ``repr``.
-        what: The fact's name in the error.
-
-    Raises:
-        UserError: On all ranks, if some differ from the most common value.
+    Ranks exchange its hash, and the text only if those differ; a ``UserError`` then names who differs.
     """
     texts = (
         {str(name): repr(value) for name, value in fact.items()} if isinstance(fact, Mapping) else {what: repr(fact)}
     )
+    # 32 bytes for each rank in the common case, whatever the facts
     digest = hashlib.sha256(repr(sorted(texts.items())).encode()).digest()
     rows = mesh.gather_scalars(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
     if bool((rows == rows[0]).all()):
         return
-    heard: list[dict[str, str]] = [{}] * mesh.world
-    dist.all_gather_object(heard, texts, group=mesh.control)
-    names = sorted({name for texts in heard for name in texts})
-    differing = [name for name in names if len({texts.get(name) for texts in heard}) > 1]
-    found = "; ".join(told(name, [texts.get(name, "nothing") for texts in heard]) for name in differing[:3])
+    texts_by_rank: list[dict[str, str]] = [{}] * mesh.world
+    dist.all_gather_object(texts_by_rank, texts, group=mesh.control)
+    names = sorted({name for texts in texts_by_rank for name in texts})
+    differing = [name for name in names if len({texts.get(name) for texts in texts_by_rank}) > 1]
+    found = "; ".join(by_rank(name, [texts.get(name, "nothing") for texts in texts_by_rank]) for name in differing[:3])
     raise UserError(
         what, got=found, why="all ranks must have the same", do="start every rank with the same code and settings"
     )
 
 
 def checksum(tensor: Tensor) -> int:
-    """A 64-bit number that a change of any bit of the tensor changes, for all practical purposes.
-
-    Args:
-        tensor: Any shape, type and device.
-
-    Returns:
-        The same for the same bits in the same order.
-    """
+    """A 64-bit checksum of the bits of a tensor of any shape, type and device."""
     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return zlib.crc32(data) << 31 | zlib.adler32(data) >> 1
 
 
-def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> None:
-    """Check that ranks that hold the same slice hold the same bits; all ranks call it, between steps.
-
-    Args:
-        mesh: Whose ranks.
-        tensors: By name, this rank's slice and its level; the same names in the same order on all ranks.
-
-    Raises:
-        RunError: On all ranks, if replicas differ; the tensors and ranks are named.
-    """
+def check_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> None:
+    """Raise ``RunError`` where ranks that should hold the same slice differ; all ranks call it, between steps."""
     if not tensors or mesh.world == 1:
         return
     rows = mesh.gather_scalars(torch.tensor([checksum(tensor) for tensor, _ in tensors.values()]))
@@ -80,9 +59,9 @@ def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> 
     for column, (name, (_, level)) in zip(rows.T.tolist(), tensors.items(), strict=True):
         inside = mesh.inside(level)
         for first in range(inside):
-            odd = _odd({rank: column[rank] for rank in range(first, mesh.world, inside)})
-            if odd:
-                broken.append(f"{name} on {name_ranks(odd)}")
+            outliers = _outliers({rank: column[rank] for rank in range(first, mesh.world, inside)})
+            if outliers:
+                broken.append(f"{name} on {name_ranks(outliers)}")
     if broken:
         raise RunError(
             f"replicas differ: {'; '.join(broken[:5])}{'; …' if len(broken) > 5 else ''}: these ranks have left the "
@@ -90,16 +69,8 @@ def agree_on_replicas(mesh: Mesh, tensors: Mapping[str, tuple[Tensor, int]]) -> 
         )
 
 
-def told(name: str, values: list[str]) -> str:
-    """Each value with its ranks, the most common first.
-
-    Args:
-        name: Of the fact.
-        values: By rank, as they are shown.
-
-    Returns:
-        Such as ``plan IIG on ranks 0, 1, NNN on rank 2``.
-    """
+def by_rank(name: str, values: list[str]) -> str:
+    """Each value with its ranks, the most common first: ``plan IIG on ranks 0, 1, NNN on rank 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -108,10 +79,10 @@ def told(name: str, values: list[str]) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _odd(values: dict[int, int]) -> list[int]:
+def _outliers(values: dict[int, int]) -> list[int]:
     """Ranks whose value is not the most common one."""
     usual = Counter(values.values()).most_common(1)[0][0]
     return [rank for rank, value in values.items() if value != usual]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparing.errors import RunError, UserError
-from sparing.sharding.jointly import jointly, on_first
+from sparing.sharding.on_ranks import on_all_ranks, on_first_rank
 
 
 def mesh_of(rank: int, heard: list[torch.Tensor]) -> Any:
@@ -27,7 +27,7 @@ def said(error: Exception | None) -> torch.Tensor:
     sent: list[torch.Tensor] = []
     alone: Any = SimpleNamespace(rank=0, gather_scalars=lambda mine: sent.append(mine) or mine[None])
     with contextlib.suppress(UserError, RunError):
-        jointly(alone, lambda: _fail(error))
+        on_all_ranks(alone, lambda: _fail(error))
     return sent[0]
 
 
@@ -45,26 +45,26 @@ def test_a_mistake_keeps_its_words_on_every_rank(rank: int) -> None:
     errors = [None, MISTAKE, RuntimeError("later")]
     others = [said(error) for k, error in enumerate(errors) if k != rank]
     with pytest.raises(UserError) as caught:
-        jointly(mesh_of(rank, others), lambda: _fail(errors[rank]))
+        on_all_ranks(mesh_of(rank, others), lambda: _fail(errors[rank]))
     assert str(caught.value) == str(MISTAKE)
 
 
 def test_another_failure_names_its_rank() -> None:
     with pytest.raises(RunError, match="rank 1 failed: OSError: disk"):
-        jointly(mesh_of(0, [said(OSError("disk"))]), lambda: "done")
+        on_all_ranks(mesh_of(0, [said(OSError("disk"))]), lambda: "done")
 
 
 def test_the_answer_is_my_own() -> None:
-    assert jointly(mesh_of(1, [said(None)]), lambda: "mine") == "mine"
+    assert on_all_ranks(mesh_of(1, [said(None)]), lambda: "mine") == "mine"
 
 
 def test_only_the_first_rank_works() -> None:
     done: list[int] = []
     for rank in range(2):
-        on_first(mesh_of(rank, [said(None)]), lambda rank=rank: done.append(rank))  # type: ignore[misc]
+        on_first_rank(mesh_of(rank, [said(None)]), lambda rank=rank: done.append(rank))  # type: ignore[misc]
     assert done == [0]
 
 
 def test_long_words_fit() -> None:
     with pytest.raises(UserError, match="do it"):
-        jointly(mesh_of(0, []), lambda: _fail(UserError("x", got="y" * 5000, why="z", do="do it")))
+        on_all_ranks(mesh_of(0, []), lambda: _fail(UserError("x", got="y" * 5000, why="z", do="do it")))

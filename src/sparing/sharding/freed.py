@@ -17,7 +17,8 @@ from sparing.errors import UserError
 
 _attribute: Any = vars(torch._C.TensorBase)
 _set_grad: Callable[[Tensor, Tensor | None], None] = _attribute["grad"].__set__
-_LOOKS = {
+# What may be asked of a parameter without its values.
+_METADATA = {
     *(
         _attribute[name].__get__
         for name in (
@@ -32,43 +33,27 @@ _LOOKS = {
     Tensor.__hash__, Tensor.register_post_accumulate_grad_hook, _set_grad, torch.is_floating_point, torch.is_complex,
     torch.autograd.grad,
 }  # fmt: skip
-"""What may be asked of a parameter without its values."""
 
-VERSION = 2**31
-"""Of parameters that are away; nobody writes that often into one that is here."""
+FREED_VERSION = 2**31  # of freed parameters; nobody writes that often into one that is here
+# Views that autograd saved of the flat tensor know no class. Without another version, backward through them would read
+# what the next gather has not filled yet, and train on it silently.
 _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
 
 
-def at_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
-    """Set the versions that autograd compares with those at which it saved something.
-
-    Args:
-        parameters: Whose.
-        versions: One for each.
-
-    Returns:
-        Those that were.
-    """
+def swap_versions_(parameters: Sequence[Tensor], versions: Sequence[int]) -> list[int]:
+    """Set the version counters that autograd checks saved tensors against; return the previous ones."""
     were = [parameter._version for parameter in parameters]
     _set_versions(tuple(parameters), tuple(versions))
     return were
 
 
 @contextmanager
-def early_uses() -> Iterator[None]:
-    """Say what it means that autograd has met a version of parameters that are away.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UserError: If it has.
-        RuntimeError: Whatever else torch has to say.
-    """
+def explain_freed_uses() -> Iterator[None]:
+    """Turn autograd's complaint about a version of freed parameters into one that says what to do."""
     try:
         yield
     except RuntimeError as error:
-        if f"is at version {VERSION};" not in str(error):
+        if f"is at version {FREED_VERSION};" not in str(error):
             raise
         raise UserError(
             "loss", got="a gradient inside a block before that of what the block returned, whose weights are away",
@@ -77,16 +62,12 @@ def early_uses() -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-class Owed(nn.Parameter):
-    """One whose gradient the engine has taken and not yet used; an optimizer's slice may be one, too."""
+class GradientTaken(nn.Parameter):
+    """A parameter, or a slice of the optimizer, whose gradient the engine has taken and not yet used."""
 
     @property
     def grad(self) -> Tensor | None:
-        """Refuses.
-
-        Raises:
-            UserError: Always.
-        """
+        """Refuses: the gradient is reduced and cut by now."""
         raise UserError(
             "gradients", got="a look at .grad between engine.backward and engine.step",
             why="they are reduced and cut, no longer with the parameters",
@@ -98,36 +79,33 @@ class Owed(nn.Parameter):
         _set_grad(self, value)
 
 
-def away(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], type[nn.Parameter]]:
-    """Classes for the parameters of one bucket while they are away.
+def freed_classes(bucket: str, arrive: Callable[[], bool]) -> tuple[type[nn.Parameter], type[nn.Parameter]]:
+    """Classes for the parameters of a freed bucket: one for ordinary ones, one for those with gradients in the engine.
 
-    Args:
-        bucket: Its name.
-        arrive: Waits for values that are on their way to this rank anyhow; False if only all ranks together can.
-
-    Returns:
-        One for parameters whose gradients are nobody's, one for those whose gradients the engine has.
+    ``arrive`` waits for values that are on their way to this rank anyway; False if that takes all ranks together.
     """
 
-    class Away(nn.Parameter):
+    class Freed(nn.Parameter):
         """Refuses to be read."""
 
-        numbers_are_away = True  # for those who look after weights in other rooms, such as masks
+        # read by other packages that would write into the weights, such as masks of ``scaling``
+        numbers_are_away = True
 
         @classmethod
         def __torch_function__(
             cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
-            if func not in _LOOKS and not arrive():
+            if func not in _METADATA and not arrive():
                 raise UserError(
                     "weights", got=f"a use of {bucket}: {getattr(func, '__name__', func)}",
                     why="they are cut over the ranks, and whole only in the forward and backward pass of their block",
                     do="call engine.full_state_dict(), or stay inside engine.gathered(), on every rank",
                 )  # fmt: skip
+            # as ``Parameter`` does: what an allowed function returns is an ordinary tensor
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs or {})
 
-    class AwayOwed(Away, Owed):
+    class FreedGradientTaken(Freed, GradientTaken):
         """Both."""
 
-    return Away, AwayOwed
+    return Freed, FreedGradientTaken

@@ -1,6 +1,6 @@
 """One rank through one step of training, event by event: what the wires cost beyond what hides behind computation.
 
-All ranks are alike, so one stands for ten thousand. It has one worker that computes and one lane per axis that runs
+All ranks do the same, so one stands for ten thousand. It has one worker that computes and one lane per axis that runs
 rings in the order they were submitted; both parts of a collective over two axes are queued at once, the second behind
 the first. The worker does what the engine does: it gathers blocks ahead, sends the gradients of a block when the
 backward pass of the block before begins, completes them behind the last backward pass, after which whole sums come
@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from sparing.sharding.config import BucketSpec, Topology, Workload
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, as_plan
-from sparing.sharding.traffic import Part, Traffic, first_learning, rings_of
+from sparing.sharding.traffic import Traffic, first_trained_block, rings_of
 
+# Times within this share of each other are equal: which axis a wait counts for must not depend on rounding.
 EQUAL = 1e-12
-"""Times within this share of each other are equal: which axis a wait is laid to must not hang on rounding."""
 
-Timed = tuple[tuple[int, float], ...]
-"""Rings of a transition: axis and seconds."""
+Timed = tuple[tuple[int, float], ...]  # rings of a transition: axis and seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,40 +38,23 @@ class _Ring:
 class Event:
     """One piece of work, for a picture of the step."""
 
-    lane: str
-    """``"compute"`` or the name of an axis."""
-
-    name: str
-    """What it is, such as ``"gather 3"``."""
-
-    start: float
-    """Begin (s)."""
-
+    lane: str  # "compute" or the name of an axis
+    name: str  # such as "gather 3"
+    start: float  # seconds
     end: float
-    """End (s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """One step in the steady state, from the end of the optimizer's step to the end of the next."""
 
-    seconds: float
-    """The step (s)."""
-
-    compute: float
-    """Arithmetic in it, the optimizer's included (s)."""
-
-    exposed: tuple[float, ...]
-    """Waiting for each axis, innermost first (s)."""
-
-    busy: tuple[float, ...]
-    """Time each axis sends (s)."""
-
+    seconds: float  # the step
+    compute: float  # arithmetic in it, the optimizer's included (s)
+    exposed: tuple[float, ...]  # waiting for each axis, innermost first (s)
+    busy: tuple[float, ...]  # time each axis sends (s)
+    # What the cores of a machine need for the arithmetic and messages of all its ranks (s); 0 if not counted.
     cores: float = 0.0
-    """What the cores of a machine need for the arithmetic and messages of all its ranks (s); 0 if not counted."""
-
-    events: tuple[Event, ...] = ()
-    """All work in order of submission, if asked for."""
+    events: tuple[Event, ...] = ()  # in order of submission, if asked for
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +72,7 @@ class _Bucket:
     pending: _Ring | None = None
     whole: _Ring | None = None
     gathered: bool = False
-    folding: _Ring | None = None
+    reduction: _Ring | None = None
     synced: _Ring | None = None
 
 
@@ -119,7 +101,7 @@ class _Rank:
         return after
 
     def wait(self, ring: _Ring | None) -> None:
-        """Wait for a ring; the time is laid to whichever ring was running on the way to its end."""
+        """Wait for a ring; the time counts for whichever ring was running on the way to its end."""
         if ring is None or ring.end <= self.now:
             return
         until = ring.end
@@ -130,7 +112,7 @@ class _Rank:
         self.now = until
 
     def sums(self) -> list[float]:
-        """Return the clock and all that only grows."""
+        """The clock and everything else that only grows."""
         return [self.now, *self.busy, *self.exposed]
 
     def compute(self, seconds: float, name: str) -> None:
@@ -140,13 +122,13 @@ class _Rank:
 
 
 @dataclass(slots=True, eq=False)
-class _Walk:
+class _Step:
     """The order of a step; the stages are the body blocks."""
 
     rank: _Rank
     roots: list[_Bucket]
     stages: list[list[_Bucket]]
-    learning: int
+    first_trained: int
     workload: Workload
     reducing: list[_Ring | None] = field(default_factory=list)
 
@@ -165,15 +147,17 @@ class _Walk:
             self._gather(stages[at : at + 1 + ahead])
             self._use(stage)
             rank.compute(each, f"forward {at}")
+            # the last stage stays whole, because backward begins with it
             if at != len(stages) - 1:
                 _free(stage)
         if not stages:
             rank.compute(each, "forward")
 
     def _backward(self, *, last: bool) -> None:
-        rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.learning
+        rank, stages, ahead, first = self.rank, self.stages, self.workload.prefetch, self.first_trained
         each = self.workload.backward / max(len(stages) - first, 1)
-        while self.reducing:  # the buffers of the pass before
+        # the engine waits for the buffers of the pass before
+        while self.reducing:
             rank.wait(self.reducing.pop(0))
         for at in range(len(stages) - 1, first - 1, -1):
             if at + 1 < len(stages):
@@ -199,19 +183,19 @@ class _Walk:
             self.rank.wait(bucket.whole)
 
     def _send(self, stage: list[_Bucket], *, last: bool) -> None:
-        """Send gradients once there is room for another full buffer; behind the last backward pass complete them."""
+        """Reduce gradients once there is a free buffer; after the last backward pass complete them."""
         _free(stage)
         for bucket in stage:
             if bucket.step:
                 while len(self.reducing) >= max(self.workload.grad_buffers - 1, 1):
                     self.rank.wait(self.reducing.pop(0))
-                bucket.folding = self.rank.submit(bucket.step, None, f"reduce {bucket.name}")
-                self.reducing.append(bucket.folding)
+                bucket.reduction = self.rank.submit(bucket.step, None, f"reduce {bucket.name}")
+                self.reducing.append(bucket.reduction)
             if last:
-                bucket.synced = self.rank.submit(bucket.sync, bucket.folding, f"sync {bucket.name}")
+                bucket.synced = self.rank.submit(bucket.sync, bucket.reduction, f"sync {bucket.name}")
 
     def steady(self) -> tuple[float, ...]:
-        """Return what the next micro-step can see of the past, counted from now."""
+        """What the next micro-step can see of the past, counted from now (s)."""
         rings = (*self.rank.lanes, *self.reducing)
         return tuple(0.0 if ring is None else max(ring.end - self.rank.now, 0.0) for ring in rings)
 
@@ -219,10 +203,6 @@ class _Walk:
 def _free(stage: list[_Bucket]) -> None:
     for bucket in stage:
         bucket.gathered = False
-
-
-def _timed(parts: tuple[Part, ...], topology: Topology, itemsize: int) -> Timed:
-    return tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
 
 
 def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...], returning: int) -> _Bucket:
@@ -234,73 +214,71 @@ def _bucket(spec: BucketSpec, name: str, rings: tuple[Timed, ...], returning: in
     )
 
 
-def _returning(plan: Plan, sizes: tuple[int, ...]) -> int:
-    """Gathers after the all-reduce over the outermost axis, which come back over the axes inside it."""
-    active = sum(size > 1 for size in sizes[plan.levels(len(sizes))[2] :])
-    return max(active - 1, 0)
-
-
 def _buckets(workload: Workload, topology: Topology, plan: Plan) -> list[_Bucket]:
-    """Return the buckets with their rings timed; equal ones are timed once."""
+    """The buckets with their rings timed; equal ones are timed once."""
     known: dict[tuple[int, bool, Plan], tuple[Timed, ...]] = {}
     made = []
     wire = (workload.param_bytes, workload.wire_bytes, workload.wire_bytes, workload.param_bytes)
     for spec in workload.buckets():
-        own = spec.plan or plan
-        key = (spec.elements, spec.trainable, own)
+        levels = spec.plan or plan
+        key = (spec.elements, spec.trainable, levels)
         if key not in known:
-            rings = rings_of(spec, own, topology.sizes)
-            known[key] = tuple(_timed(parts, topology, size) for parts, size in zip(rings, wire, strict=True))
-        back = _returning(own, topology.sizes) if spec.trainable else 0
+            rings = rings_of(spec, levels, topology.sizes)
+            known[key] = tuple(
+                tuple((p.axis, topology.axes[p.axis].seconds(p.elements * itemsize, p.messages)) for p in parts)
+                for parts, itemsize in zip(rings, wire, strict=True)
+            )
+        # After the all-reduce over the outermost axis, sums come back by gathers over the axes inside it.
+        active = sum(size > 1 for size in topology.sizes[levels.levels(topology.tiers)[2] :])
+        back = max(active - 1, 0) if spec.trainable else 0
         made.append(_bucket(spec, "root" if spec.root else str(spec.block), known[key], back))
     return made
 
 
 def _update_share(workload: Workload, sizes: tuple[int, ...], plan: Plan) -> float:
-    """Return the share of the optimizer's state that one rank has."""
+    """Share of the optimizer's state that one rank has."""
     trained = [spec for spec in workload.buckets() if spec.trainable]
     held = sum(Layout(sizes, spec.elements).size((spec.plan or plan).levels(len(sizes))[2]) for spec in trained)
     return held / sum(spec.elements for spec in trained)
 
 
-def _labour(workload: Workload, topology: Topology, plan: Plan) -> float:
-    """Return the time that the messages of all ranks of a machine take from its cores."""
+def _message_work(workload: Workload, topology: Topology, plan: Plan) -> float:
+    """Time that the messages of all ranks of a machine take from its cores (s)."""
     sent = Traffic.of_step(
         plan, topology.sizes, workload.buckets(), accumulate=workload.accumulate,
         gather_bytes=workload.param_bytes, reduce_bytes=workload.wire_bytes,
     )  # fmt: skip
-    own = zip(topology.axes, sent.total, sent.messages, strict=True)
-    return topology.crowding * sum(axis.labour(size, messages) for axis, size, messages in own)
+    per_axis = zip(topology.axes, sent.total, sent.messages, strict=True)
+    return topology.crowding * sum(axis.processor_seconds(size, messages) for axis, size, messages in per_axis)
 
 
-def _walk(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Walk:
+def _step_of(workload: Workload, topology: Topology, plan: Plan, *, trace: bool) -> _Step:
     buckets = _buckets(workload, topology, plan)
     blocks = sorted({bucket.block for bucket in buckets if not bucket.root})
-    first = first_learning(workload.buckets())
+    first = first_trained_block(workload.buckets())
     tiers = topology.tiers
     rank = _Rank(tuple(axis.name for axis in topology.axes), trace, 0.0, [None] * tiers, [0.0] * tiers, [0.0] * tiers)
-    return _Walk(
+    return _Step(
         rank=rank,
         roots=[bucket for bucket in buckets if bucket.root],
         stages=[[b for b in buckets if b.block == block and not b.root] for block in blocks],
-        learning=sum(block < first for block in blocks),
+        first_trained=sum(block < first for block in blocks),
         workload=workload,
     )
 
 
-def _micro_steps(walk: _Walk, count: int) -> list[float]:
-    """Run all micro-steps but the last; once one ends as the one before, the others are like it.
+def _micro_steps(step: _Step, count: int) -> list[float]:
+    """Run all micro-steps but the last; once one ends like the one before, so will the others.
 
-    Returns:
-        What ``rank.sums()`` lacks of those that were not run.
+    Returns what ``rank.sums()`` lacks of those that were not run.
     """
-    rank = walk.rank
+    rank = step.rank
     before: tuple[float, ...] = ()
     for done in range(1, count):
         sums = rank.sums()
-        walk.micro_step(last=False)
+        step.micro_step(last=False)
         gone = [now - then for now, then in zip(rank.sums(), sums, strict=True)]
-        now = walk.steady()
+        now = step.steady()
         same = len(now) == len(before) and all(abs(a - b) <= 1e-9 * gone[0] for a, b in zip(now, before, strict=True))
         if same and not rank.trace:
             return [(count - 1 - done) * part for part in gone]
@@ -324,12 +302,13 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
         UserError: If a letter of the plan means nothing on this machine.
     """
     plan = as_plan(plan)
-    walk = _walk(workload, topology, plan, trace=trace)
-    rank, buckets = walk.rank, [*walk.roots, *(bucket for stage in walk.stages for bucket in stage)]
+    step = _step_of(workload, topology, plan, trace=trace)
+    rank, buckets = step.rank, [*step.roots, *(bucket for stage in step.stages for bucket in stage)]
     for bucket in buckets:
         bucket.pending = rank.submit(bucket.refresh, None, f"refresh {bucket.name}")
-    skipped = _micro_steps(walk, workload.accumulate)
-    walk.micro_step(last=True)
+    skipped = _micro_steps(step, workload.accumulate)
+    step.micro_step(last=True)
+    # as in ``Engine.step``: returns are queued from the last bucket to the first
     for bucket in reversed(buckets):
         bucket.synced = rank.submit(bucket.back, bucket.synced, f"return {bucket.name}")
     for bucket in buckets:
@@ -340,7 +319,7 @@ def simulate(workload: Workload, topology: Topology, plan: Plan | str, *, trace:
     busy, exposed = per_axis[: topology.tiers], per_axis[topology.tiers :]
     compute = workload.compute + workload.seconds_update * share
     seconds = topology.overlap * seconds + (1 - topology.overlap) * (compute + sum(busy))
-    cores = compute + _labour(workload, topology, plan) if topology.crowding else 0.0
+    cores = compute + _message_work(workload, topology, plan) if topology.crowding else 0.0
     return Timeline(
         seconds=max(seconds, cores),
         compute=compute,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparing.sharding.config import BucketSpec, Link, Topology, Workload
 from sparing.sharding.layout import Layout, coords_of
 from sparing.sharding.levels import Plan, effective
-from sparing.sharding.predict import live_bytes, predict, transient_bytes
+from sparing.sharding.prediction import live_bytes, predict, transient_bytes
 
 PAPER = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
 

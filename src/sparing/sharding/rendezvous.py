@@ -1,4 +1,4 @@
-"""All ranks meet at a store before they build anything together; whoever does not come is named."""
+"""All ranks meet at a store before they build anything together; those that do not come are named."""
 
 from __future__ import annotations
 
@@ -7,35 +7,27 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its list of names
 
 from sparing.errors import RunError, UserError, require
 
-GRACE = 5.0
-"""How much longer than rank 0 the others wait for its verdict (s)."""
+GRACE = 5.0  # how much longer than rank 0 the others wait for its verdict (s)
 
 
-def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
-    """Wait until all ranks are there.
+def rendezvous(store: Store, rank: int, world: int, timeout: float, key: str = "meet") -> None:
+    """Wait until all ranks are there; name those who are not, the same on all ranks, after ``timeout`` seconds.
 
-    Rank 0 waits for each and tells the verdict, so that all fail alike, and stays until they have heard it.
-
-    Args:
-        store: Shared by all ranks.
-        rank: Mine.
-        world: Ranks that should come.
-        timeout: How long to wait for the last (s).
-        key: Never used twice with one store.
-
-    Raises:
-        RunError: If some did not come; it names them.
+    Rank 0 waits for each, writes the verdict, and keeps the store alive until the others have read it. ``key`` must
+    never be used twice with one store.
     """
+    # A verdict by one rank, because ranks that each waited for all could come to different ones.
     keys = [f"{key}/{other}" for other in range(world)]
     store.set(keys[rank], "here")
     try:
         if rank == 0:
-            _count(store, keys, timeout)
+            _wait_for_all(store, keys, timeout)
         else:
             store.wait([f"{key}/verdict"], timedelta(seconds=timeout + GRACE))
     except RuntimeError as error:  # of the store: no verdict, or no store
@@ -45,7 +37,7 @@ def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet")
         return
     store.set(f"{keys[rank]}/heard", "yes")
     if rank == 0:
-        _linger(store, [name for name in keys if store.check([name])])
+        _wait_until_read(store, [name for name in keys if store.check([name])])
     raise RunError(
         f"meeting of {world} ranks: {name_ranks(missing)} did not come within {timeout:g} s; "
         "see whether it died, or started with another address"
@@ -55,13 +47,7 @@ def meet(store: Store, rank: int, world: int, timeout: float, key: str = "meet")
 def join(timeout: float, backend: str | None = None) -> None:
     """Start the process group that the environment of ``torchrun`` describes, naming ranks that never come.
 
-    Args:
-        timeout: How long to wait for the others (s).
-        backend: Of the process group; none for NCCL where there is CUDA and gloo elsewhere.
-
-    Raises:
-        UserError: If a variable is missing.
-        RunError: If rank 0 cannot be reached, or ranks do not come.
+    ``timeout`` is in seconds; without ``backend`` NCCL where there is CUDA, else gloo.
     """
     wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     absent = [name for name in wanted if name not in os.environ]
@@ -80,19 +66,14 @@ def join(timeout: float, backend: str | None = None) -> None:
         raise RunError(
             f"meeting of {world} ranks: no store at {host}:{port} within {timeout:g} s; is rank 0 up?"
         ) from error
+    # After a restart by the agent the store is the same: a prefix keeps old keys apart.
     meeting = PrefixStore(f"sparing/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    meet(meeting, rank, world, timeout, "join")
-    chosen = backend or ("nccl" if dist.is_nccl_available() and _cuda() else "gloo")
+    rendezvous(meeting, rank, world, timeout, "join")
+    chosen = backend or ("nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo")
     dist.init_process_group(chosen, store=meeting, rank=rank, world_size=world)
 
 
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _count(store: Store, keys: list[str], timeout: float) -> None:
+def _wait_for_all(store: Store, keys: list[str], timeout: float) -> None:
     """Wait for all, then leave the verdict: ``all``, or the numbers of the missing."""
     verdict = keys[0].rsplit("/", 1)[0] + "/verdict"
     try:
@@ -107,8 +88,8 @@ def _missing(store: Store, keys: list[str]) -> str:
     return ",".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
 
 
-def _linger(store: Store, present: list[str]) -> None:
-    """Keep the store alive until those present have heard, or a moment has passed."""
+def _wait_until_read(store: Store, present: list[str]) -> None:
+    """Keep the store alive until those present have read the verdict, at most ``GRACE``."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until and not store.check([f"{key}/heard" for key in present]):
         time.sleep(0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparing.errors import UserError
-from sparing.sharding.together import _require_same_place
+from sparing.sharding.step_facts import _require_same_place
 
 HERE = [1, 40, 7]
 """Backward passes, collectives, and a number that their order makes."""

@@ -9,42 +9,36 @@ import torch
 from torch import Tensor, nn
 
 from sparing.errors import require
-from sparing.sharding.agree import checksum, told
+from sparing.sharding.consistency import by_rank, checksum
 from sparing.sharding.gradients import Gradients
 from sparing.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """The same on every rank."""
 
+    # By bucket, places of the parameters that had a gradient in this step on some rank.
     used: Mapping[str, frozenset[int]]
-    """By bucket, places of the parameters that had a gradient in this step on some rank."""
-
-    differing: Sequence[str]
-    """Names of buffers that are not the same everywhere."""
+    differing: Sequence[str]  # names of buffers that are not the same everywhere
 
 
-def begin_facts(
+def exchange_facts(
     mesh: Mesh, micro_steps: int, gradients: Mapping[str, Gradients], buffers: Mapping[str, Tensor]
-) -> Callable[[], Facts]:
-    """Send what this rank knows; every rank calls, in a step.
+) -> Callable[[], StepFacts]:
+    """Send what this rank knows; every rank calls, in a step. What it returns waits for the others.
 
-    Args:
-        mesh: The ranks.
-        micro_steps: Backward passes since the last step (count).
-        gradients: Of the buckets that train, in the same order on all ranks.
-        buffers: Of the model, by name.
-
-    Returns:
-        What waits for the other ranks; it raises ``UserError`` on all if they are not at the same place.
+    That raises ``UserError`` on all ranks if they are not at the same place.
     """
+    # One gather for three questions; the collectives of all ranks must agree up to here, or sums would be mixed.
     place = (micro_steps, mesh.transitions.log.length, mesh.transitions.log.digest)
-    places = [(name, index) for name, own in gradients.items() for index in range(len(own.bucket.slots))]
-    fired = [int(index in gradients[name].used) for name, index in places]
-    arriving = mesh.begin_scalars(torch.tensor([*place, *fired, *map(checksum, buffers.values())], dtype=torch.int64))
+    places = [(name, index) for name, held in gradients.items() for index in range(len(held.bucket.slots))]
+    had_grad = [int(index in gradients[name].used) for name, index in places]
+    arriving = mesh.gather_scalars_async(
+        torch.tensor([*place, *had_grad, *map(checksum, buffers.values())], dtype=torch.int64)
+    )
 
-    def facts() -> Facts:
+    def facts() -> StepFacts:
         places_of, rows = arriving().tensor_split([len(place)], dim=1)
         _require_same_place(places_of.tolist())
         used = rows[:, : len(places)].any(0).tolist()
@@ -53,7 +47,7 @@ def begin_facts(
         for (name, index), one in zip(places, used, strict=True):
             if one:
                 found[name].add(index)
-        return Facts(
+        return StepFacts(
             {name: frozenset(some) for name, some in found.items()},
             [name for name, differs in zip(buffers, apart, strict=True) if differs],
         )
@@ -63,20 +57,14 @@ def begin_facts(
 
 def _require_same_place(places: Sequence[Sequence[int]]) -> None:
     """Rows of backward passes, collectives, and a number that names and order of the collectives make."""
-    got = told("backward passes, collectives and their order", [str(tuple(place)) for place in places])
+    got = by_rank("backward passes, collectives and their order", [str(tuple(place)) for place in places])
     do = "run the same blocks, as often, on every rank; restart from a checkpoint"
     same = all(place == places[0] for place in places)
     require(same, "step", got, "ranks must send the same in the same order", do)
 
 
-def level_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
-    """Give every rank the buffers of rank 0, as DistributedDataParallel does before a forward pass.
-
-    Args:
-        mesh: The ranks; all call.
-        model: The live model.
-        names: Of the buffers that differ.
-    """
+def sync_buffers_(mesh: Mesh, model: nn.Module, names: Sequence[str]) -> None:
+    """Give every rank rank 0's values of these buffers, as DistributedDataParallel does before a forward pass."""
     held = dict(model.named_buffers())
     for name in names:
         whole = held[name].detach().contiguous()

@@ -15,11 +15,10 @@ from sparing.errors import UserError, require
 from sparing.memory.sizes import parse_bytes
 from sparing.sharding.config import Link, Topology, Workload
 from sparing.sharding.levels import Plan, as_plan, effective
-from sparing.sharding.predict import Price, predict
-from sparing.sharding.simulate import Timeline, simulate
+from sparing.sharding.prediction import Price, predict
+from sparing.sharding.simulation import Timeline, simulate
 
-TIE = 0.001
-"""Relative: times closer than this are the same, and messages, then slow bytes, then memory decide."""
+TIE = 0.001  # relative: closer times are equal, and messages, then slow bytes, then memory decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,45 +26,23 @@ class Verdict:
     """What was found out about one plan."""
 
     plan: Plan
-    """Levels of the model."""
-
-    fits: bool
-    """Whether it fits the memory and survives what it must."""
-
-    seconds: float
-    """Time of one step (s)."""
-
-    memory: int
-    """Most that a rank holds (bytes)."""
-
-    why: str
-    """Why it was chosen or lost, in one line."""
-
-    price: Price
-    """Memory by kind, traffic by axis and cause."""
-
+    fits: bool  # the memory, and survives what it must
+    seconds: float  # of one step
+    memory: int  # most that a rank holds (bytes)
+    why: str  # it was chosen or lost, in one line
+    price: Price  # memory by kind, traffic by axis and cause
     timeline: Timeline
-    """Where the time goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The best plan and what became of the others."""
 
-    plan: Plan
-    """The fastest that fits; of equally fast ones the one with the fewest messages, then the smallest."""
-
-    ranking: tuple[Verdict, ...]
-    """All that fit from best to worst, then the others by time."""
-
+    plan: Plan  # the fastest that fits; of equally fast ones the one with the fewest messages
+    ranking: tuple[Verdict, ...]  # those that fit from best to worst, then the others by time
     workload: Workload
-    """The model and how it is trained."""
-
     topology: Topology
-    """The machine."""
-
-    memory: int | None
-    """Memory of a rank (bytes); none: no limit."""
+    memory: int | None  # of a rank (bytes); None: no limit
 
     @property
     def best(self) -> Verdict:
@@ -83,7 +60,7 @@ class _Rules:
     tie: float
 
     def against(self, price: Price) -> str:
-        """Return why a plan is out of the question; empty if it is not."""
+        """Why a plan is out of the question; empty if it is not."""
         tiers = self.topology.tiers
         if self.survives and max(price.plan.levels(tiers)) == tiers:
             return "loses state with a group: what is at G exists once"
@@ -135,7 +112,7 @@ def choose(
     fit = _ranked([verdict for verdict in found if verdict.fits], tie)
     if not fit:
         _refuse(found, limit)
-    ranked = [_explained(verdict, fit[0], rules) for verdict in fit]
+    ranked = [replace(verdict, why=_reason(verdict, fit[0], rules)) for verdict in fit]
     rest = sorted((verdict for verdict in found if not verdict.fits), key=lambda verdict: verdict.seconds)
     return Choice(
         plan=fit[0].plan, ranking=tuple([*ranked, *rest][:top]), workload=workload, topology=topology, memory=limit
@@ -157,7 +134,7 @@ def _judge(workload: Workload, topology: Topology, plan: Plan, rules: _Rules) ->
 
 
 def _ranked(verdicts: list[Verdict], tie: float) -> list[Verdict]:
-    """Return verdicts from best to worst: the plainest among the fastest, again and again."""
+    """Verdicts from best to worst: repeatedly the plainest among the fastest."""
     left, ranked = list(verdicts), []
     while left:
         near = min(verdict.seconds for verdict in left) * (1 + tie)
@@ -168,21 +145,13 @@ def _ranked(verdicts: list[Verdict], tie: float) -> list[Verdict]:
 
 
 def _plain(verdict: Verdict) -> tuple[int, int, int]:
-    """Return what decides between equally fast plans: messages on all axes, bytes on the outermost, memory.
-
-    A message costs what no time here knows, unless cores are counted: threads that wake up, or kernels that are
-    started. Memory comes last because what fits fits.
-    """
+    """What decides between equally fast plans: messages on all axes, bytes on the outermost, memory."""
     traffic = verdict.price.traffic
     return sum(traffic.messages), traffic.total[-1], verdict.memory
 
 
-def _explained(verdict: Verdict, best: Verdict, rules: _Rules) -> Verdict:
-    return replace(verdict, why=_reason(verdict, best, rules))
-
-
 def _reason(verdict: Verdict, best: Verdict, rules: _Rules) -> str:
-    """Return why a plan that fits was chosen or lost against the best."""
+    """Why a plan that fits was chosen, or lost against the best."""
     if verdict is best:
         return "the fastest that fits" if rules.memory is not None else "the fastest"
     if verdict.seconds <= best.seconds * (1 + rules.tie):
@@ -191,7 +160,7 @@ def _reason(verdict: Verdict, best: Verdict, rules: _Rules) -> str:
 
 
 def _more(verdict: Verdict, best: Verdict, topology: Topology) -> str:
-    """Return what an equally fast plan has more of."""
+    """What an equally fast plan has more of."""
     messages, sent, held = (mine - other for mine, other in zip(_plain(verdict), _plain(best), strict=True))
     if messages:
         return "1 message more" if messages == 1 else f"{messages} messages more"
@@ -201,7 +170,7 @@ def _more(verdict: Verdict, best: Verdict, topology: Topology) -> str:
 
 
 def _where(mine: Timeline, best: Timeline, topology: Topology) -> str:
-    """Return on which axis the time is lost, by waiting, or where nothing hides, by sending; or by which work."""
+    """The axis on which time is lost, by waiting or, where nothing overlaps, by sending; or the work that costs it."""
     if mine.cores >= mine.seconds:
         return f"{mine.cores - best.cores:.3g} s more work for the cores"
     waits = [a - b for a, b in zip(mine.exposed, best.exposed, strict=True)]
@@ -238,20 +207,11 @@ def _refuse(found: list[Verdict], limit: int | None) -> NoReturn:
 class Cell:
     """The best plan at one point of a map."""
 
-    ratio: float
-    """Speed inside a group over speed between groups, B'/B."""
-
-    accumulate: int
-    """Micro-steps, s."""
-
-    trainable: float
-    """Share of trainable parameters, Ψ'/Ψ."""
-
-    plan: Plan | None
-    """The best plan; none if nothing fits."""
-
-    seconds: float | None
-    """Its time of one step (s)."""
+    ratio: float  # B'/B, speed inside a group over speed between groups
+    accumulate: int  # micro-steps, s
+    trainable: float  # share of trainable parameters, Ψ'/Ψ
+    plan: Plan | None  # None if nothing fits
+    seconds: float | None  # of one step under it
 
 
 def crossover(
@@ -263,21 +223,9 @@ def crossover(
     trainables: Sequence[float] = (1, 1 / 16, 3 / 1000),
     memory: str | float | None = None,
 ) -> tuple[Cell, ...]:
-    """Map which plan is best where: over the network's unevenness, accumulation and the trainable share.
+    """The best plan as a function of link ratio B'/B, micro-steps and trainable share, the last changing fastest.
 
-    Args:
-        workload: The model; its accumulation and trainable share are replaced.
-        topology: The machine; the speed of its outermost axis is replaced.
-        ratios: Speeds of the innermost axis over the outermost.
-        accumulates: Micro-steps.
-        trainables: Shares of trainable parameters; a workload made of real buckets takes its own alone.
-        memory: Memory of a rank; none: no limit.
-
-    Returns:
-        Cells, ratios changing slowest and trainable shares fastest.
-
-    Raises:
-        UserError: If a share is none.
+    They replace those of ``workload`` and the rate of the outermost axis; real buckets keep their own trainable share.
     """
     shares = (float(workload.trainable / workload.params),) if workload.specs else trainables
     return tuple(
@@ -295,12 +243,13 @@ def _cell(
     work = replace(workload, accumulate=accumulate, trainable=trainable)
     try:
         best = choose(work, topology, memory, top=1).best
-    except UserError:  # the only one left to raise: nothing fits
+    # the only mistake left to report: nothing fits
+    except UserError:
         return Cell(ratio=ratio, accumulate=accumulate, trainable=share, plan=None, seconds=None)
     return Cell(ratio=ratio, accumulate=accumulate, trainable=share, plan=best.plan, seconds=best.seconds)
 
 
 def _uneven(topology: Topology, ratio: float) -> Topology:
-    """Return the machine with its outermost axis ``ratio`` times slower than the innermost."""
+    """The machine with its outermost axis ``ratio`` times slower than the innermost."""
     outer: Link = replace(topology.axes[-1], rate=topology.axes[0].rate / ratio)
     return Topology(axes=(*topology.axes[:-1], outer), overlap=topology.overlap)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sparing.sharding.config import BucketSpec, Link, Topology, Workload
 from sparing.sharding.layout import Layout
 from sparing.sharding.levels import Plan, effective
-from sparing.sharding.predict import predict
-from sparing.sharding.simulate import Event, Timeline, simulate
+from sparing.sharding.prediction import predict
+from sparing.sharding.simulation import Event, Timeline, simulate
 
 RATE = 1000.0
 ONE_BLOCK = Workload(

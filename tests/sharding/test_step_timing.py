@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from oracles.processes import answers
 from sparing.errors import RunError
-from sparing.sharding import pace as room
+from sparing.sharding import step_timing
 from sparing.sharding.mesh import make_mesh
-from sparing.sharding.pace import Micro, Pace, pace_of, slowest
+from sparing.sharding.step_timing import MicroStep, PassTimes, time_micro_step, time_on_all_ranks
 
 
 class Noisy(nn.Module):
@@ -68,16 +68,16 @@ def same(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
-def micro(model: nn.Module, **more: Any) -> Micro:
+def micro(model: nn.Module, **more: Any) -> MicroStep:
     x = torch.linspace(-1, 1, 24).view(4, 6)
-    return Micro(model=model, loss=lambda: model(x).square().sum(), **more)
+    return MicroStep(model=model, loss=lambda: model(x).square().sum(), **more)
 
 
 def test_it_takes_time_and_leaves_no_trace(model: Noisy) -> None:
     before, seen = state(model), []
-    found = pace_of(micro(model), lambda: seen.append(model.training))
+    found = time_micro_step(micro(model), lambda: seen.append(model.training))
     assert min(found.forward, found.backward) > 0
-    assert seen == [True] * (room.TIMED + 1)
+    assert seen == [True] * (step_timing.TIMED_MICRO_STEPS + 1)
     after = state(model)
     assert {name for name in before if not same(before[name], after[name])} == set()
 
@@ -100,7 +100,7 @@ def test_a_failure_leaves_no_trace_either(model: Noisy) -> None:
 
     before = state(model)
     with pytest.raises(RuntimeError, match="broken"):
-        pace_of(Micro(model=model, loss=loss))
+        time_micro_step(MicroStep(model=model, loss=loss))
     assert same(before, state(model))
 
 
@@ -114,8 +114,8 @@ def test_gradients_never_stand_beside_each_other_and_resting_blocks_have_none(mo
         return model(torch.ones(4, 6)).sum()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "LONG", 0.0)  # one pass
-        pace_of(Micro(model=model, loss=loss, resting=["layers.0"], body="layers"))
+        patch.setattr(step_timing, "LONG_SECONDS", 0.0)  # one pass
+        time_micro_step(MicroStep(model=model, loss=loss, frozen=["layers.0"], body="layers"))
     assert came
     assert not [name for name in came if name.startswith("layers.0") or name == "layers.2.0.weight"]
     assert model.layers[0][0].weight.grad is None
@@ -127,11 +127,11 @@ def test_the_first_pass_warms_up_unless_it_is_long(model: Noisy, monkeypatch: py
     def clock(module: nn.Module) -> float:
         return float(next(ticks))
 
-    monkeypatch.setattr(room, "_clock", clock)
-    monkeypatch.setattr(room, "LONG", 8.0)
-    assert pace_of(micro(model)) == Pace(forward=1.0, backward=1.0)
+    monkeypatch.setattr(step_timing, "_clock", clock)
+    monkeypatch.setattr(step_timing, "LONG_SECONDS", 8.0)
+    assert time_micro_step(micro(model)) == PassTimes(forward=1.0, backward=1.0)
     ticks = iter([0, 4, 9])
-    assert pace_of(micro(model)) == Pace(forward=4.0, backward=5.0)
+    assert time_micro_step(micro(model)) == PassTimes(forward=4.0, backward=5.0)
 
 
 @pytest.fixture
@@ -144,33 +144,33 @@ def test_no_room_is_no_time(model: Noisy, alone: Any) -> None:
     def loss() -> Tensor:
         raise torch.OutOfMemoryError
 
-    assert slowest(alone, Micro(model=model, loss=loss), label="") is None
-    assert slowest(alone, micro(model), label="") is not None
+    assert time_on_all_ranks(alone, MicroStep(model=model, loss=loss), label="") is None
+    assert time_on_all_ranks(alone, micro(model), label="") is not None
 
 
-def rank(seconds: list[Pace | None]) -> Any:
+def rank(seconds: list[PassTimes | None]) -> Any:
     """What one of two ranks hears if their micro-steps take so long; None fails."""
     with make_mesh(groups=1) as mesh, pytest.MonkeyPatch.context() as patch:
 
-        def told(micro: Micro, advance: object) -> Pace:
+        def told(micro: MicroStep, advance: object) -> PassTimes:
             mine = seconds[mesh.rank]
             if mine is None:
                 raise ValueError("no such row")
             return mine
 
-        patch.setattr(room, "pace_of", told)
+        patch.setattr(step_timing, "time_micro_step", told)
         try:
-            return slowest(mesh, micro(nn.Linear(1, 1)), label="")
+            return time_on_all_ranks(mesh, micro(nn.Linear(1, 1)), label="")
         except RunError as error:
             return str(error)
 
 
 def both() -> list[Any]:
-    fast, slow = Pace(forward=0.1, backward=0.7), Pace(forward=0.3, backward=0.4)
+    fast, slow = PassTimes(forward=0.1, backward=0.7), PassTimes(forward=0.3, backward=0.4)
     return [rank([fast, slow]), rank([slow, None])]
 
 
 @pytest.mark.processes
 def test_ranks_agree_on_the_slowest_and_share_a_failure() -> None:
-    expected = [Pace(forward=0.3, backward=0.7), "rank 1 failed: ValueError: no such row"]
+    expected = [PassTimes(forward=0.3, backward=0.7), "rank 1 failed: ValueError: no such row"]
     assert answers(2, both) == [expected] * 2

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparing.errors import UserError
-from sparing.sharding.choose import Choice, Verdict, choose, crossover
 from sparing.sharding.config import BucketSpec, Link, Topology, Workload
 from sparing.sharding.levels import effective
-from sparing.sharding.predict import predict
-from sparing.sharding.simulate import simulate
+from sparing.sharding.planner import Choice, Verdict, choose, crossover
+from sparing.sharding.prediction import predict
+from sparing.sharding.simulation import simulate
 
 PAPER = Topology(groups=4, per_group=8, inter="80Gbps", intra="2000Gbps")
 SHARED = Topology(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparing.sharding.agree import agree, agree_on_replicas, checksum
+from sparing.sharding.consistency import check_replicas, check_same, checksum
 from sparing.sharding.mesh import make_mesh
 
 
 def test_one_process_agrees_with_itself() -> None:
     with make_mesh() as mesh:
-        agree(mesh, {"seed": 1}, "start")
-        agree_on_replicas(mesh, {"w": (torch.ones(3), 0)})
+        check_same(mesh, {"seed": 1}, "start")
+        check_replicas(mesh, {"w": (torch.ones(3), 0)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
