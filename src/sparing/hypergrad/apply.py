@@ -101,23 +101,7 @@ def finished(
     *,
     steps: int | None = None,
 ) -> Result:
-    """From an estimate in the space of ψ to the result in that of φ.
-
-    Args:
-        problem: The two-level problem.
-        unroll: Its run.
-        phi: φ, detached.
-        method: How it was got.
-        found: The estimate.
-        begin: When it was begun (s, of the performance counter).
-        steps: Inner steps taken; T by default.
-
-    Returns:
-        The result.
-
-    Raises:
-        RunError: If the run or the hypergradient overflowed.
-    """
+    """From an estimate in the space of ψ to the result in that of φ."""
     psi, watched = bottleneck(problem, phi, unroll.seed)
     if watched is not None:
         unroll.hold("psi", 0, sample(leaves(psi)))
@@ -196,16 +180,7 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
 
 
 def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree, list[Tensor]] | None]:
-    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck.
-
-    Args:
-        problem: The two-level problem.
-        phi: φ, detached.
-        seed: Seed of whatever is random inside ψ.
-
-    Returns:
-        ψ, detached; ψ with its graph and the leaves of φ it hangs on.
-    """
+    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck."""
     if problem.through is None:
         return phi, None
     with torch.enable_grad(), reproducible(seed, "through"):
@@ -239,14 +214,7 @@ def _watched(place: torch.device) -> int | None:
 
 
 def _refuse_no_direction(found: Estimate) -> None:
-    """An estimate from no direction at all would be a zero that looks like an optimum.
-
-    Args:
-        found: The estimate.
-
-    Raises:
-        RunError: If every direction overflowed.
-    """
+    """An estimate from no direction at all would be a zero that looks like an optimum."""
     if found.facts.get("masked") and found.facts["masked"] == found.facts["directions"]:
         raise RunError(
             f"all {found.facts['masked']} directions were lost or overflowed though the run itself did not: the "

@@ -33,14 +33,12 @@ class Checkpointed:
     """Budget for states and graph ("200MB", or bytes); sets the number of snapshots."""
 
     def __post_init__(self) -> None:
-        """Refuse counts and budgets that cannot work."""
         if self.states != "sqrt" and (not isinstance(self.states, int) or self.states < 0):
             raise UserError("states", got=self.states, why="states are counted", do='pass a number >= 0, or "sqrt"')
         if self.memory is not None:
             parse_bytes(self.memory)
 
     def __str__(self) -> str:
-        """Name for tables."""
         if self.memory is not None:
             return f"checkpointed in {self.memory}"
         return "checkpointed √T" if self.states == "sqrt" else f"checkpointed {self.states}"
@@ -117,16 +115,7 @@ class _Backward:
 
 
 def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
-    """Bytes that the graph of one step keeps for its backward pass, measured on the first step.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        state: Ω₀.
-
-    Returns:
-        Sum over distinct storages, what is held anyway (state and ψ) not counted.
-    """
+    """Bytes that the graph of one step keeps for its backward pass, measured on the first step."""
     held = {tensor.untyped_storage().data_ptr() for tensor in [*flat(state), *leaves(psi)]}
     seen: dict[int, int] = {}
 

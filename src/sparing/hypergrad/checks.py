@@ -18,19 +18,7 @@ from sparing.hypergrad.witness import Seen, Untouched
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
-    """A tree without its history.
-
-    Args:
-        name: What to call it in an error.
-        tree: Floating tensors.
-        do: What mends a leaf that is none.
-
-    Returns:
-        The same values, detached.
-
-    Raises:
-        UserError: If a leaf is no tensor or not floating, or there is none.
-    """
+    """A tree without its history."""
     parts = leaves(tree)
     if not parts:
         raise UserError(name, got=tree, why="there is nothing to differentiate", do="pass a tree of floating tensors")
@@ -47,18 +35,7 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
 
 
 def check_solution(tree: Tree, like: Tree = None) -> Tree:
-    """What a black-box solver returned, without its history.
-
-    Args:
-        tree: u, floating tensors.
-        like: What it returned at φ, finite already; None: this is that.
-
-    Returns:
-        The same values, detached.
-
-    Raises:
-        UserError: If u is no tree of floating tensors, is not finite at φ, or has other shapes beside φ than at it.
-    """
+    """What a black-box solver returned, without its history."""
     name = "solve(phi)"
     found = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
     if like is None:
@@ -77,15 +54,7 @@ def check_solution(tree: Tree, like: Tree = None) -> Tree:
 
 
 def check_kinds(problem: object, method: object) -> None:
-    """Refuse what is no problem or no method.
-
-    Args:
-        problem: A ``Bilevel`` or ``BlackBox``.
-        method: A value with ``estimate``.
-
-    Raises:
-        UserError: If either is something else.
-    """
+    """Refuse what is no problem or no method."""
     if not isinstance(problem, Bilevel | BlackBox):
         raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
     if isinstance(method, type) or not hasattr(method, "estimate"):
@@ -98,19 +67,7 @@ def check_kinds(problem: object, method: object) -> None:
 
 
 def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
-    """Look at the first step once: shapes, dependence, repeatable data.
-
-    Args:
-        problem: The two-level problem.
-        psi: φ or ψ(φ).
-        seed: Seed of the run.
-
-    Returns:
-        The run, bound to its seed.
-
-    Raises:
-        UserError: If something cannot work.
-    """
+    """Look at the first step once: shapes, dependence, repeatable data."""
     _check_batches(problem, seed)
     _check_rate(problem, psi)
     with torch.no_grad(), reproducible(seed, "init"):
@@ -120,15 +77,7 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
 
 
 def _check_batches(problem: Bilevel, seed: int) -> None:
-    """Data of the first and last step are the same when asked again, and stay as they are when others are asked for.
-
-    Args:
-        problem: The two-level problem.
-        seed: Seed of the run.
-
-    Raises:
-        UserError: If they are not.
-    """
+    """Data of the first and last step are the same when asked again, and stay as they are when others are asked for."""
     if problem.batches is None:
         return
     batch = problem.batch(0, seed)
@@ -149,15 +98,7 @@ def _check_batches(problem: Bilevel, seed: int) -> None:
 
 
 def _check_rate(problem: Bilevel, psi: Tree) -> None:
-    """A schedule is a function of the step: torch's own schedulers count their calls.
-
-    Args:
-        problem: The two-level problem.
-        psi: φ or ψ(φ).
-
-    Raises:
-        UserError: If it gives another rate when asked again.
-    """
+    """A schedule is a function of the step: torch's own schedulers count their calls."""
     if not callable(problem.optimizer.lr):
         return
     first, second = ([rate_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
@@ -172,16 +113,6 @@ def _check_inner(unroll: Unroll, psi: Tree) -> bool:
     """Whether the inner loss draws random numbers or puts hooks on tensors; it is one number that depends on θ.
 
     Only the forward pass of the first step is paid for.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-
-    Returns:
-        Whether torch's generators moved, or a hook must be watched.
-
-    Raises:
-        UserError: If the loss is no such number.
     """
     watched = [weight.detach().requires_grad_() for weight in leaves(unroll.theta)]
     with torch.enable_grad(), unroll.at(0, alone=True) as batch:

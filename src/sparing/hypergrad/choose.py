@@ -22,9 +22,9 @@ from sparing.hypergrad.unroll import Unroll
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import format_bytes, parse_bytes
 
+# Elements of φ (or ψ) up to which exact forward mode is an option: it carries a tangent for each, so its work grows
+# with their number as that of no other exact method does.
 FEW = 64
-"""Elements of φ (or ψ) up to which exact forward mode is an option: it carries a tangent for each, so its work grows
-with their number as that of no other exact method does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,20 +102,7 @@ def choose(
 
 
 def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
-    """The rule.
-
-    Args:
-        known: Prices of all options.
-        unit: Seconds of one unit of work.
-        budget: Bytes at most.
-        seconds: Time at most (s); None for no limit.
-
-    Returns:
-        The pick and all options.
-
-    Raises:
-        UserError: If nothing fits.
-    """
+    """The rule."""
     honest = [price for price in known if price.exact or price.cosine is not None]
     fitting = [price for price in honest if price.bytes is None or price.bytes <= budget]
     quick = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]

@@ -39,17 +39,6 @@ class Law(Protocol):
         """Directions of the given numbers; row i depends on the law, ``seed``, i, ``count`` and ``size`` only.
 
         So the same direction comes out of any chunking, on any rank, at any time, to the same bits.
-
-        Args:
-            numbers: Which of the directions 0 … count−1.
-            count: Directions of the whole estimate (count), b.
-            size: Length of a direction (count), N.
-            seed: Seed of the estimate.
-            dtype: Floating type of the result.
-            device: Where the result lies; it is drawn on the CPU.
-
-        Returns:
-            Tensor of shape (len(numbers), size).
         """
         ...
 
@@ -302,13 +291,6 @@ def _sylvester(row: int, size: int) -> Tensor:
     """First ``size`` entries of a row of Sylvester's matrix, int8: (−1) to the parity of ``row & column``.
 
     Columns that share all bits but the highest differ by that bit's sign alone, so each doubling copies what is there.
-
-    Args:
-        row: Index of the row, r.
-        size: Entries wanted (count), N.
-
-    Returns:
-        Tensor of ±1, shape (size,).
     """
     out = torch.ones(size, dtype=torch.int8)
     for bit in range((size - 1).bit_length()):
@@ -333,14 +315,6 @@ def _subset(count: int, of: int, seed: int) -> tuple[int, ...]:
     """First ``count`` of a uniformly random order of ``range(of)``, in O(count) memory.
 
     Fisher and Yates' shuffle that writes down only the places it has touched.
-
-    Args:
-        count: Numbers wanted (count), b.
-        of: Numbers to choose among (count), N or P.
-        seed: Seed of the estimate.
-
-    Returns:
-        Distinct numbers; those of a smaller count come first among those of a larger one.
     """
     draws = torch.empty(count, dtype=torch.int64).random_(generator=stream(seed, "direction", "subset")).tolist()
     moved: dict[int, int] = {}

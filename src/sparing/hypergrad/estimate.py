@@ -17,34 +17,19 @@ from sparing.hypergrad.unroll import State, Unroll
 class Estimate:
     """A hypergradient in its two parts: through the inner run, in the space of ψ, and direct, in the space of φ."""
 
-    through: list[Tensor]
-    """d_T·dθ_T/dψ, leaves as of ψ."""
-    direct: list[Tensor]
-    """∂f/∂φ at θ_T, leaves as of φ."""
-    value: Tensor
-    """f(θ_T, φ), shape ()."""
-    state: State
-    """θ_T and moments."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the report that the method alone knows."""
-    control: list[Tensor] | None = None
-    """The next control variate, leaves as of ψ."""
+    through: list[Tensor]  # d_T·dθ_T/dψ, leaves as of ψ
+    direct: list[Tensor]  # ∂f/∂φ at θ_T, leaves as of φ
+    value: Tensor  # f(θ_T, φ), shape ()
+    state: State  # θ_T and moments
+    facts: Mapping[str, Any] = field(default_factory=dict)  # fields of the report that the method alone knows
+    control: list[Tensor] | None = None  # the next control variate, leaves as of ψ
 
 
 class Method(Protocol):
     """A way to a hypergradient; a value, usually a frozen dataclass."""
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """Estimate the hypergradient.
-
-        Args:
-            unroll: The inner run.
-            psi: ψ(φ), or φ itself; detached.
-            phi: φ, detached.
-
-        Returns:
-            Both parts of it.
-        """
+        """Estimate the hypergradient."""
         ...
 
 

@@ -21,8 +21,8 @@ from sparing.hypergrad.unroll import Unroll
 from sparing.hypergrad.witness import Seen
 from sparing.seeds import number
 
+# Growth of ‖y_t‖ over the second half of a run above which its gradient is called meaningless.
 CHAOTIC = 1e3
-"""Growth of ‖y_t‖ over the second half of a run above which its gradient is called meaningless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,10 @@ class Forward:
     """Tangents carried through the run together (count); None for all."""
 
     def __post_init__(self) -> None:
-        """Refuse a chunk below one."""
         if self.chunk is not None and self.chunk < 1:
             raise UserError("chunk", got=self.chunk, why="tangents are counted", do="pass at least 1, or None")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "forward"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -91,7 +89,6 @@ class ForwardGradient:
     """Processes to share the directions with."""
 
     def __post_init__(self) -> None:
-        """Refuse counts that cannot work."""
         for name in ("directions", "chunk", "width"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -108,7 +105,6 @@ class ForwardGradient:
             )  # fmt: skip
 
     def __str__(self) -> str:
-        """Name for tables."""
         extras = [("guided", self.guides), (f"tail {self.tail}", self.tail), ("control", self.control is not None)]
         return ", ".join([f"(FG)²U b={self.directions}", *(name for name, used in extras if used)])
 
@@ -206,15 +202,6 @@ def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
 
     Beyond its first steps a method is held to its own passes alone. Its kernels are not those of the sweep, and where
     small changes grow the two part by more than rounding; a guess may be of any run.
-
-    Args:
-        guide: A method, or a tree like ψ.
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        phi: φ.
-
-    Returns:
-        Shape (N,).
     """
     if hasattr(guide, "estimate"):
         sweeps, own = unroll.seen or Seen(), Seen()

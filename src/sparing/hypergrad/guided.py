@@ -18,12 +18,9 @@ _DEPENDENT = 1e-6  # a guess is dropped where less than this share of its length
 class Frame:
     """An orthonormal frame: guesses first, random directions of their complement after."""
 
-    rows: Tensor
-    """Shape (b, N), orthonormal."""
-    guides: tuple[int, ...]
-    """Which guesses are left; row k belongs to guess guides[k]."""
-    guesses: Tensor
-    """The guesses, each of length one, shape (r, N)."""
+    rows: Tensor  # shape (b, N), orthonormal
+    guides: tuple[int, ...]  # which guesses are left; row k belongs to guess guides[k]
+    guesses: Tensor  # the guesses, each of length one, shape (r, N)
 
     @property
     def known(self) -> int:
@@ -32,19 +29,7 @@ class Frame:
 
 
 def frame_of(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
-    """Orthonormalise guesses and fill up with random directions orthogonal to them.
-
-    Args:
-        guesses: Vectors of length N, at least one.
-        count: Directions in all b (count).
-        seed: Seed of the random ones.
-
-    Returns:
-        The frame; all b rows are held.
-
-    Raises:
-        UserError: If b is not above the number of guesses, or above N.
-    """
+    """Orthonormalise guesses and fill up with random directions orthogonal to them."""
     size = len(guesses[0])
     if not len(guesses) < count <= size:
         raise UserError(
@@ -76,27 +61,16 @@ def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
 class Guided:
     """The estimate, and what it tells of the guesses."""
 
-    grad: Tensor
-    """Shape (N,)."""
-    norm_squared: float
-    """Unbiased estimate of ‖g‖²."""
-    error: float
-    """Expected squared error of the estimate."""
-    audit: dict[int, float]
-    """Guess -> estimated cos² to the truth."""
+    grad: Tensor  # shape (N,)
+    norm_squared: float  # unbiased estimate of ‖g‖²
+    error: float  # expected squared error of the estimate
+    audit: dict[int, float]  # guess -> estimated cos² to the truth
 
 
 def guided(frame: Frame, weights: Tensor) -> Guided:
     """ĝ = UUᵀg + ((N − r)/(b − r))·QQᵀg.
 
     Its relative error is ((N − r)/(b − r) − 1)·(1 − cos²(U, g)): what the guesses hold has none.
-
-    Args:
-        frame: The directions.
-        weights: g along each row, shape (b,); not a number where it overflowed.
-
-    Returns:
-        Estimate, error and audit.
 
     Source: Maheswaranathan et al. 2019 (Guided ES); Fournier et al. 2023 (gradient guesses).
     """

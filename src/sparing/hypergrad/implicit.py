@@ -24,14 +24,10 @@ Product = Callable[[Vector], Vector]
 class Stationary:
     """The inner loss around θ_T, with its slopes as a graph: products with H and with Y cost one backward pass."""
 
-    theta: Vector
-    """θ_T, requiring gradients."""
-    given: Vector
-    """Leaves of ψ, requiring gradients."""
-    slopes: Vector
-    """∇_θ g, part of a graph."""
-    decay: float
-    """λ of L2 decay inside the optimizer, which adds λI to H."""
+    theta: Vector  # θ_T, requiring gradients
+    given: Vector  # leaves of ψ, requiring gradients
+    slopes: Vector  # ∇_θ g, part of a graph
+    decay: float  # λ of L2 decay inside the optimizer, which adds λI to H
 
     def hessian(self, vector: Vector) -> Vector:
         """(H + λI)·vector."""
@@ -44,16 +40,7 @@ class Stationary:
 
 
 def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
-    """Slopes of the inner loss at the end of the run, on the batch of the last step.
-
-    Args:
-        unroll: The inner run.
-        state: θ_T.
-        psi: φ or ψ(φ).
-
-    Returns:
-        The place.
-    """
+    """Slopes of the inner loss at the end of the run, on the batch of the last step."""
     theta = [weight.detach().requires_grad_() for weight in state.theta]
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
@@ -73,17 +60,7 @@ def look(unroll: Unroll, state: State, psi: Tree) -> None:
 
 
 def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int) -> float:
-    """|λ| of largest size, by power iteration; from below.
-
-    Args:
-        product: v -> Hv.
-        like: Gives shapes.
-        rounds: Products to take (count).
-        seed: Seed of the start.
-
-    Returns:
-        ‖Hv‖ at the last unit v.
-    """
+    """|λ| of largest size, by power iteration; from below."""
     generator = stream(seed, "power")
     vector = [torch.randn(part.shape, generator=generator).to(part) for part in like]
     size = 0.0
@@ -108,17 +85,7 @@ def moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
 def solved(
     unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[Stationary, Vector], tuple[Vector, dict[str, object]]]
 ) -> Estimate:
-    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        phi: φ.
-        solve: (place, d) -> x and facts.
-
-    Returns:
-        Both parts of the hypergradient.
-    """
+    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts."""
     state = unroll.run(psi)
     value, slopes, direct = unroll.outer_slopes(state, phi)
     place = stationary(unroll, state, psi)
@@ -138,7 +105,6 @@ class HessianFree:
     """α, in place of H⁻¹."""
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "Hessian-free"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -161,14 +127,12 @@ class Neumann:
     """Power iterations that estimate λ_max before anything is summed (count); 0 trusts the step."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if not self.step > 0:
             raise UserError("Neumann.step", got=self.step, why="the series needs a step", do="pass step > 0")
         if self.terms < 0 or self.check < 0:
             raise UserError("Neumann.terms", got=min(self.terms, self.check), why="counted", do="pass numbers >= 0")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"Neumann {self.terms}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -186,18 +150,7 @@ class Neumann:
         return solved(unroll, psi, phi, solve)
 
     def _refuse_divergence(self, place: Stationary, seed: int) -> float | None:
-        """λ_max, unless the series cannot converge.
-
-        Args:
-            place: θ_T.
-            seed: Seed of the start of the power iteration.
-
-        Returns:
-            λ_max, or None where it is not looked at.
-
-        Raises:
-            UserError: If α ≥ 2/λ_max.
-        """
+        """λ_max, unless the series cannot converge."""
         if not self.check:
             return None
         largest = largest_eigenvalue(place.hessian, place.theta, rounds=self.check, seed=seed)
@@ -226,13 +179,11 @@ class ConjugateGradient:
     """Stop at this ‖residual‖/‖d‖."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if self.terms < 1 or self.damping < 0:
             got = f"terms {self.terms}, damping {self.damping}"
             raise UserError("ConjugateGradient", got=got, why="it iterates", do="pass terms >= 1, damping >= 0")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"CG {self.terms}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -272,7 +223,6 @@ class FiniteDifference:
     """ε·‖d‖: how far θ_T is moved."""
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "finite difference"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -289,16 +239,7 @@ class FiniteDifference:
 
 
 def slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
-    """∇_ψ g at some θ, on the batch of the last step.
-
-    Args:
-        unroll: The inner run.
-        theta: Leaves of θ.
-        psi: φ or ψ(φ).
-
-    Returns:
-        Leaves as of ψ.
-    """
+    """∇_ψ g at some θ, on the batch of the last step."""
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuilt(psi, given), batch)

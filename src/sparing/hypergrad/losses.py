@@ -49,10 +49,10 @@ def _absolute(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
     return F.l1_loss(given, target, **kwargs, **({} if weight is None else {"weight": weight}))
 
 
+# Function of torch -> the same, as a mode is given it: two tensors, and the rest by name.
 WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
     F.mse_loss: _mean_square,
     F.cross_entropy: _mean_by_class(F.cross_entropy),
     F.nll_loss: _mean_by_class(F.nll_loss),
     F.l1_loss: _absolute,
 }
-"""Function of torch -> the same, as a mode is given it: two tensors, and the rest by name."""

@@ -20,8 +20,8 @@ from sparing.errors import UserError
 
 Leaves = Sequence[Tensor]
 Slots = tuple[list[Tensor], ...]
+# Learning rate η: a number, (step) -> number, or (step, phi) -> number or tensor; step counts from 0.
 Rate = float | Callable[..., Any]
-"""Learning rate η: a number, (step) -> number, or (step, phi) -> number or tensor; step counts from 0."""
 
 
 def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], float]:
@@ -43,31 +43,14 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], floa
 
 
 def rate_at(rate: Rate, step: int, phi: Any) -> Any:
-    """The learning rate of a step.
-
-    Args:
-        rate: Number, (step) -> rate or (step, phi) -> rate.
-        step: From 0.
-        phi: What the inner loss sees.
-
-    Returns:
-        A number or a tensor that may depend on ``phi``.
-    """
+    """The learning rate of a step."""
     if not callable(rate):
         return rate
     return rate(step, phi) if takes(rate, 2) else rate(step)
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function asks for ``count`` positional arguments; those with a default are the caller's own.
-
-    Args:
-        function: Any callable.
-        count: Positional arguments offered.
-
-    Returns:
-        True also where the signature cannot be read.
-    """
+    """Whether a function asks for ``count`` positional arguments; those with a default are the caller's own."""
     try:
         asked = inspect.signature(function).parameters.values()
     except ValueError:
@@ -128,7 +111,6 @@ class SGD:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         _checked(self)
         if self.nesterov and (self.momentum <= 0 or self.dampening):
             raise UserError("nesterov", got="no momentum", why="it looks ahead along it", do="pass momentum > 0")
@@ -221,7 +203,6 @@ class Adam:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         _checked(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError("betas", got=self.betas, why="they are decays", do="pass two numbers in [0, 1)")
@@ -289,5 +270,5 @@ class AdamW(Adam):
         return [weight * (1 - lr * self.weight_decay) for weight in theta], list(grads)
 
 
+# Any inner optimizer of this room.
 Optimizer = SGD | Adam
-"""Any inner optimizer of this room."""

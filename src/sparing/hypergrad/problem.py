@@ -64,11 +64,6 @@ class Bilevel:
     every method then works in the space of ψ, with one backward pass from ψ to φ at the end."""
 
     def __post_init__(self) -> None:
-        """Refuse a problem that cannot be run.
-
-        Raises:
-            UserError: If it cannot.
-        """
         if not isinstance(self.steps, int) or self.steps < 1:
             raise UserError("steps", got=self.steps, why="an inner run takes at least one", do="pass steps >= 1")
         for name in ("inner", "outer"):
@@ -162,18 +157,7 @@ class BlackBox:
 
 
 def scalar(name: str, value: Any) -> Tensor:
-    """A loss, if it is one number.
-
-    Args:
-        name: What to call it in an error.
-        value: What the loss function returned.
-
-    Returns:
-        The value.
-
-    Raises:
-        UserError: If it is not a floating tensor of shape ().
-    """
+    """A loss, if it is one number."""
     if not isinstance(value, Tensor) or value.shape != ():
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UserError(
@@ -185,15 +169,7 @@ def scalar(name: str, value: Any) -> Tensor:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two batches hold the same data.
-
-    Args:
-        a: Any tree; tensors are compared element by element.
-        b: The other.
-
-    Returns:
-        False if a leaf, a shape or the nesting differs.
-    """
+    """Whether two batches hold the same data."""
     (left, shape), (right, other) = tree_flatten(a), tree_flatten(b)
     if shape != other:
         return False

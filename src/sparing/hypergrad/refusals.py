@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from sparing.errors import UserError
 
+# Pattern of a complaint -> what mends it; the first that matches is told.
 FIXES = (
     (
         r"autograd\.Function",
@@ -27,7 +28,6 @@ FIXES = (
         'give the loss no weights or targets that depend on φ: take reduction="none" and weight its elements yourself',
     ),
 )
-"""Pattern of a complaint -> what mends it; the first that matches is told."""
 
 KNOWN = re.compile(
     r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented|"
@@ -35,18 +35,12 @@ KNOWN = re.compile(
     re.IGNORECASE,
 )
 
+# What torch says where reverse mode lacks a derivative.
 MISSING = re.compile(r"derivative for .* is not implemented|not differentiable with respect to argument")
-"""What torch says where reverse mode lacks a derivative."""
 
 
 def operation(complaint: str) -> str:
     """The name of the operation that a complaint of torch is about.
-
-    Args:
-        complaint: Text of the exception.
-
-    Returns:
-        Its name, or "an operation".
 
     Example:
         >>> operation("Trying to use forward AD with _cdist_forward that does not support it")
@@ -66,14 +60,7 @@ def operation(complaint: str) -> str:
 
 
 def forward_mode_refusal(failure: BaseException) -> UserError | None:
-    """The error to show for a failure inside forward mode.
-
-    Args:
-        failure: What torch raised.
-
-    Returns:
-        An error with the fix, or None where the failure is not about forward mode.
-    """
+    """The error to show for a failure inside forward mode."""
     complaint = str(failure)
     if isinstance(failure, UserError) or not KNOWN.search(complaint):
         return None
@@ -87,15 +74,7 @@ def forward_mode_refusal(failure: BaseException) -> UserError | None:
 
 @contextlib.contextmanager
 def derivatives(name: str) -> Iterator[None]:
-    """Inside, an operation that reverse mode lacks a derivative of is refused in a line.
-
-    Args:
-        name: What of the problem is differentiated.
-
-    Raises:
-        UserError: In place of torch's complaint about a derivative.
-        RuntimeError: Whatever else was raised.
-    """
+    """Inside, an operation that reverse mode lacks a derivative of is refused in a line."""
     try:
         yield
     except RuntimeError as failure:  # NotImplementedError is one

@@ -29,21 +29,7 @@ def shaped(state: State, tensors: Sequence[Tensor]) -> State:
 def pull(
     unroll: Unroll, state: State, psi: Tree, first: int, last: int, cotangent: State | None, end: Tree = None
 ) -> tuple[State, list[Tensor], Estimate | None]:
-    """Run steps with their graph and pull a cotangent back through them (eq. 5 and 6).
-
-    Args:
-        unroll: The inner run.
-        state: State at ``first``.
-        psi: φ or ψ(φ).
-        first: From 0.
-        last: End of the stretch.
-        cotangent: d at ``last``; None: take it from the outer loss there.
-        end: φ, needed where the cotangent comes from the outer loss.
-
-    Returns:
-        d at ``first``; what the stretch adds to c, leaves as of ψ; and, with the outer loss, its value, its direct
-        part and the last state as an estimate.
-    """
+    """Run steps with their graph and pull a cotangent back through them (eq. 5 and 6)."""
     start = [tensor.detach().requires_grad_() for tensor in flat(state)]
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     watched, now = rebuilt(psi, given), shaped(state, start)
@@ -65,16 +51,7 @@ def pull(
 
 
 def pull_start(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
-    """d₀·∂Ω₀/∂ψ: what the initial weights owe to φ.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        cotangent: d₀.
-
-    Returns:
-        Leaves as of ψ; zero where θ₀ is a constant.
-    """
+    """d₀·∂Ω₀/∂ψ: what the initial weights owe to φ."""
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     if not callable(unroll.problem.init):
         return [torch.zeros_like(leaf) for leaf in given]
@@ -92,7 +69,6 @@ class Reverse:
     """
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "reverse"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -117,12 +93,10 @@ class Truncated:
     """Steps s that the backward pass reaches back (count); at T or beyond it is exact."""
 
     def __post_init__(self) -> None:
-        """Refuse a count below one."""
         if self.steps < 1:
             raise UserError("Truncated.steps", got=self.steps, why="it reaches back s steps", do="pass steps >= 1")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"truncated {self.steps}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:

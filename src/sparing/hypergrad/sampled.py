@@ -20,16 +20,11 @@ _BLOCK = 16  # directions regenerated at once when they are summed up
 class Draw:
     """Which directions an estimate uses: nothing but seeds and counts, so any rank can make any of them again."""
 
-    law: Law
-    """Law of the directions."""
-    count: int
-    """b."""
-    size: int
-    """N, or n of ψ."""
-    seed: int
-    """Seed of the estimate."""
-    like: Tree
-    """Gives dtype and device."""
+    law: Law  # law of the directions
+    count: int  # b
+    size: int  # N, or n of ψ
+    seed: int  # seed of the estimate
+    like: Tree  # gives dtype and device
 
     def rows(self, numbers: Sequence[int]) -> Tensor:
         """Directions by number, shape (len(numbers), N)."""
@@ -44,20 +39,7 @@ class Draw:
 
 
 def draw_of(law: Law, count: int, psi: Tree, seed: int) -> Draw:
-    """The directions of an estimate in the space of ψ.
-
-    Args:
-        law: Law of the directions.
-        count: b.
-        psi: φ or ψ(φ).
-        seed: Seed of the estimate.
-
-    Returns:
-        The draw.
-
-    Raises:
-        UserError: If there are no such directions (fewer than one, or more than the law has).
-    """
+    """The directions of an estimate in the space of ψ."""
     draw = Draw(law, count, size(psi), seed, psi)
     draw.rows([0])
     return draw
@@ -69,16 +51,7 @@ def masked_warning(masked: int, count: int) -> str:
 
 
 def combined(draw: Draw, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10).
-
-    Args:
-        draw: The directions, made again here.
-        weights: w_i = g·v_i, shape (b,); not a number where a direction overflowed.
-        known: A vector to multiply with each direction while it is there, shape (N,).
-
-    Returns:
-        ĝ of shape (N,), whose mean is over the directions that are left, and known·v_i of shape (b,).
-    """
+    """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10)."""
     left = torch.isfinite(weights)
     clean = torch.where(left, weights, torch.zeros_like(weights)) / left.sum().clamp(min=1)
     total, cross = torch.zeros_like(known), []
@@ -95,14 +68,6 @@ def controlled(draw: Draw, weights: Tensor, control: Tensor) -> tuple[Tensor, Te
     ĝ = (1/b) Σ [ω_i·h + (w_i − ω_i·h·v_i) v_i], where ω_i is the regression of w on h·v over the other directions,
     clipped to [0, 1]: it does not depend on v_i, so ĝ stays unbiased whatever h is, and a stale h costs little. Where
     directions depend on each other (drawn without replacement), ω is 1.
-
-    Args:
-        draw: The directions; all b rows are held at once.
-        weights: w_i, shape (b,).
-        control: h, shape (N,).
-
-    Returns:
-        ĝ, and h + P_V(g − h) with P_V the projection onto the directions; both of shape (N,).
 
     Source: Hanzely, Mishchenko & Richtárik 2018; the leave-one-out multiplier is ours.
     """
@@ -134,15 +99,6 @@ def confidence(draw: Draw, weights: Tensor, known: Tensor, cross: Tensor) -> Con
     w_i² has mean ‖g‖² and at most the variance it has under Gaussian directions, where b·mean/‖g‖² is χ² with b degrees
     of freedom; so the interval covers at least 95 % for Rademacher, Gaussian and sphere directions.
 
-    Args:
-        draw: The directions.
-        weights: w_i of the sampled part, shape (b,).
-        known: The part that is not sampled but exact, shape (N,).
-        cross: known·v_i, shape (b,).
-
-    Returns:
-        ‖g‖² of the sampled part, its interval, and the expected cosine of the whole.
-
     Source: Shen et al. 2024, Lemma 3.1 for the error; Wilson & Hilferty 1931 for the quantiles.
     """
     left = torch.isfinite(weights)
@@ -164,14 +120,7 @@ def _interval(mean: float, count: int) -> tuple[float, float] | None:
 
 
 def exponent(growth: Sequence[float]) -> float | None:
-    """Growth per step over the second half of a run (nat/step).
-
-    Args:
-        growth: ‖y_t‖/‖v‖ after each step.
-
-    Returns:
-        Slope of the logarithm by least squares; None where there is too little to fit or y vanishes.
-    """
+    """Growth per step over the second half of a run (nat/step)."""
     late = [
         (step, math.log(size)) for step, size in enumerate(growth) if 2 * step >= len(growth) and 0 < size < math.inf
     ]

@@ -40,7 +40,6 @@ class Spread:
     """How long rank 0 waits for another (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse a rank outside the group."""
         if not 0 <= self.rank < self.size:
             raise UserError("rank", got=self.rank, why=f"there are {self.size}", do="pass 0 <= rank < size")
 

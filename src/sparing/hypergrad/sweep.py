@@ -19,29 +19,14 @@ from sparing.hypergrad.unroll import State, Unroll
 class Sweep:
     """What one pass over the directions leaves."""
 
-    weights: Tensor
-    """w_i = d·y_i by position in ``numbers``, shape (len(numbers),)."""
-    known: list[Tensor]
-    """What the reversed tail adds exactly, leaves as of ψ."""
-    finish: Estimate
-    """Value, direct part and end of the run."""
-    growth: tuple[float, ...]
-    """‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite."""
+    weights: Tensor  # w_i = d·y_i by position in ``numbers``, shape (len(numbers),)
+    known: list[Tensor]  # what the reversed tail adds exactly, leaves as of ψ
+    finish: Estimate  # value, direct part and end of the run
+    growth: tuple[float, ...]  # ‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite
 
 
 def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None) -> tuple[State, State, list[Tensor]]:
-    """Run the first steps with tangents beside the state.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        rows: Directions, leading axis b.
-        steps: Steps to take (count).
-        width: Directions that pass through a step together; None for all.
-
-    Returns:
-        State, tangents, and ‖y_t‖ of each direction after each step, shape (b,).
-    """
+    """Run the first steps with tangents beside the state."""
     state, tangents = start(unroll, psi, rows)
     sizes = []
     for step in range(steps):
@@ -64,19 +49,6 @@ def sweep(
     """Push directions to step T − s, reverse the last s steps and the outer loss once, take inner products.
 
     The primal run repeats for each chunk, so memory is that of one chunk; inside a chunk it runs once.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        phi: φ.
-        rows_of: Numbers -> directions, shape (len, N).
-        numbers: Directions to take; none still makes the run, with the first of them, and weighs nothing.
-        chunk: Directions carried through the run together (count); None for all.
-        width: Directions that pass through a step together (count); None for the chunk.
-        tail: Steps s reversed at the end (count).
-
-    Returns:
-        Weights, exact part, end of the run, growth.
     """
     head = unroll.steps - tail
     step = chunk or max(len(numbers), 1)
@@ -105,19 +77,7 @@ def sweep(
 def reversed_tail(
     unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int, last: int
 ) -> tuple[list[Tensor], list[Tensor], Estimate]:
-    """The outer loss and the last steps, reversed.
-
-    Args:
-        unroll: The inner run.
-        state: State at ``head``.
-        psi: φ or ψ(φ).
-        phi: φ.
-        head: First step that is reversed.
-        last: End of the run.
-
-    Returns:
-        d at ``head``, as of ``flat``; what the stretch gives exactly, leaves as of ψ; end of the run.
-    """
+    """The outer loss and the last steps, reversed."""
     cotangent, known, finish = pull(unroll, state, psi, head, last, None, phi)
     assert finish is not None
     if head == 0:  # nothing is left to sample but θ₀, whose part costs one backward pass: the whole is exact

@@ -22,20 +22,7 @@ from sparing.seeds import stream
 
 
 def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A function and its derivatives along a batch of directions; the function itself runs once.
-
-    Args:
-        function: Trees in, tree out.
-        primals: Its arguments.
-        tangents: As the primals, each leaf with a leading axis of b directions.
-
-    Returns:
-        The value, and its derivatives with a leading axis of b.
-
-    Raises:
-        UserError: If an operation has no forward mode; it is named, with the fix.
-        RuntimeError: Whatever else the function raised.
-    """
+    """A function and its derivatives along a batch of directions; the function itself runs once."""
 
     def along(*directions: Any) -> tuple[Any, Any]:
         value, tangent = jvp(function, primals, directions)[:2]
@@ -62,16 +49,7 @@ def _load_rules() -> None:
 
 
 def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
-    """Ω₀ and y₀ = B₀v.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        rows: Directions, leaves as of ψ with a leading axis of b.
-
-    Returns:
-        State, and tangents with a leading axis of b (zero where θ₀ is a constant).
-    """
+    """Ω₀ and y₀ = B₀v."""
     with reproducible(unroll.seed, "init"):
         if callable(unroll.problem.init):
             made = partial(unroll.start, generator=stream(unroll.seed, "init"))  # setting a state is no pure operation
@@ -84,20 +62,7 @@ def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
 
 
 def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:
-    """One inner step for the state and all its tangents, taken at the old θ (eq. 8).
-
-    Args:
-        unroll: The inner run.
-        step: t, from 0.
-        state: θ_t and moments.
-        tangents: y_t, leading axis b.
-        psi: φ or ψ(φ).
-        rows: Directions, leading axis b.
-        width: Directions that pass through the step together (count); bounds its activations.
-
-    Returns:
-        The next state and tangents; where directions pass in several pieces, the tangents given are overwritten.
-    """
+    """One inner step for the state and all its tangents, taken at the old θ (eq. 8)."""
     count = len(_first(rows))
     for low in range(0, count, width):
         piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
@@ -142,29 +107,14 @@ def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> tup
 
 
 def lengths(rows: Sequence[Tensor]) -> Tensor:
-    """‖y‖ of each direction, over all leaves.
-
-    Args:
-        rows: Leaves with a leading axis of b.
-
-    Returns:
-        Shape (b,).
-    """
+    """‖y‖ of each direction, over all leaves."""
     parts = [torch.linalg.vector_norm(row.unsqueeze(-1), dim=tuple(range(1, row.dim() + 1))) for row in rows]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     return whole
 
 
 def growth(sizes: Sequence[Tensor], first: Tensor) -> tuple[float, ...]:
-    """‖y_t‖/‖v‖ after each step, root mean square over the directions that stayed finite all along.
-
-    Args:
-        sizes: ‖y_t‖ of each direction after each step, shape (b,) each; weights only, without moments.
-        first: ‖v‖ of each direction, shape (b,).
-
-    Returns:
-        One number a step; over all directions where none stayed finite.
-    """
+    """‖y_t‖/‖v‖ after each step, root mean square over the directions that stayed finite all along."""
     if not sizes or not len(first):
         return ()
     table, first = torch.stack(list(sizes)).double(), first.double()

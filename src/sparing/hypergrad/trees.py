@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+# Tensors in any nesting of dicts, lists, tuples and named tuples.
 Tree = Any
-"""Tensors in any nesting of dicts, lists, tuples and named tuples."""
 
 
 def leaves(tree: Tree) -> list[Tensor]:
@@ -20,15 +20,7 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def rebuilt(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
-    """A tree of the shape of ``tree`` that holds ``tensors``.
-
-    Args:
-        tree: Gives the nesting.
-        tensors: As many as ``tree`` has leaves, in its order.
-
-    Returns:
-        The new tree.
-    """
+    """A tree of the shape of ``tree`` that holds ``tensors``."""
     return tree_unflatten(list(tensors), tree_flatten(tree)[1])
 
 
@@ -53,14 +45,7 @@ def bytes_of(tree: Tree) -> int:
 
 
 def ravel(tree: Tree) -> Tensor:
-    """All leaves, one after another, as one vector.
-
-    Args:
-        tree: Floating tensors on one device.
-
-    Returns:
-        Shape (size,), in the widest dtype of the leaves.
-    """
+    """All leaves, one after another, as one vector."""
     parts = leaves(tree)
     if not parts:
         return torch.zeros(0)
@@ -69,15 +54,7 @@ def ravel(tree: Tree) -> Tensor:
 
 
 def unravel(vector: Tensor, tree: Tree) -> Tree:
-    """Cut a vector into the leaves of a tree; leading axes are kept.
-
-    Args:
-        vector: Shape (..., size).
-        tree: Gives nesting, shapes and dtypes.
-
-    Returns:
-        A tree of tensors of shape (..., *leaf.shape).
-    """
+    """Cut a vector into the leaves of a tree; leading axes are kept."""
     parts = leaves(tree)
     ahead = vector.shape[:-1]
     cuts = torch.split(vector, [math.prod(part.shape) for part in parts], dim=-1)
@@ -91,15 +68,7 @@ def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 
 def row_products(rows: Sequence[Tensor], vector: Sequence[Tensor]) -> Tensor:
-    """Inner product of each row with one vector, over all leaves.
-
-    Args:
-        rows: Leaves with a leading axis, shape (b, *leaf).
-        vector: Leaves, shape (*leaf).
-
-    Returns:
-        Shape (b,).
-    """
+    """Inner product of each row with one vector, over all leaves."""
     parts = [row.reshape(len(row), -1) @ leaf.reshape(-1).to(row.dtype) for row, leaf in zip(rows, vector, strict=True)]
     return torch.stack(parts).sum(0)
 

@@ -25,26 +25,20 @@ from sparing.seeds import number
 class State(NamedTuple):
     """The whole inner state: everything that a step reads and the next one writes."""
 
-    theta: list[Tensor]
-    """Leaves of θ."""
-    slots: tuple[list[Tensor], ...]
-    """Moments of the optimizer, each as the leaves of θ."""
+    theta: list[Tensor]  # leaves of θ
+    slots: tuple[list[Tensor], ...]  # moments of the optimizer, each as the leaves of θ
 
 
 @dataclass(frozen=True, slots=True)
 class Unroll:
     """An inner run bound to a seed and to the nesting of θ."""
 
-    problem: Bilevel
-    """What is run."""
-    seed: int
-    """Seed of batches, initial weights and dropout."""
-    theta: Tree
-    """Gives the nesting of θ; its values are not read."""
+    problem: Bilevel  # what is run
+    seed: int  # seed of batches, initial weights and dropout
+    theta: Tree  # gives the nesting of θ; its values are not read
+    # Whether the first inner loss draws random numbers. One that begins to draw later is run twice where it does.
     draws: bool = False
-    """Whether the first inner loss draws random numbers. One that begins to draw later is run twice where it does."""
-    seen: Seen | None = None
-    """What the first pass saw; None: nothing is compared."""
+    seen: Seen | None = None  # what the first pass saw; None: nothing is compared
 
     @property
     def steps(self) -> int:
@@ -52,15 +46,7 @@ class Unroll:
         return self.problem.steps
 
     def start(self, psi: Tree, generator: torch.Generator | None = None) -> State:
-        """Ω₀: weights that may depend on ψ, moments of zero.
-
-        Args:
-            psi: φ or ψ(φ).
-            generator: That of the initial weights, made beforehand where the call is transformed.
-
-        Returns:
-            The state before the first step.
-        """
+        """Ω₀: weights that may depend on ψ, moments of zero."""
         with reproducible(self.seed, "init"):
             theta = [apart(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
         zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
@@ -87,13 +73,6 @@ class Unroll:
 
         Attention runs by its plain formula meanwhile: the fused kernels have neither forward mode nor a second
         derivative on the CPU.
-
-        Args:
-            step: From 0.
-            alone: As of ``no_recomputation``.
-
-        Yields:
-            The batch.
         """
         batch = self.problem.batch(step, self.seed)
         plain = no_recomputation("inner", first=step == 0, alone=alone)
@@ -105,14 +84,6 @@ class Unroll:
 
         The mode that makes masks the same takes 6 to 17 % of a step of a small net, so it is entered only where random
         numbers are drawn: by the first step, or, as the generators tell, by this very call.
-
-        Args:
-            theta: Leaves of θ.
-            psi: φ or ψ(φ).
-            batch: Data of the step.
-
-        Returns:
-            Shape ().
         """
         if not self.draws:
             before = places()
@@ -129,17 +100,7 @@ class Unroll:
             return self.problem.inner(rebuilt(self.theta, theta), psi, batch)
 
     def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
-        """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap).
-
-        Args:
-            step: t, from 0.
-            state: θ_t and moments.
-            psi: φ or ψ(φ).
-            batch: Data of the step.
-
-        Returns:
-            The next state, and the inner loss.
-        """
+        """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap)."""
         slopes, loss = self.slopes(batch, state.theta, psi)
         return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi)), loss
 
@@ -149,17 +110,7 @@ class Unroll:
         return found
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """The same step with its graph kept, for reverse mode; the weights must require gradients.
-
-        Args:
-            step: t, from 0.
-            state: θ_t and moments, part of a graph.
-            psi: φ or ψ(φ), with or without gradients.
-            batch: Data of the step.
-
-        Returns:
-            The next state.
-        """
+        """The same step with its graph kept, for reverse mode; the weights must require gradients."""
         with torch.enable_grad():
             loss = self.loss(state.theta, psi, batch)
             self.hold("loss", step, loss)
@@ -169,17 +120,7 @@ class Unroll:
             return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """The same step with no graph left behind.
-
-        Args:
-            step: t, from 0.
-            state: θ_t and moments.
-            psi: φ or ψ(φ).
-            batch: Data of the step.
-
-        Returns:
-            The next state, without history.
-        """
+        """The same step with no graph left behind."""
         with torch.enable_grad():
             watched = [weight.detach().requires_grad_() for weight in state.theta]
             loss = self.loss(watched, psi, batch)
@@ -191,18 +132,7 @@ class Unroll:
     def run(
         self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, again: int = 0
     ) -> State:
-        """Run steps ``first`` … ``last`` − 1 without a graph.
-
-        Args:
-            psi: φ or ψ(φ).
-            state: State at ``first``; Ω₀ by default.
-            first: From 0.
-            last: T by default.
-            again: Take every so-manieth step, and the last one, a second time and compare; 0: none.
-
-        Returns:
-            The state at ``last``.
-        """
+        """Run steps ``first`` … ``last`` − 1 without a graph."""
         psi = detached(psi)
         with torch.no_grad():
             state = self.start(psi) if state is None else state
@@ -224,15 +154,7 @@ class Unroll:
             return scalar("outer", self.problem.outer(rebuilt(self.theta, state.theta), phi))
 
     def outer_slopes(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass.
-
-        Args:
-            state: θ_T.
-            phi: φ.
-
-        Returns:
-            Value of shape (); leaves like θ; leaves like φ. Zero where f does not depend on a leaf.
-        """
+        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass."""
         with torch.enable_grad():
             theta = [weight.detach().requires_grad_() for weight in state.theta]
             given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
@@ -250,21 +172,7 @@ def pulled(
     keep: bool = False,
     name: str = "inner",
 ) -> list[Tensor]:
-    """Cotangents of the inputs, zero where nothing reaches them.
-
-    Args:
-        outputs: One tensor or several; those without a graph are skipped.
-        inputs: Leaves of the graph.
-        cotangents: As the outputs; None for one scalar.
-        keep: Whether the graph is used again.
-        name: What of the problem is pulled back through, for a refusal.
-
-    Returns:
-        One tensor per input.
-
-    Raises:
-        UserError: If torch lacks a derivative of an operation.
-    """
+    """Cotangents of the inputs, zero where nothing reaches them."""
     listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     weights = [None] * len(listed) if cotangents is None else list(cotangents)
     kept = [(out, weight) for out, weight in zip(listed, weights, strict=True) if out.requires_grad]
@@ -294,7 +202,6 @@ class SameMasks(TorchFunctionMode):
     """Whether a hook was put on a tensor meanwhile."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, its tensor made contiguous where it draws."""
         if func is torch._C._set_grad_enabled:
             torch._C._set_fwd_grad_enabled(args[0])
         elif func is torch.Tensor.register_hook:
@@ -313,10 +220,6 @@ def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
     """Inside, torch's global generators stand where (seed, labels) put them; afterwards they are as before.
 
     Dropout has no generator of its own, so this is the one place where the global one is set.
-
-    Args:
-        seed: Seed of the run.
-        labels: What the randomness is for.
     """
     before = places()
     for generator in _generators():

@@ -18,19 +18,19 @@ from sparing.seeds import number as number_of
 
 Key = tuple[str, int]
 
+# First steps whose losses two passes by other kernels are compared by (count): one update on, nothing has grown.
 EARLY = 2
-"""First steps whose losses two passes by other kernels are compared by (count): one update on, nothing has grown."""
 
+# Elements of each leaf of θ that two passes are compared by (count); the loss of every step is compared besides.
 SAMPLE = 16
-"""Elements of each leaf of θ that two passes are compared by (count); the loss of every step is compared besides."""
 
+# Kind of comparison -> what is at fault, and what was seen.
 _ASKED_AGAIN = {
     "loss": ("inner", "another loss at step {step} when the run was repeated"),
     "end": ("inner or optimizer.lr", "other weights before step {step} when the run was repeated"),
     "psi": ("through", "another ψ when it was asked again"),
     "outer": ("outer", "another value at the same θ and φ"),
 }
-"""Kind of comparison -> what is at fault, and what was seen."""
 
 
 def refused(kind: str, step: int, told: str = "") -> UserError:
@@ -51,7 +51,6 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self._first: dict[Key, Any] = {}
         self._later: list[tuple[Key, Tensor]] = []
         self._highest: dict[str, float] = {}
@@ -65,16 +64,7 @@ class Seen:
         return first
 
     def hold(self, kind: str, step: int, value: Tensor) -> None:
-        """Keep what is seen for the first time; compare what is seen again.
-
-        Args:
-            kind: A key of ``_ASKED_AGAIN``.
-            step: From 0.
-            value: Any shape; few elements.
-
-        Raises:
-            UserError: If it differs by more than rounding from what was seen first.
-        """
+        """Keep what is seen for the first time; compare what is seen again."""
         key, now = (kind, step), value.detach().clone()
         self.eps = max(self.eps, torch.finfo(now.dtype).eps)
         if now.device.type != "cpu":
@@ -91,11 +81,7 @@ class Seen:
             self._highest[kind] = max(self._highest.get(kind, 0.0), _size(numbers))
 
     def early(self, other: Seen) -> None:
-        """Hold this pass to another one by other kernels: rounding grows along a run, so only the first losses count.
-
-        Args:
-            other: What that pass saw.
-        """
+        """Hold this pass to one by other kernels: rounding grows along a run, so only the first losses count."""
         self._highest.setdefault("loss", 0.0)
         for step in range(EARLY):
             key = ("loss", step)
@@ -103,11 +89,7 @@ class Seen:
                 self._first[key] = other._first[key]
 
     def settle(self) -> None:
-        """Compare what waits on a device.
-
-        Raises:
-            UserError: If a later pass saw something else.
-        """
+        """Compare what waits on a device."""
         for key, now in self._later:
             numbers = _numbers(self._first[key])
             self._highest[key[0]] = max(self._highest.get(key[0], 0.0), _size(numbers))
@@ -115,15 +97,7 @@ class Seen:
         self._later.clear()
 
     def mark(self, told: str, seed: int) -> tuple[float, float, float]:
-        """Three numbers that tell this run from another.
-
-        Args:
-            told: What must be the same to the letter.
-            seed: Seed of the run.
-
-        Returns:
-            A name of ``told`` and the seed; a sum of all that was seen first, with changing weights; its rounding.
-        """
+        """Three numbers that tell this run from another."""
         held = [x if isinstance(x, list) else _numbers(x) for x in self._first.values()]
         finite = [number for listed in held for number in listed if math.isfinite(number)]
         total = math.fsum(number * math.cos(place) for place, number in enumerate(finite))
@@ -143,15 +117,6 @@ def differing(
 
     Two kernels for one formula differ by some ε of the run's size, and a stretch carries that on; another mask or batch
     differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64.
-
-    Args:
-        first: Numbers.
-        now: As many.
-        eps: Of their dtype.
-        highest: Largest number of the kind in the whole run: what is near zero beside it is known to its rounding.
-
-    Returns:
-        The pair, or None.
     """
     room = eps ** (2 / 3) * _size(first) + 10 * eps * highest
     pairs = zip(first, now, strict=True)
@@ -181,12 +146,10 @@ class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses a loss that writes into a tensor it did not make: weights, batches, statistics, buffers of a module."""
 
     def __init__(self) -> None:
-        """Nothing made yet."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._made: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation unless it writes elsewhere; note what it makes."""
         kwargs = kwargs or {}
         for target in _written(func, args, kwargs):
             if target.numel() and _memory(target) not in self._made:
@@ -231,12 +194,6 @@ def watching(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
     """A hook that may look at a gradient and not change it.
 
     It fires again on the way back through the run, where what passes is no gradient of the inner loss.
-
-    Args:
-        hook: What a loss puts on a tensor.
-
-    Returns:
-        The same, refused once it returns another gradient.
     """
 
     def watched(gradient: Tensor) -> None:
@@ -254,12 +211,6 @@ def refuse_cut(slopes: Sequence[Tensor]) -> None:
     """The gradient of a loss may not end in a Function whose author ruled out a second derivative.
 
     Asked for the gradient of some inputs only, as here, torch passes over the node that would complain.
-
-    Args:
-        slopes: ∇_θ g with their graph.
-
-    Raises:
-        UserError: If a Function marked ``once_differentiable`` stands in it.
     """
     seen: set[Any] = set()
     waiting = [slope.grad_fn for slope in slopes if slope.grad_fn is not None]
@@ -298,18 +249,6 @@ def no_recomputation(name: str, *, first: bool = True, alone: bool = False) -> I
 
     Recomputation reads a module's own weights: by then ``functional_call`` has put them back. torch.func knows no such
     hooks either.
-
-    Args:
-        name: "inner" or "outer".
-        first: Whether torch's warning that a checkpoint cuts a gradient is listened to; filters cost every warning of
-            a loss its memory of having been shown, so once is enough.
-        alone: Whether hooks of those outside, who may count what a graph holds, are set aside meanwhile. Else nothing
-            can be refused where there are any.
-
-    Raises:
-        UserError: If a loss is checkpointed.
-        RuntimeError: Whatever else it raised.
-        UserWarning: Likewise, where warnings are errors.
     """
     try:
         with contextlib.ExitStack() as stack:

@@ -21,15 +21,15 @@ from sparing.hypergrad.unroll import State, Unroll, pulled
 from sparing.hypergrad.witness import differing
 from sparing.seeds import number
 
+# Second over first differences of a solution above which the solver is asked twice at φ: of a smooth one they are of
+# the order of the step, of a random one about 2.
 _BENT = 0.01
-"""Second over first differences of a solution above which the solver is asked twice at φ: of a smooth one they are of
-the order of the step, of a random one about 2."""
+# The same ratio from which on a result warns; above 1 it is refused.
 _DOUBTFUL = 0.5
-"""The same ratio from which on a result warns; above 1 it is refused."""
+# How far rounding may take φ ± µv from their places, relative to the step.
 _ROUNDED = 0.05
-"""How far rounding may take φ ± µv from their places, relative to the step."""
+# A step in so many is taken twice, to see whether the run is the same each time: 3 % of the work.
 _LOOKS = 33
-"""A step in so many is taken twice, to see whether the run is the same each time: 3 % of the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +53,12 @@ class ZerothOrder:
     """Whether the outer loss is differentiated; else its values are differenced too."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if self.directions < 1:
             raise UserError("directions", got=self.directions, why="directions are counted", do="pass at least 1")
         if not self.step > 0:
             raise UserError("step", got=self.step, why="a difference needs a distance", do="pass step > 0")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"zeroth order b={self.directions}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -137,21 +135,7 @@ class ZerothOrder:
 
 
 def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> tuple[Estimate, Tree]:
-    """The hypergradient around a solver that cannot be differentiated.
-
-    Args:
-        problem: A ``BlackBox``.
-        phi: φ, detached.
-        method: Directions and step.
-        seed: Seed of the directions.
-
-    Returns:
-        Both parts, and u.
-
-    Raises:
-        UserError: If ``solve`` returns no tree of floating tensors, values at φ that are not finite, or other values
-            when asked again.
-    """
+    """The hypergradient around a solver that cannot be differentiated."""
     kept = [leaf.clone() for leaf in leaves(phi)]
     tree = check_solution(problem.solve(phi))
     if not same(kept, leaves(phi)):
