@@ -12,9 +12,9 @@ from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weight
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.hypergrad.checks import check_problem
-from sparing.hypergrad.reverse import flat
+from sparing.hypergrad.reverse import flatten_state
 from sparing.hypergrad.trees import leaves
-from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
+from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
 def unroll_of(make: Any, optimizer: str = "adam", seed: int = 3) -> tuple[Unroll, Any]:
@@ -32,11 +32,11 @@ def test_a_step_is_the_same_in_each_of_its_forms(make: Any, optimizer: str) -> N
     unroll, phi = unroll_of(make, optimizer)
     state = unroll.run(phi, last=2)
     with unroll.at(2) as batch:
-        plain = flat(unroll.plain_step(2, state, phi, batch))
+        plain = flatten_state(unroll.plain_step(2, state, phi, batch))
     with unroll.at(2) as batch:
-        graph = flat(unroll.graph_step(2, watched(state), phi, batch))
+        graph = flatten_state(unroll.graph_step(2, watched(state), phi, batch))
     with unroll.at(2) as batch:
-        pure = flat(unroll.step(2, state, phi, batch)[0])
+        pure = flatten_state(unroll.step(2, state, phi, batch)[0])
     assert not any(tensor.requires_grad for tensor in plain)
     for one, two, three in zip(plain, graph, pure, strict=True):
         # functorch orders some sums otherwise
@@ -51,7 +51,7 @@ def test_a_run_in_pieces_is_the_run(make: Any) -> None:
     unroll = Unroll(case.problem, 3, case.problem.start(psi, 3))
     whole = unroll.run(psi)
     half = unroll.run(psi, last=1)
-    for one, two in zip(flat(whole), flat(unroll.run(psi, state=half, first=1)), strict=True):
+    for one, two in zip(flatten_state(whole), flatten_state(unroll.run(psi, state=half, first=1)), strict=True):
         assert torch.equal(one, two)
     torch.testing.assert_close(vector(whole.theta), vector(unrolled(*case, seed=3)[2]), rtol=1e-13, atol=1e-15)
 
@@ -117,7 +117,7 @@ def test_outer_slopes_are_both_partial_derivatives() -> None:
     case = example_weights()
     unroll = Unroll(case.problem, 0, case.problem.init)
     state = unroll.start(case.phi)
-    value, d, c = unroll.outer_slopes(state, case.phi)
+    value, d, c = unroll.outer_gradients(state, case.phi)
     torch.testing.assert_close(c[0], 0.2 * case.phi["weight"])
     turn = [draw(*leaf.shape, seed=9) for leaf in state.theta]
     along = jvp(
@@ -130,10 +130,10 @@ def test_outer_slopes_are_both_partial_derivatives() -> None:
 
 def test_pulled_is_zero_where_nothing_reaches() -> None:
     x, spare = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
-    assert [part.tolist() for part in pulled((2 * x).sum(), [x, spare])] == [[2, 2], [0, 0, 0]]
-    assert [part.tolist() for part in pulled(torch.tensor(1.0), [x])] == [[0, 0]]
+    assert [part.tolist() for part in vjp((2 * x).sum(), [x, spare])] == [[2, 2], [0, 0, 0]]
+    assert [part.tolist() for part in vjp(torch.tensor(1.0), [x])] == [[0, 0]]
     constant = torch.ones(2)
-    found = pulled([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
+    found = vjp([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
     assert found[0].tolist() == [3, 6]
 
 

@@ -15,8 +15,8 @@ from sparing.errors import RunError, UserError
 from sparing.hypergrad.checks import check_kinds, check_problem, check_tree
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.problem import Bilevel, BlackBox
-from sparing.hypergrad.trees import Tree, added, detached, leaves, rebuilt
-from sparing.hypergrad.unroll import Unroll, pulled, reproducible
+from sparing.hypergrad.trees import Tree, add, detach_tree, leaves, rebuild
+from sparing.hypergrad.unroll import Unroll, reproducible, vjp
 from sparing.hypergrad.witness import sample
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 from sparing.memory import Ledger
@@ -62,22 +62,22 @@ def hypergradient(
     begin = time.perf_counter()
     check_kinds(problem, method)
     phi = check_tree("phi", phi)
-    place = leaves(phi)[0].device
-    held = _watched(place)
+    device = leaves(phi)[0].device
+    held = _start_cuda_peak(device)
     ledger = Ledger(nn.Module()) if measure and held is None else None
     with ledger or contextlib.nullcontext():
         if isinstance(problem, BlackBox):
-            result = _differenced(problem, phi, method, seed, begin)
+            result = _black_box_result(problem, phi, method, seed, begin)
         else:
             psi, _ = bottleneck(problem, phi, seed)
             unroll = check_problem(problem, psi, seed)
-            unroll.hold("psi", 0, sample(leaves(psi)))
-            result = finished(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
-    peak = ledger.peak.total if ledger else None if held is None else torch.cuda.max_memory_allocated(place) - held
-    return warned(replace(result, report=replace(result.report, bytes=peak)))
+            unroll.check_same("psi", 0, sample(leaves(psi)))
+            result = assemble_result(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
+    peak = ledger.peak.total if ledger else None if held is None else torch.cuda.max_memory_allocated(device) - held
+    return emit_warnings(replace(result, report=replace(result.report, bytes=peak)))
 
 
-def _differenced(problem: BlackBox, phi: Tree, method: Method, seed: int, begin: float) -> Result:
+def _black_box_result(problem: BlackBox, phi: Tree, method: Method, seed: int, begin: float) -> Result:
     """The result around a black box, for ``ZerothOrder`` alone."""
     if not isinstance(method, ZerothOrder):
         raise UserError(
@@ -87,11 +87,11 @@ def _differenced(problem: BlackBox, phi: Tree, method: Method, seed: int, begin:
     if not torch.isfinite(found.value):
         raise RunError("the outer loss is not finite though solve(phi) is; look at outer(u, phi)")
     _refuse_no_direction(found)
-    grad = rebuilt(phi, added(found.through, found.direct))
+    grad = rebuild(phi, add(found.through, found.direct))
     return _result(found, _report(method, found, begin, 0), grad, u, phi)
 
 
-def finished(
+def assemble_result(
     problem: Bilevel,
     unroll: Unroll,
     phi: Tree,
@@ -104,23 +104,21 @@ def finished(
     """From an estimate in the space of ψ to the result in that of φ."""
     psi, watched = bottleneck(problem, phi, unroll.seed)
     if watched is not None:
-        unroll.hold("psi", 0, sample(leaves(psi)))
-    if unroll.seen is not None:
-        unroll.seen.settle()
+        unroll.check_same("psi", 0, sample(leaves(psi)))
+    if unroll.first_pass is not None:
+        unroll.first_pass.compare_pending()
     if not (finite(found.state.theta) and torch.isfinite(found.value)):
-        raise RunError(_overflow(unroll, psi, found))
+        raise RunError(_overflow_message(unroll, psi, found))
     _refuse_no_direction(found)
-    through = (
-        found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through, name="through")
-    )
-    grad = rebuilt(phi, added(found.direct, through))
+    through = found.through if watched is None else vjp(leaves(watched[0]), watched[1], found.through, name="through")
+    grad = rebuild(phi, add(found.direct, through))
     if not finite(leaves(grad)):
         raise RunError(
             "the hypergradient is not finite though the run is: something has no derivative where it stands, such as a "
             "root or a norm at 0; add a small number under it"
         )
     report = _report(method, found, begin, problem.steps if steps is None else steps)
-    return _result(found, report, grad, rebuilt(unroll.theta, found.state.theta), psi)
+    return _result(found, report, grad, rebuild(unroll.theta, found.state.theta), psi)
 
 
 def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
@@ -137,7 +135,7 @@ def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
     phi = check_tree("phi", phi)
     psi, _ = bottleneck(problem, phi, seed)
     unroll = check_problem(problem, psi, seed)
-    return rebuilt(unroll.theta, unroll.run(psi).theta)
+    return rebuild(unroll.theta, unroll.run(psi).theta)
 
 
 def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
@@ -185,15 +183,15 @@ def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree
         return phi, None
     with torch.enable_grad(), reproducible(seed, "through"):
         given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
-        psi = problem.through(rebuilt(phi, given))
+        psi = problem.through(rebuild(phi, given))
     check_tree("through(phi)", psi)
-    return detached(psi), (psi, given)
+    return detach_tree(psi), (psi, given)
 
 
-def _overflow(unroll: Unroll, psi: Tree, found: Estimate) -> str:
+def _overflow_message(unroll: Unroll, psi: Tree, found: Estimate) -> str:
     """The sentence that names the inner step at which numbers were lost."""
     state = unroll.run(psi, last=0)
-    grown = found.facts.get("growth", ())
+    grown = found.details.get("growth", ())
     for step in range(unroll.steps):
         state = unroll.run(psi, state=state, first=step, last=step + 1)
         if not finite([*state.theta]):
@@ -205,24 +203,24 @@ def _overflow(unroll: Unroll, psi: Tree, found: Estimate) -> str:
     return "the outer loss is not finite though θ_T is; look at outer(theta, phi)"
 
 
-def _watched(place: torch.device) -> int | None:
+def _start_cuda_peak(device: torch.device) -> int | None:
     """Bytes held on a CUDA device, whose peak is watched from now on."""
-    if place.type != "cuda":
+    if device.type != "cuda":
         return None
-    torch.cuda.reset_peak_memory_stats(place)
-    return torch.cuda.memory_allocated(place)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def _refuse_no_direction(found: Estimate) -> None:
     """An estimate from no direction at all would be a zero that looks like an optimum."""
-    if found.facts.get("masked") and found.facts["masked"] == found.facts["directions"]:
+    if found.details.get("masked") and found.details["masked"] == found.details["directions"]:
         raise RunError(
-            f"all {found.facts['masked']} directions were lost or overflowed though the run itself did not: the "
+            f"all {found.details['masked']} directions were lost or overflowed though the run itself did not: the "
             "tangents grow too fast, lower optimizer.lr or pass clip="
         )
 
 
-def warned(result: Result) -> Result:
+def emit_warnings(result: Result) -> Result:
     """The result, once its warnings are raised as such at the line that called the caller."""
     for warning in result.report.warnings:
         python_warnings.warn(warning, RuntimeWarning, stacklevel=3)
@@ -231,9 +229,9 @@ def warned(result: Result) -> Result:
 
 def _report(method: Method, found: Estimate, begin: float, steps: int) -> Report:
     """Time, and what the method tells."""
-    return Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **found.facts)
+    return Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **found.details)
 
 
 def _result(found: Estimate, report: Report, grad: Tree, theta: Tree, psi: Tree) -> Result:
-    control = None if found.control is None else rebuilt(psi, found.control)
+    control = None if found.control is None else rebuild(psi, found.control)
     return Result(grad=grad, value=found.value, theta=theta, report=report, control=control)

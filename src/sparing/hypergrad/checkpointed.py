@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.replay import affordable, split, square_root
-from sparing.hypergrad.reverse import flat, pull, pull_start, shaped
-from sparing.hypergrad.trees import Tree, bytes_of, leaves, rebuilt
+from sparing.hypergrad.replay import affordable_states, next_snapshot, sqrt_schedule
+from sparing.hypergrad.reverse import flatten_state, pullback, pullback_init, unflatten_state
+from sparing.hypergrad.trees import Tree, bytes_of, leaves, rebuild
 from sparing.hypergrad.unroll import State, Unroll
 from sparing.memory import parse_bytes
 
@@ -56,8 +56,10 @@ class Checkpointed:
         """
         if self.memory is not None:
             graph = graph_bytes(unroll, psi, start)
-            return 1, affordable(parse_bytes(self.memory), unroll.steps, state=bytes_of(flat(start)), graph=graph)
-        return square_root(unroll.steps) if self.states == "sqrt" else (1, min(int(self.states), unroll.steps - 1))
+            return 1, affordable_states(
+                parse_bytes(self.memory), unroll.steps, state=bytes_of(flatten_state(start)), graph=graph
+            )
+        return sqrt_schedule(unroll.steps) if self.states == "sqrt" else (1, min(int(self.states), unroll.steps - 1))
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The exact hypergradient, bit for bit that of ``Reverse`` where sums have one order."""
@@ -68,7 +70,7 @@ class Checkpointed:
         back.stretch(0, unroll.steps, start, states)
         assert back.finish is not None
         assert back.cotangent is not None
-        through = [a + b for a, b in zip(back.through, pull_start(unroll, psi, back.cotangent), strict=True)]
+        through = [a + b for a, b in zip(back.through, pullback_init(unroll, psi, back.cotangent), strict=True)]
         return Estimate(through=through, direct=back.finish.direct, value=back.finish.value, state=back.finish.state)
 
 
@@ -95,7 +97,7 @@ class _Backward:
                 self._pull(last - self._tail(last - first), last, self._advance(state, first, last))
                 last -= self._tail(last - first)
                 continue
-            cut = first + self.leaf * split(units, states)
+            cut = first + self.leaf * next_snapshot(units, states)
             self.stretch(cut, last, self.unroll.run(self.psi, state=state, first=first, last=cut), states - 1)
             last = cut
 
@@ -108,7 +110,7 @@ class _Backward:
         return self.unroll.run(self.psi, state=state, first=first, last=cut)
 
     def _pull(self, first: int, last: int, state: State) -> None:
-        cotangent, through, finish = pull(self.unroll, state, self.psi, first, last, self.cotangent, self.phi)
+        cotangent, through, finish = pullback(self.unroll, state, self.psi, first, last, self.cotangent, self.phi)
         self.finish = finish or self.finish
         self.cotangent = cotangent
         self.through = [a + b for a, b in zip(self.through, through, strict=True)]
@@ -116,7 +118,7 @@ class _Backward:
 
 def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
     """Bytes that the graph of one step keeps for its backward pass, measured on the first step."""
-    held = {tensor.untyped_storage().data_ptr() for tensor in [*flat(state), *leaves(psi)]}
+    held = {tensor.untyped_storage().data_ptr() for tensor in [*flatten_state(state), *leaves(psi)]}
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -125,8 +127,8 @@ def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    keep = shaped(state, [tensor.detach().requires_grad_() for tensor in flat(state)])
-    given = rebuilt(psi, [leaf.detach().requires_grad_() for leaf in leaves(psi)])
+    keep = unflatten_state(state, [tensor.detach().requires_grad_() for tensor in flatten_state(state)])
+    given = rebuild(psi, [leaf.detach().requires_grad_() for leaf in leaves(psi)])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), unroll.at(0) as batch:
         unroll.graph_step(0, keep, given, batch)
     return sum(seen.values())

@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_map
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import finite
-from sparing.hypergrad.optimizers import rate_at
-from sparing.hypergrad.problem import Bilevel, BlackBox, same, scalar
-from sparing.hypergrad.trees import Tree, detached, leaves, rebuilt
-from sparing.hypergrad.unroll import SameMasks, Unroll, places, reproducible, same_places
-from sparing.hypergrad.witness import Seen, Untouched
+from sparing.hypergrad.optimizers import lr_at
+from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
+from sparing.hypergrad.trees import Tree, detach_tree, leaves, rebuild
+from sparing.hypergrad.unroll import ModeParity, Unroll, reproducible, rng_states, same_rng_states
+from sparing.hypergrad.witness import FirstPass, NoForeignWrites
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
@@ -31,7 +31,7 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
                 name, got="a tensor made inside torch.inference_mode()", why="nothing can be recorded about it",
                 do="clone it outside",
             )  # fmt: skip
-    return detached(tree)
+    return detach_tree(tree)
 
 
 def check_solution(tree: Tree, like: Tree = None) -> Tree:
@@ -72,7 +72,7 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
     _check_rate(problem, psi)
     with torch.no_grad(), reproducible(seed, "init"):
         theta = check_tree("init", problem.start(psi, seed))
-    unroll = Unroll(problem, seed, theta, seen=Seen())
+    unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
     return replace(unroll, draws=_check_inner(unroll, psi))
 
 
@@ -83,12 +83,12 @@ def _check_batches(problem: Bilevel, seed: int) -> None:
     batch = problem.batch(0, seed)
     kept = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
     last = problem.batch(problem.steps - 1, seed)
-    if problem.steps > 1 and not same(batch, kept):
+    if problem.steps > 1 and not same_data(batch, kept):
         raise UserError(
             "batches", got="a batch that changes when the next one is asked for",
             why="a graph holds the batches of many steps", do="return a new tensor each time, not one buffer",
         )  # fmt: skip
-    if not (same(last, problem.batch(problem.steps - 1, seed)) and same(kept, problem.batch(0, seed))):
+    if not (same_data(last, problem.batch(problem.steps - 1, seed)) and same_data(kept, problem.batch(0, seed))):
         raise UserError(
             "batches",
             got="other data on a second call",
@@ -101,8 +101,8 @@ def _check_rate(problem: Bilevel, psi: Tree) -> None:
     """A schedule is a function of the step: torch's own schedulers count their calls."""
     if not callable(problem.optimizer.lr):
         return
-    first, second = ([rate_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
-    if not same(first, second):
+    first, second = ([lr_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
+    if not same_data(first, second):
         raise UserError(
             "optimizer.lr", got="another rate at the same step on a second call",
             why="every pass over a run must take the same steps", do="make it a function of the step (and φ) alone",
@@ -115,12 +115,12 @@ def _check_inner(unroll: Unroll, psi: Tree) -> bool:
     Only the forward pass of the first step is paid for.
     """
     watched = [weight.detach().requires_grad_() for weight in leaves(unroll.theta)]
-    with torch.enable_grad(), unroll.at(0, alone=True) as batch:
-        before = places()
-        with Untouched(), SameMasks() as mode:
-            loss = unroll.problem.inner(rebuilt(unroll.theta, watched), psi, batch)
-        draws = mode.hooked or not same_places(places(), before)
-    if not scalar("inner", loss).requires_grad:
+    with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
+        before = rng_states()
+        with NoForeignWrites(), ModeParity() as mode:
+            loss = unroll.problem.inner(rebuild(unroll.theta, watched), psi, batch)
+        draws = mode.has_hooks or not same_rng_states(rng_states(), before)
+    if not check_scalar("inner", loss).requires_grad:
         raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")
-    unroll.hold("loss", 0, loss)
+    unroll.check_same("loss", 0, loss)
     return draws

@@ -103,24 +103,26 @@ def choose(
 
 def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
     """The rule."""
-    honest = [price for price in known if price.exact or price.cosine is not None]
-    fitting = [price for price in honest if price.bytes is None or price.bytes <= budget]
-    quick = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
+    comparable = [price for price in known if price.exact or price.cosine is not None]
+    fitting = [price for price in comparable if price.bytes is None or price.bytes <= budget]
+    in_time = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
     if not fitting:
-        least = min(honest, key=lambda price: price.bytes or 0)
+        least = min(comparable, key=lambda price: price.bytes or 0)
         raise UserError(
             "memory", got=format_bytes(budget),
             why=f"the leanest option, {least.method}, takes {format_bytes(least.bytes or 0)}",
             do="give more memory, or take fewer inner steps",
         )  # fmt: skip
-    if not quick:
+    if not in_time:
         least = min(fitting, key=lambda price: price.gradient_steps)
         raise UserError(
             "seconds", got=seconds,
             why=f"the quickest option that fits the memory, {least.method}, takes {least.gradient_steps * unit:.3g} s",
             do="give more time or memory, or take fewer inner steps",
         )  # fmt: skip
-    best = min(quick, key=lambda price: (not price.exact, 0 if price.exact else -_cosine(price), price.gradient_steps))
+    best = min(
+        in_time, key=lambda price: (not price.exact, 0 if price.exact else -_cosine(price), price.gradient_steps)
+    )
     options = [_option(price, best, budget, seconds, unit) for price in known]
     options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
@@ -148,7 +150,7 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
 
 def _step_seconds(unroll: Unroll, psi: Tree) -> float:
     """Seconds of one inner gradient step, the second of two."""
-    unroll = unroll.apart()  # the second step is taken from another state
+    unroll = unroll.unchecked()  # the second step is taken from another state
     state = unroll.run(psi, last=1)
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)

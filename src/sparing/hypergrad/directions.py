@@ -153,7 +153,7 @@ class Coordinate:
     ) -> Tensor:
         """Directions of the given numbers, shape (len(numbers), size)."""
         _check(self, numbers, count, size)
-        drawn = _subset(count, size, seed)
+        drawn = _sample_subset(count, size, seed)
         out = torch.zeros(len(numbers), size, dtype=dtype)
         out[range(len(numbers)), [drawn[number] for number in numbers]] = math.sqrt(size)
         return out.to(device)
@@ -194,7 +194,7 @@ class Orthonormal:
     ) -> Tensor:
         """Directions of the given numbers, shape (len(numbers), size)."""
         _check(self, numbers, count, size)
-        return _frame(count, size, seed)[list(numbers)].to(device=device, dtype=dtype)
+        return _orthogonal_frame(count, size, seed)[list(numbers)].to(device=device, dtype=dtype)
 
     def limit(self, size: int) -> int | None:
         """N: no more than N vectors of R^N are orthogonal."""
@@ -234,7 +234,7 @@ class Hadamard:
     ) -> Tensor:
         """Directions of the given numbers, shape (len(numbers), size)."""
         _check(self, numbers, count, size)
-        drawn = _subset(count, _order(size), seed)
+        drawn = _sample_subset(count, _next_power_of_two(size), seed)
         signs = _signs(size, stream(seed, "direction", "signs"))
         out = torch.empty(len(numbers), size, dtype=dtype)
         for row, number in zip(out, numbers, strict=True):
@@ -243,11 +243,11 @@ class Hadamard:
 
     def limit(self, size: int) -> int | None:
         """P, the least power of two that is no less than N."""
-        return _order(size)
+        return _next_power_of_two(size)
 
     def excess(self, count: int, size: int) -> float:
         """Relative mean squared error ((N − 1)/b)(P − b)/(P − 1)."""
-        order = _order(size)
+        order = _next_power_of_two(size)
         return (size - 1) / count * (order - count) / max(order - 1, 1)
 
     def cosine(self, count: int, size: int) -> float:
@@ -282,7 +282,7 @@ def _signs(size: int, generator: torch.Generator) -> Tensor:
     return torch.empty(size, dtype=torch.int8).random_(0, 2, generator=generator).mul_(2).sub_(1)
 
 
-def _order(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     """Least power of two that is no less than ``size``."""
     return 1 << (size - 1).bit_length()
 
@@ -302,7 +302,7 @@ def _sylvester(row: int, size: int) -> Tensor:
 
 
 @lru_cache(maxsize=1)  # chunks of one estimate ask for the same frame again and again
-def _frame(count: int, size: int, seed: int) -> Tensor:
+def _orthogonal_frame(count: int, size: int, seed: int) -> Tensor:
     """Uniformly random orthogonal rows of length √N, float64, shape (count, size)."""
     normal = torch.randn(size, count, generator=stream(seed, "direction", "frame"), dtype=torch.float64)
     frame, triangle = torch.linalg.qr(normal)
@@ -311,7 +311,7 @@ def _frame(count: int, size: int, seed: int) -> Tensor:
 
 
 @lru_cache(maxsize=8)  # chunks of one estimate ask for the same b integers again and again
-def _subset(count: int, of: int, seed: int) -> tuple[int, ...]:
+def _sample_subset(count: int, of: int, seed: int) -> tuple[int, ...]:
     """First ``count`` of a uniformly random order of ``range(of)``, in O(count) memory.
 
     Fisher and Yates' shuffle that writes down only the places it has touched.

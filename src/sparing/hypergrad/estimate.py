@@ -21,7 +21,7 @@ class Estimate:
     direct: list[Tensor]  # ∂f/∂φ at θ_T, leaves as of φ
     value: Tensor  # f(θ_T, φ), shape ()
     state: State  # θ_T and moments
-    facts: Mapping[str, Any] = field(default_factory=dict)  # fields of the report that the method alone knows
+    details: Mapping[str, Any] = field(default_factory=dict)  # fields of the report that the method alone knows
     control: list[Tensor] | None = None  # the next control variate, leaves as of ψ
 
 

@@ -12,13 +12,21 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.guided import Frame, frame_of, guided
-from sparing.hypergrad.sampled import Draw, combined, confidence, controlled, draw_of, exponent, masked_warning
+from sparing.hypergrad.guided import Frame, build_frame, guided_estimate
+from sparing.hypergrad.sampled import (
+    Directions,
+    combine,
+    combine_with_control,
+    confidence,
+    draw_directions,
+    exponent,
+    masked_warning,
+)
 from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.sweep import Sweep, sweep
 from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
 from sparing.hypergrad.unroll import Unroll
-from sparing.hypergrad.witness import Seen
+from sparing.hypergrad.witness import FirstPass
 from sparing.seeds import number
 
 # Growth of ‖y_t‖ over the second half of a run above which its gradient is called meaningless.
@@ -114,25 +122,25 @@ class ForwardGradient:
         if not self.guides:
             return self._plain(unroll, psi, phi, seed)
         guesses = [_guess(guide, unroll, psi, phi) for guide in self.guides]
-        return self._guided(unroll, psi, phi, frame_of(guesses, self.directions, seed))
+        return self._guided(unroll, psi, phi, build_frame(guesses, self.directions, seed))
 
-    def _swept(self, unroll: Unroll, psi: Tree, phi: Tree, rows_of: Any) -> tuple[Sweep, Tensor]:
+    def _swept(self, unroll: Unroll, psi: Tree, phi: Tree, make_rows: Any) -> tuple[Sweep, Tensor]:
         """Weights of all directions, those of other ranks included."""
         numbers = self.spread.owned(self.directions) if self.spread else range(self.directions)
         tail = min(self.tail, unroll.steps)
-        swept = sweep(unroll, psi, phi, rows_of, numbers, chunk=self.chunk, width=self.width, tail=tail)
+        swept = sweep(unroll, psi, phi, make_rows, numbers, chunk=self.chunk, width=self.width, tail=tail)
         if self.spread is None:
             return swept, swept.weights
-        run = (unroll.seen or Seen()).mark(f"{self.directions} directions of {self.law}", unroll.seed)
+        run = (unroll.first_pass or FirstPass()).signature(f"{self.directions} directions of {self.law}", unroll.seed)
         return swept, self.spread.exchange(swept.weights, self.directions, run)
 
     def _plain(self, unroll: Unroll, psi: Tree, phi: Tree, seed: int) -> Estimate:
         """Directions of the law, with or without a control variate."""
-        draw = draw_of(self.law, self.directions, psi, seed)
+        draw = draw_directions(self.law, self.directions, psi, seed)
         swept, weights = self._swept(unroll, psi, phi, draw.rows)
         return self.assembled(unroll, psi, draw, swept, weights)
 
-    def assembled(self, unroll: Unroll, psi: Tree, draw: Draw, swept: Sweep, weights: Tensor) -> Estimate:
+    def assembled(self, unroll: Unroll, psi: Tree, draw: Directions, swept: Sweep, weights: Tensor) -> Estimate:
         """From the weights of all directions to the estimate and its facts.
 
         Args:
@@ -147,31 +155,41 @@ class ForwardGradient:
         """
         control = None
         known = _known(unroll, swept).to(weights)
-        grad, cross = combined(draw, weights, known)
+        grad, cross = combine(draw, weights, known)
         if self.control is not None:
-            grad, control = controlled(draw, weights, _vector("control", self.control, draw.size).to(weights))
+            grad, control = combine_with_control(draw, weights, _vector("control", self.control, draw.size).to(weights))
         if self.shrink:
             left = max(int(torch.isfinite(weights).sum()), 1)
             grad = grad / (1 + draw.law.excess(left, draw.size))
         sure = confidence(draw, weights, known, cross)
-        facts = {"norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine}
-        return self._made(swept, psi, weights, grad, facts, control)
+        details = {
+            "norm_squared": sure.norm_squared,
+            "norm_squared_interval": sure.interval,
+            "cosine": sure.cosine,
+        }
+        return self._report(swept, psi, weights, grad, details, control)
 
     def _guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
         """Guesses and a random frame of their complement."""
         swept, weights = self._swept(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
-        found = guided(frame, weights)
+        found = guided_estimate(frame, weights)
         known = _known(unroll, swept).to(found.grad)
         whole = found.norm_squared + float(known.square().sum() + 2 * known @ found.grad)
-        facts = {
+        details = {
             "norm_squared": found.norm_squared,
             "cosine": (whole / (whole + found.error)) ** 0.5 if whole > 0 else 0.0,
             "audit": {f"{n}: {_named(self.guides[n])}": value for n, value in found.audit.items()},
         }
-        return self._made(swept, psi, weights, found.grad, facts, None)
+        return self._report(swept, psi, weights, found.grad, details, None)
 
-    def _made(
-        self, swept: Sweep, psi: Tree, weights: Tensor, grad: Tensor, facts: dict[str, Any], control: Tensor | None
+    def _report(
+        self,
+        swept: Sweep,
+        psi: Tree,
+        weights: Tensor,
+        grad: Tensor,
+        details: dict[str, Any],
+        control: Tensor | None,
     ) -> Estimate:
         masked = int((~torch.isfinite(weights)).sum())
         slope = exponent(swept.growth)
@@ -180,15 +198,24 @@ class ForwardGradient:
             warnings.append(masked_warning(masked, self.directions))
         if slope is not None and slope * len(swept.growth) / 2 > torch.tensor(CHAOTIC).log().item():
             warnings.append(f"‖y_t‖ grows by {slope:.2g} nat a step: the run is chaotic, lower the inner rate")
-        told = {"directions": self.directions, "masked": masked, "weights": weights, "growth": swept.growth}
+        sampled = {"directions": self.directions, "masked": masked, "weights": weights, "growth": swept.growth}
         through = [part + known for part, known in zip(leaves(unravel(grad, psi)), swept.known, strict=True)]
         following = None if control is None else leaves(unravel(control, psi))
-        return _estimate(swept, through, told | facts | {"exponent": slope, "warnings": tuple(warnings)}, following)
+        return _estimate(
+            swept, through, sampled | details | {"exponent": slope, "warnings": tuple(warnings)}, following
+        )
 
 
-def _estimate(swept: Sweep, through: list[Tensor], facts: dict[str, Any], control: Any = None) -> Estimate:
+def _estimate(swept: Sweep, through: list[Tensor], details: dict[str, Any], control: Any = None) -> Estimate:
     end = swept.finish
-    return Estimate(through=through, direct=end.direct, value=end.value, state=end.state, facts=facts, control=control)
+    return Estimate(
+        through=through,
+        direct=end.direct,
+        value=end.value,
+        state=end.state,
+        details=details,
+        control=control,
+    )
 
 
 def _known(unroll: Unroll, swept: Sweep) -> Tensor:
@@ -204,11 +231,11 @@ def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
     small changes grow the two part by more than rounding; a guess may be of any run.
     """
     if hasattr(guide, "estimate"):
-        sweeps, own = unroll.seen or Seen(), Seen()
-        own.early(sweeps)
-        guess = ravel(guide.estimate(replace(unroll, seen=own), psi, phi).through)
-        own.settle()
-        sweeps.early(own)
+        sweeps, own = unroll.first_pass or FirstPass(), FirstPass()
+        own.adopt_early_losses(sweeps)
+        guess = ravel(guide.estimate(replace(unroll, first_pass=own), psi, phi).through)
+        own.compare_pending()
+        sweeps.adopt_early_losses(own)
         return guess
     return _vector("guides", guide, size(psi)).to(ravel(psi))
 

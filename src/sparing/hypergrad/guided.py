@@ -28,7 +28,7 @@ class Frame:
         return len(self.guides)
 
 
-def frame_of(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
+def build_frame(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
     """Orthonormalise guesses and fill up with random directions orthogonal to them."""
     size = len(guesses[0])
     if not len(guesses) < count <= size:
@@ -67,7 +67,7 @@ class Guided:
     audit: dict[int, float]  # guess -> estimated cos² to the truth
 
 
-def guided(frame: Frame, weights: Tensor) -> Guided:
+def guided_estimate(frame: Frame, weights: Tensor) -> Guided:
     """ĝ = UUᵀg + ((N − r)/(b − r))·QQᵀg.
 
     Its relative error is ((N − r)/(b − r) − 1)·(1 − cos²(U, g)): what the guesses hold has none.

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, inner_product, leaves, rebuilt
-from sparing.hypergrad.unroll import State, Unroll, pulled
-from sparing.hypergrad.witness import refuse_cut
+from sparing.hypergrad.trees import Tree, inner_product, leaves, rebuild
+from sparing.hypergrad.unroll import State, Unroll, vjp
+from sparing.hypergrad.witness import refuse_once_differentiable
 from sparing.seeds import stream
 
 Vector = list[Tensor]
@@ -21,42 +21,42 @@ Product = Callable[[Vector], Vector]
 
 
 @dataclass(frozen=True)
-class Stationary:
+class SecondDerivatives:
     """The inner loss around θ_T, with its slopes as a graph: products with H and with Y cost one backward pass."""
 
     theta: Vector  # θ_T, requiring gradients
     given: Vector  # leaves of ψ, requiring gradients
-    slopes: Vector  # ∇_θ g, part of a graph
+    grads: Vector  # ∇_θ g, part of a graph
     decay: float  # λ of L2 decay inside the optimizer, which adds λI to H
 
     def hessian(self, vector: Vector) -> Vector:
         """(H + λI)·vector."""
-        found = pulled(self.slopes, self.theta, vector, keep=True)
+        found = vjp(self.grads, self.theta, vector, keep=True)
         return [h + self.decay * v for h, v in zip(found, vector, strict=True)]
 
     def mixed(self, vector: Vector) -> Vector:
         """vector·Y with Y = ∂²g/∂θ∂ψ."""
-        return pulled(self.slopes, self.given, vector, keep=True)
+        return vjp(self.grads, self.given, vector, keep=True)
 
 
-def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
+def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivatives:
     """Slopes of the inner loss at the end of the run, on the batch of the last step."""
     theta = [weight.detach().requires_grad_() for weight in state.theta]
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss(theta, rebuilt(psi, given), batch)
-        unroll.hold("loss", unroll.steps, loss)
-        slopes = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
-    refuse_cut(slopes)
-    look(unroll, state, psi)
-    return Stationary(theta, given, list(slopes), unroll.problem.optimizer.coupled_decay)
+        loss = unroll.loss(theta, rebuild(psi, given), batch)
+        unroll.check_same("loss", unroll.steps, loss)
+        grads = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
+    refuse_once_differentiable(grads)
+    check_end_loss(unroll, state, psi)
+    return SecondDerivatives(theta, given, list(grads), unroll.problem.optimizer.coupled_decay)
 
 
-def look(unroll: Unroll, state: State, psi: Tree) -> None:
+def check_end_loss(unroll: Unroll, state: State, psi: Tree) -> None:
     """The loss at the end of the run, on the batch of the last step, held against what else is seen there."""
     theta = [weight.detach().requires_grad_() for weight in state.theta]  # a loss may take gradients itself
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        unroll.hold("loss", unroll.steps, unroll.loss(theta, psi, batch))
+        unroll.check_same("loss", unroll.steps, unroll.loss(theta, psi, batch))
 
 
 def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int) -> float:
@@ -77,21 +77,21 @@ def _norm(vector: Sequence[Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in vector))
 
 
-def moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
+def add_scaled(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
     """The vector plus ``step`` times another."""
     return [a + step * b for a, b in zip(vector, along, strict=True)]
 
 
-def solved(
-    unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[Stationary, Vector], tuple[Vector, dict[str, object]]]
+def implicit_estimate(
+    unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[SecondDerivatives, Vector], tuple[Vector, dict[str, object]]]
 ) -> Estimate:
     """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts."""
     state = unroll.run(psi)
-    value, slopes, direct = unroll.outer_slopes(state, phi)
-    place = stationary(unroll, state, psi)
-    solution, facts = solve(place, slopes)
-    through = [-part for part in place.mixed(solution)]
-    return Estimate(through=through, direct=direct, value=value, state=state, facts=facts)
+    value, grads, direct = unroll.outer_gradients(state, phi)
+    point = second_derivatives(unroll, state, psi)
+    solution, details = solve(point, grads)
+    through = [-part for part in point.mixed(solution)]
+    return Estimate(through=through, direct=direct, value=value, state=state, details=details)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class HessianFree:
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
-        return solved(unroll, psi, phi, lambda place, d: ([self.scale * part for part in d], {}))
+        return implicit_estimate(unroll, psi, phi, lambda point, d: ([self.scale * part for part in d], {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,22 +138,22 @@ class Neumann:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
 
-        def solve(place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
-            largest = self._refuse_divergence(place, unroll.seed)
+        def solve(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
+            largest = self._refuse_divergence(point, unroll.seed)
             total, term = d, d
             for _ in range(self.terms):
-                term = moved(term, -self.step, place.hessian(term))
-                total = moved(total, 1.0, term)
+                term = add_scaled(term, -self.step, point.hessian(term))
+                total = add_scaled(total, 1.0, term)
             solution = [self.step * part for part in total]
-            return solution, {"curvature": largest, "residual": _residual(place, solution, d)}
+            return solution, {"curvature": largest, "residual": _residual(point, solution, d)}
 
-        return solved(unroll, psi, phi, solve)
+        return implicit_estimate(unroll, psi, phi, solve)
 
-    def _refuse_divergence(self, place: Stationary, seed: int) -> float | None:
+    def _refuse_divergence(self, point: SecondDerivatives, seed: int) -> float | None:
         """λ_max, unless the series cannot converge."""
         if not self.check:
             return None
-        largest = largest_eigenvalue(place.hessian, place.theta, rounds=self.check, seed=seed)
+        largest = largest_eigenvalue(point.hessian, point.theta, rounds=self.check, seed=seed)
         if self.step * largest >= 2:
             raise UserError(
                 "Neumann.step",
@@ -188,9 +188,9 @@ class ConjugateGradient:
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
-        return solved(unroll, psi, phi, self._solve)
+        return implicit_estimate(unroll, psi, phi, self._solve)
 
-    def _solve(self, place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
+    def _solve(self, point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
         solution = [torch.zeros_like(part) for part in d]
         residual, direction = list(d), list(d)
         square, whole = _square(residual), _norm(d)
@@ -198,15 +198,15 @@ class ConjugateGradient:
         for _ in range(self.terms):
             if float(square) ** 0.5 <= self.tolerance * whole:
                 break
-            bent = moved(place.hessian(direction), self.damping, direction)
-            curve = inner_product(direction, bent)
+            product = add_scaled(point.hessian(direction), self.damping, direction)
+            curve = inner_product(direction, product)
             if not float(curve) > 0:
                 warnings = ("the inner Hessian has negative curvature: more damping, or another method",)
                 break
             step = square / curve
-            solution, residual = moved(solution, step, direction), moved(residual, -step, bent)
+            solution, residual = add_scaled(solution, step, direction), add_scaled(residual, -step, product)
             before, square = square, _square(residual)
-            direction = moved(residual, square / before, direction)
+            direction = add_scaled(residual, square / before, direction)
         return solution, {"residual": _norm(residual) / whole if whole else 0.0, "warnings": warnings}
 
 
@@ -228,29 +228,29 @@ class FiniteDifference:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
         state = unroll.run(psi)
-        look(unroll, state, psi)
-        look(unroll, state, psi)
-        value, d, direct = unroll.outer_slopes(state, phi)
+        check_end_loss(unroll, state, psi)
+        check_end_loss(unroll, state, psi)
+        value, d, direct = unroll.outer_gradients(state, phi)
         length = _norm(d)
         step = self.radius / length if length else 1.0
-        up, down = (slopes_of_psi(unroll, moved(state.theta, sign * step, d), psi) for sign in (1, -1))
+        up, down = (psi_gradient(unroll, add_scaled(state.theta, sign * step, d), psi) for sign in (1, -1))
         through = [-self.scale * (a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
         return Estimate(through=through, direct=direct, value=value, state=state)
 
 
-def slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
+def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
     """∇_ψ g at some θ, on the batch of the last step."""
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuilt(psi, given), batch)
-    return pulled(loss, given)
+        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, given), batch)
+    return vjp(loss, given)
 
 
 def _square(vector: Vector) -> Tensor:
     return inner_product(vector, vector)
 
 
-def _residual(place: Stationary, solution: Vector, d: Vector) -> float:
+def _residual(point: SecondDerivatives, solution: Vector, d: Vector) -> float:
     """‖d − Hx‖/‖d‖."""
     length = _norm(d)
-    return _norm(moved(d, -1.0, place.hessian(solution))) / length if length else 0.0
+    return _norm(add_scaled(d, -1.0, point.hessian(solution))) / length if length else 0.0

@@ -50,7 +50,7 @@ def _absolute(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
 
 
 # Function of torch -> the same, as a mode is given it: two tensors, and the rest by name.
-WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     F.mse_loss: _mean_square,
     F.cross_entropy: _mean_by_class(F.cross_entropy),
     F.nll_loss: _mean_by_class(F.nll_loss),

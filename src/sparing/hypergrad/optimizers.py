@@ -42,14 +42,14 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], floa
     return lambda step: floor + (lr - floor) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2
 
 
-def rate_at(rate: Rate, step: int, phi: Any) -> Any:
+def lr_at(rate: Rate, step: int, phi: Any) -> Any:
     """The learning rate of a step."""
     if not callable(rate):
         return rate
-    return rate(step, phi) if takes(rate, 2) else rate(step)
+    return rate(step, phi) if accepts_positional(rate, 2) else rate(step)
 
 
-def takes(function: Callable[..., Any], count: int) -> bool:
+def accepts_positional(function: Callable[..., Any], count: int) -> bool:
     """Whether a function asks for ``count`` positional arguments; those with a default are the caller's own."""
     try:
         asked = inspect.signature(function).parameters.values()
@@ -60,7 +60,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return required >= count or any(one.kind is one.VAR_POSITIONAL for one in asked)
 
 
-def _clipped(grads: Leaves, limit: float | None) -> list[Tensor]:
+def _clip(grads: Leaves, limit: float | None) -> list[Tensor]:
     """Gradients scaled to a global norm of at most ``limit``, as ``clip_grad_norm_`` does."""
     if limit is None:
         return list(grads)
@@ -69,18 +69,18 @@ def _clipped(grads: Leaves, limit: float | None) -> list[Tensor]:
     return [grad * factor for grad in grads]
 
 
-def _root(square: Tensor) -> Tensor:
+def _safe_sqrt(square: Tensor) -> Tensor:
     """√s with derivative 0 where s = 0; a plain root gives inf · 0 = NaN there, in both modes."""
     dead = square == 0
     return torch.where(dead, torch.zeros_like(square), torch.where(dead, torch.ones_like(square), square).sqrt())
 
 
-def _down(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
+def _descend(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
     """One kernel where the rate is a number; a rate may also depend on φ."""
     return weight - lr * move if isinstance(lr, Tensor) else torch.add(weight, move, alpha=-lr)
 
 
-def _checked(optimizer: SGD | Adam) -> None:
+def _check_settings(optimizer: SGD | Adam) -> None:
     """Refuse settings that no run can use."""
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
         raise UserError("lr", got=optimizer.lr, why="a step goes downhill", do="pass a rate >= 0 or a schedule")
@@ -111,7 +111,7 @@ class SGD:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
-        _checked(self)
+        _check_settings(self)
         if self.nesterov and (self.momentum <= 0 or self.dampening):
             raise UserError("nesterov", got="no momentum", why="it looks ahead along it", do="pass momentum > 0")
 
@@ -133,7 +133,7 @@ class SGD:
     @property
     def steered(self) -> bool:
         """Whether the rate depends on φ; tangents then also move by −η̇ along the step."""
-        return callable(self.lr) and takes(self.lr, 2)
+        return callable(self.lr) and accepts_positional(self.lr, 2)
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -148,9 +148,9 @@ class SGD:
         Returns:
             The next weights and moments.
         """
-        lr = rate_at(self.lr, step, phi)
+        lr = lr_at(self.lr, step, phi)
         moves, slots = self.moves(theta, grads, slots, step)
-        return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], slots
+        return [_descend(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], slots
 
     def moves(self, theta: Leaves, grads: Leaves, slots: Slots, step: int) -> tuple[list[Tensor], Slots]:
         """The step before it is scaled by the rate.
@@ -164,7 +164,7 @@ class SGD:
         Returns:
             What is subtracted, over η; the next moments.
         """
-        moves = _clipped(grads, self.clip)
+        moves = _clip(grads, self.clip)
         if self.weight_decay:
             moves = [torch.add(g, weight, alpha=self.weight_decay) for g, weight in zip(moves, theta, strict=True)]
         if not self.momentum:
@@ -203,7 +203,7 @@ class Adam:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
-        _checked(self)
+        _check_settings(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError("betas", got=self.betas, why="they are decays", do="pass two numbers in [0, 1)")
 
@@ -217,7 +217,7 @@ class Adam:
         """λ that acts as a quadratic term of the inner loss."""
         return self.weight_decay
 
-    def _decayed(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def _decay(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here λθ joins the gradient."""
         if not self.weight_decay:
             return list(theta), list(grads)
@@ -236,15 +236,15 @@ class Adam:
         Returns:
             The next weights and moments.
         """
-        lr = rate_at(self.lr, step, phi)
-        theta, grads = self._decayed(theta, _clipped(grads, self.clip), lr)
+        lr = lr_at(self.lr, step, phi)
+        theta, grads = self._decay(theta, _clip(grads, self.clip), lr)
         one, two = self.betas
         first = [torch.lerp(old, grad, 1 - one) for old, grad in zip(slots[0], grads, strict=True)]
         second = [torch.addcmul(two * old, g, g, value=1 - two) for old, g in zip(slots[1], grads, strict=True)]
         size = lr / (1 - one ** (step + 1))
         scale = math.sqrt(1 - two ** (step + 1))
         moved = [
-            weight - size * (mean / (_root(square) / scale + self.eps))
+            weight - size * (mean / (_safe_sqrt(square) / scale + self.eps))
             for weight, mean, square in zip(theta, first, second, strict=True)
         ]
         return moved, (first, second)
@@ -265,7 +265,7 @@ class AdamW(Adam):
         """Zero: this decay is no term of the inner loss."""
         return 0.0
 
-    def _decayed(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def _decay(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here the weights shrink."""
         return [weight * (1 - lr * self.weight_decay) for weight in theta], list(grads)
 

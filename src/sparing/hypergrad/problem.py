@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from sparing.errors import UserError
-from sparing.hypergrad.optimizers import Optimizer, takes
+from sparing.hypergrad.optimizers import Optimizer, accepts_positional
 from sparing.hypergrad.trees import Tree
 from sparing.seeds import stream
 
@@ -91,12 +91,12 @@ class Bilevel:
             return self
         init = self.init
         made: Any = init
-        if callable(init) and takes(init, 2):
+        if callable(init) and accepts_positional(init, 2):
             made = lambda phi, generator: init(through(phi), generator)  # noqa: E731
         elif callable(init):
             made = lambda phi: init(through(phi))  # noqa: E731
         optimizer, lr = self.optimizer, self.optimizer.lr
-        if callable(lr) and takes(lr, 2):
+        if callable(lr) and accepts_positional(lr, 2):
             optimizer = replace(optimizer, lr=lambda step, phi: lr(step, through(phi)))
         return replace(
             self,
@@ -120,7 +120,7 @@ class Bilevel:
             return None
         if not callable(self.batches):
             return self.batches[step]
-        if takes(self.batches, 2):
+        if accepts_positional(self.batches, 2):
             return self.batches(step, stream(seed, "batch", step))
         return self.batches(step)
 
@@ -137,7 +137,7 @@ class Bilevel:
         """
         if not callable(self.init):
             return self.init
-        return self.init(psi, generator or stream(seed, "init")) if takes(self.init, 2) else self.init(psi)
+        return self.init(psi, generator or stream(seed, "init")) if accepts_positional(self.init, 2) else self.init(psi)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,7 +156,7 @@ class BlackBox:
     """f: (u, φ) -> scalar."""
 
 
-def scalar(name: str, value: Any) -> Tensor:
+def check_scalar(name: str, value: Any) -> Tensor:
     """A loss, if it is one number."""
     if not isinstance(value, Tensor) or value.shape != ():
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -168,7 +168,7 @@ def scalar(name: str, value: Any) -> Tensor:
     return value
 
 
-def same(a: Any, b: Any) -> bool:
+def same_data(a: Any, b: Any) -> bool:
     """Whether two batches hold the same data."""
     (left, shape), (right, other) = tree_flatten(a), tree_flatten(b)
     if shape != other:

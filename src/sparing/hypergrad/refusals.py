@@ -29,7 +29,7 @@ FIXES = (
     ),
 )
 
-KNOWN = re.compile(
+FORWARD_MODE = re.compile(
     r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented|"
     r"data pointer of Tensor that doesn't have storage|ZeroTensors are immutable|itself has a forward gradient",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ KNOWN = re.compile(
 MISSING = re.compile(r"derivative for .* is not implemented|not differentiable with respect to argument")
 
 
-def operation(complaint: str) -> str:
+def operation_name(complaint: str) -> str:
     """The name of the operation that a complaint of torch is about.
 
     Example:
@@ -62,7 +62,7 @@ def operation(complaint: str) -> str:
 def forward_mode_refusal(failure: BaseException) -> UserError | None:
     """The error to show for a failure inside forward mode."""
     complaint = str(failure)
-    if isinstance(failure, UserError) or not KNOWN.search(complaint):
+    if isinstance(failure, UserError) or not FORWARD_MODE.search(complaint):
         return None
     return _refusal(
         "inner",
@@ -73,7 +73,7 @@ def forward_mode_refusal(failure: BaseException) -> UserError | None:
 
 
 @contextlib.contextmanager
-def derivatives(name: str) -> Iterator[None]:
+def refuse_missing_derivatives(name: str) -> Iterator[None]:
     """Inside, an operation that reverse mode lacks a derivative of is refused in a line."""
     try:
         yield
@@ -89,6 +89,6 @@ def _refusal(name: str, complaint: str, why: str, other: str) -> UserError:
     """An error that names operation, complaint, fix and another method."""
     fix = next((fix for pattern, fix in FIXES if re.search(pattern, complaint, re.IGNORECASE)), None)
     return UserError(
-        name, got=operation(complaint), why=f"{why} ({complaint.splitlines()[0][:160]})",
+        name, got=operation_name(complaint), why=f"{why} ({complaint.splitlines()[0][:160]})",
         do=f"{fix or 'replace that operation'}, or use {other}",
     )  # fmt: skip

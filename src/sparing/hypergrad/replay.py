@@ -15,7 +15,7 @@ def capacity(states: int, replays: int) -> int:
     return math.comb(states + replays, states)
 
 
-def replays_of(length: int, states: int) -> int:
+def min_replays(length: int, states: int) -> int:
     """Least number of times any step is advanced."""
     replays = 0
     while capacity(states + 1, replays) < length:
@@ -23,9 +23,9 @@ def replays_of(length: int, states: int) -> int:
     return replays
 
 
-def split(length: int, states: int) -> int:
+def next_snapshot(length: int, states: int) -> int:
     """Where to put the next snapshot of a stretch."""
-    replays = replays_of(length, states)
+    replays = min_replays(length, states)
     fewest = capacity(states + 1, replays - 2) if replays >= 2 else 1
     place = max(fewest, length - capacity(states, replays))
     return min(max(place, 1), length - 1)
@@ -35,17 +35,17 @@ def work(length: int, states: int) -> int:
     """Units advanced in all, the graph-building pass over each unit not counted."""
     if length <= 1:
         return 0
-    replays = replays_of(length, states)
+    replays = min_replays(length, states)
     return replays * length - capacity(states + 2, replays - 1)
 
 
-def square_root(steps: int) -> tuple[int, int]:
+def sqrt_schedule(steps: int) -> tuple[int, int]:
     """The schedule of √T: stretches of about √T steps, a snapshot before each."""
     leaf = math.isqrt(steps - 1) + 1
     return leaf, max(math.ceil(steps / leaf) - 1, 0)
 
 
-def affordable(budget: int, steps: int, *, state: int, graph: int) -> int:
+def affordable_states(budget: int, steps: int, *, state: int, graph: int) -> int:
     """Snapshots that fit into a budget beside the graph of one step."""
     spare = budget - graph - 2 * state  # the start of the run, and the state that moves
     if spare < 0:

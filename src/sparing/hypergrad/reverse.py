@@ -10,54 +10,54 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, added, leaves, rebuilt
-from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
+from sparing.hypergrad.trees import Tree, add, leaves, rebuild
+from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
-def flat(state: State) -> list[Tensor]:
+def flatten_state(state: State) -> list[Tensor]:
     """All tensors of a state: weights, then moments."""
     return [*state.theta, *(tensor for slot in state.slots for tensor in slot)]
 
 
-def shaped(state: State, tensors: Sequence[Tensor]) -> State:
+def unflatten_state(state: State, tensors: Sequence[Tensor]) -> State:
     """The inverse of ``flat``: tensors in the shape of ``state``."""
     count = len(state.theta)
     slots = tuple(list(tensors[count * (k + 1) : count * (k + 2)]) for k in range(len(state.slots)))
     return State(list(tensors[:count]), slots)
 
 
-def pull(
+def pullback(
     unroll: Unroll, state: State, psi: Tree, first: int, last: int, cotangent: State | None, end: Tree = None
 ) -> tuple[State, list[Tensor], Estimate | None]:
     """Run steps with their graph and pull a cotangent back through them (eq. 5 and 6)."""
-    start = [tensor.detach().requires_grad_() for tensor in flat(state)]
+    start = [tensor.detach().requires_grad_() for tensor in flatten_state(state)]
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
-    watched, now = rebuilt(psi, given), shaped(state, start)
+    watched, now = rebuild(psi, given), unflatten_state(state, start)
     for step in range(first, last):
         with unroll.at(step) as batch:
             now = unroll.graph_step(step, now, watched, batch)
-    ends = flat(unroll.reached(last, now))
+    ends = flatten_state(unroll.check_end(last, now))
     finish = None
     if cotangent is None:
-        value, slopes, direct = unroll.outer_slopes(now, end)
-        cotangent = State(slopes, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
-        reached = shaped(now, [tensor.detach() for tensor in ends])
-        finish = Estimate(through=[], direct=direct, value=value, state=reached)
+        value, grads, direct = unroll.outer_gradients(now, end)
+        cotangent = State(grads, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
+        ended = unflatten_state(now, [tensor.detach() for tensor in ends])
+        finish = Estimate(through=[], direct=direct, value=value, state=ended)
     if first == 0 and not callable(unroll.problem.init):  # nobody asks for the cotangent of a constant
-        through = pulled(ends, given, flat(cotangent))
-        return shaped(state, [torch.zeros_like(part) for part in start]), through, finish
-    found = pulled(ends, [*start, *given], flat(cotangent))
-    return shaped(state, found[: len(start)]), found[len(start) :], finish
+        through = vjp(ends, given, flatten_state(cotangent))
+        return unflatten_state(state, [torch.zeros_like(part) for part in start]), through, finish
+    found = vjp(ends, [*start, *given], flatten_state(cotangent))
+    return unflatten_state(state, found[: len(start)]), found[len(start) :], finish
 
 
-def pull_start(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
+def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
     """d₀·∂Ω₀/∂ψ: what the initial weights owe to φ."""
     given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
     if not callable(unroll.problem.init):
         return [torch.zeros_like(leaf) for leaf in given]
     with torch.enable_grad(), reproducible(unroll.seed, "init"):
-        theta = leaves(unroll.problem.start(rebuilt(psi, given), unroll.seed))
-    return pulled(theta, given, cotangent.theta, name="init")
+        theta = leaves(unroll.problem.start(rebuild(psi, given), unroll.seed))
+    return vjp(theta, given, cotangent.theta, name="init")
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Reverse:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The exact hypergradient."""
         start = _begin(unroll, psi)
-        cotangent, through, finish = pull(unroll, start, psi, 0, unroll.steps, None, phi)
+        cotangent, through, finish = pullback(unroll, start, psi, 0, unroll.steps, None, phi)
         assert finish is not None
-        through = added(through, pull_start(unroll, psi, cotangent))
+        through = add(through, pullback_init(unroll, psi, cotangent))
         return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
 
 
@@ -104,7 +104,7 @@ class Truncated:
         if self.steps >= unroll.steps:
             return Reverse().estimate(unroll, psi, phi)
         cut = unroll.steps - self.steps
-        _, through, finish = pull(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
+        _, through, finish = pullback(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
         assert finish is not None
         return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
 

@@ -17,7 +17,7 @@ _BLOCK = 16  # directions regenerated at once when they are summed up
 
 
 @dataclass(frozen=True)
-class Draw:
+class Directions:
     """Which directions an estimate uses: nothing but seeds and counts, so any rank can make any of them again."""
 
     law: Law  # law of the directions
@@ -38,9 +38,9 @@ class Draw:
         return [range(low, min(low + _BLOCK, self.count)) for low in range(0, self.count, _BLOCK)]
 
 
-def draw_of(law: Law, count: int, psi: Tree, seed: int) -> Draw:
+def draw_directions(law: Law, count: int, psi: Tree, seed: int) -> Directions:
     """The directions of an estimate in the space of ψ."""
-    draw = Draw(law, count, size(psi), seed, psi)
+    draw = Directions(law, count, size(psi), seed, psi)
     draw.rows([0])
     return draw
 
@@ -50,7 +50,7 @@ def masked_warning(masked: int, count: int) -> str:
     return f"{masked} of {count} directions were lost or overflowed and are left out"
 
 
-def combined(draw: Draw, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+def combine(draw: Directions, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10)."""
     left = torch.isfinite(weights)
     clean = torch.where(left, weights, torch.zeros_like(weights)) / left.sum().clamp(min=1)
@@ -62,7 +62,7 @@ def combined(draw: Draw, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor
     return total, torch.cat(cross)
 
 
-def controlled(draw: Draw, weights: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+def combine_with_control(draw: Directions, weights: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
     """The estimate with a control variate, and the variate for the next step (SEGA).
 
     ĝ = (1/b) Σ [ω_i·h + (w_i − ω_i·h·v_i) v_i], where ω_i is the regression of w on h·v over the other directions,
@@ -93,7 +93,7 @@ class Confidence:
     cosine: float
 
 
-def confidence(draw: Draw, weights: Tensor, known: Tensor, cross: Tensor) -> Confidence:
+def confidence(draw: Directions, weights: Tensor, known: Tensor, cross: Tensor) -> Confidence:
     """‖g‖² and the expected cosine of the estimate.
 
     w_i² has mean ‖g‖² and at most the variance it has under Gaussian directions, where b·mean/‖g‖² is χ² with b degrees

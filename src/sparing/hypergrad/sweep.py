@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.reverse import flat, pull, pull_start
-from sparing.hypergrad.tangents import growth, lengths, push, start
+from sparing.hypergrad.reverse import flatten_state, pullback, pullback_init
+from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
 from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
 from sparing.hypergrad.unroll import State, Unroll
 
@@ -25,21 +25,23 @@ class Sweep:
     growth: tuple[float, ...]  # ‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite
 
 
-def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None) -> tuple[State, State, list[Tensor]]:
+def carry_tangents(
+    unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None
+) -> tuple[State, State, list[Tensor]]:
     """Run the first steps with tangents beside the state."""
     state, tangents = start(unroll, psi, rows)
     sizes = []
     for step in range(steps):
-        state, tangents = push(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
-        sizes.append(lengths(tangents.theta))
-    return unroll.reached(steps, state), tangents, sizes
+        state, tangents = pushforward(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
+        sizes.append(row_norms(tangents.theta))
+    return unroll.check_end(steps, state), tangents, sizes
 
 
 def sweep(
     unroll: Unroll,
     psi: Tree,
     phi: Tree,
-    rows_of: Callable[[Sequence[int]], Tensor],
+    make_rows: Callable[[Sequence[int]], Tensor],
     numbers: Sequence[int],
     *,
     chunk: int | None = None,
@@ -58,29 +60,29 @@ def sweep(
     sizes: list[list[Tensor]] = []
     first: list[Tensor] = []
     for part in chunks:
-        rows = unravel(rows_of(part), psi)
-        state, tangents, long = carried(unroll, psi, rows, head, width)
-        back = back or reversed_tail(unroll, state, psi, phi, head, unroll.steps)
-        weights.append(row_products(flat(tangents), back[0]))
+        rows = unravel(make_rows(part), psi)
+        state, tangents, long = carry_tangents(unroll, psi, rows, head, width)
+        back = back or reverse_tail(unroll, state, psi, phi, head, unroll.steps)
+        weights.append(row_products(flatten_state(tangents), back[0]))
         sizes.append(long)
-        first.append(lengths(leaves(rows)))
+        first.append(row_norms(leaves(rows)))
         del rows, state, tangents  # before the next chunk brings its own
     if back is None:  # by the kernels of the others, whose run this one is compared with: one direction, thrown away
-        state = carried(unroll, psi, unravel(rows_of(range(1)), psi), head, None)[0]
-        back = reversed_tail(unroll, state, psi, phi, head, unroll.steps)
+        state = carry_tangents(unroll, psi, unravel(make_rows(range(1)), psi), head, None)[0]
+        back = reverse_tail(unroll, state, psi, phi, head, unroll.steps)
     wide = ravel(psi)
     found = torch.cat(weights).to(wide) if weights else wide.new_zeros(0)
     grown = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()
     return Sweep(weights=found, known=back[1], finish=back[2], growth=grown)
 
 
-def reversed_tail(
+def reverse_tail(
     unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int, last: int
 ) -> tuple[list[Tensor], list[Tensor], Estimate]:
     """The outer loss and the last steps, reversed."""
-    cotangent, known, finish = pull(unroll, state, psi, head, last, None, phi)
+    cotangent, known, finish = pullback(unroll, state, psi, head, last, None, phi)
     assert finish is not None
     if head == 0:  # nothing is left to sample but θ₀, whose part costs one backward pass: the whole is exact
-        known = [a + b for a, b in zip(known, pull_start(unroll, psi, cotangent), strict=True)]
-        return [torch.zeros_like(part) for part in flat(cotangent)], known, finish
-    return flat(cotangent), known, finish
+        known = [a + b for a, b in zip(known, pullback_init(unroll, psi, cotangent), strict=True)]
+        return [torch.zeros_like(part) for part in flatten_state(cotangent)], known, finish
+    return flatten_state(cotangent), known, finish

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils._pytree import tree_map
 
-from sparing.hypergrad.optimizers import SGD, rate_at
+from sparing.hypergrad.optimizers import SGD, lr_at
 from sparing.hypergrad.refusals import forward_mode_refusal
-from sparing.hypergrad.reverse import flat, shaped
+from sparing.hypergrad.reverse import flatten_state, unflatten_state
 from sparing.hypergrad.trees import Tree, leaves
 from sparing.hypergrad.unroll import State, Unroll, reproducible
 from sparing.seeds import stream
 
 
-def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+def batched_jvp(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """A function and its derivatives along a batch of directions; the function itself runs once."""
 
     def along(*directions: Any) -> tuple[Any, Any]:
@@ -53,50 +53,54 @@ def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
     with reproducible(unroll.seed, "init"):
         if callable(unroll.problem.init):
             made = partial(unroll.start, generator=stream(unroll.seed, "init"))  # setting a state is no pure operation
-            state, tangents = _as_states(lifted(made, (psi,), (rows,)))
-            return state, shaped(tangents, [part.contiguous() for part in flat(tangents)])
+            state, tangents = _as_states(batched_jvp(made, (psi,), (rows,)))
+            return state, unflatten_state(tangents, [part.contiguous() for part in flatten_state(tangents)])
         state = unroll.start(psi)
     count = len(_first(rows))
     zeros = [[torch.zeros(count, *w.shape, dtype=w.dtype, device=w.device) for w in part] for part in _parts(state)]
     return state, State(zeros[0], tuple(zeros[1:]))
 
 
-def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:
+def pushforward(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:
     """One inner step for the state and all its tangents, taken at the old θ (eq. 8)."""
     count = len(_first(rows))
     for low in range(0, count, width):
-        piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
+        piece = _slice((tangents, rows), low, low + width) if width < count else (tangents, rows)
         with unroll.at(step) as batch:
-            following, moved, loss = _moved(unroll, step, batch, (state, psi), piece)
-        unroll.hold("loss", step, loss)
+            following, moved, loss = _step_with_tangents(unroll, step, batch, (state, psi), piece)
+        unroll.check_same("loss", step, loss)
         if width >= count:
             return _as_states((following, moved))
-        for place, part in zip(flat(piece[0]), flat(State(*moved)), strict=True):
+        for place, part in zip(flatten_state(piece[0]), flatten_state(State(*moved)), strict=True):
             place.copy_(part)  # a piece depends on itself alone, so b tangents never exist twice
         del moved
     return State(*following), tangents
 
 
-def _moved(unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any) -> tuple[Any, Any, Tensor]:
+def _step_with_tangents(
+    unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any
+) -> tuple[Any, Any, Tensor]:
     """A step for state and tangents, and its loss; only the gradient is lifted where the update itself is linear."""
     (state, psi), (tangents, rows) = primals, piece
     optimizer = unroll.problem.optimizer
     if not isinstance(optimizer, SGD) or not optimizer.linear:
-        (following, loss), (moved, _) = lifted(partial(_step, unroll, step, batch), primals, piece)
+        (following, loss), (moved, _) = batched_jvp(partial(_step, unroll, step, batch), primals, piece)
         return following, moved, loss
-    (slopes, loss), (bent, _) = lifted(partial(unroll.slopes, batch), (state.theta, psi), (tangents.theta, rows))
+    (grads, loss), (grad_tangents, _) = batched_jvp(
+        partial(unroll.inner_gradient, batch), (state.theta, psi), (tangents.theta, rows)
+    )
     with torch.no_grad():
-        following = optimizer.update(state.theta, slopes, state.slots, step, psi)
-        moved, slots = optimizer.update(tangents.theta, bent, tangents.slots, step, psi)
+        following = optimizer.update(state.theta, grads, state.slots, step, psi)
+        moved, slots = optimizer.update(tangents.theta, grad_tangents, tangents.slots, step, psi)
         if not optimizer.steered:
             return following, (moved, slots), loss
-        steps, _ = optimizer.moves(state.theta, slopes, state.slots, step)
-        _, faster = lifted(lambda at: torch.as_tensor(rate_at(optimizer.lr, step, at)), (psi,), (rows,))
-        turned = [part - _beside(faster, move) * move for part, move in zip(moved, steps, strict=True)]
+        steps, _ = optimizer.moves(state.theta, grads, state.slots, step)
+        _, faster = batched_jvp(lambda at: torch.as_tensor(lr_at(optimizer.lr, step, at)), (psi,), (rows,))
+        turned = [part - _broadcast_rates(faster, move) * move for part, move in zip(moved, steps, strict=True)]
         return following, (turned, slots), loss
 
 
-def _beside(rates: Tensor, move: Tensor) -> Tensor:
+def _broadcast_rates(rates: Tensor, move: Tensor) -> Tensor:
     """Rates of b directions, shaped so that each multiplies a whole leaf."""
     missing = move.dim() - (rates.dim() - 1)
     return rates.reshape(len(rates), *[1] * missing, *rates.shape[1:])
@@ -106,7 +110,7 @@ def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> tup
     return unroll.step(step, state, psi, batch)
 
 
-def lengths(rows: Sequence[Tensor]) -> Tensor:
+def row_norms(rows: Sequence[Tensor]) -> Tensor:
     """‖y‖ of each direction, over all leaves."""
     parts = [torch.linalg.vector_norm(row.unsqueeze(-1), dim=tuple(range(1, row.dim() + 1))) for row in rows]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
@@ -136,5 +140,5 @@ def _first(rows: Tree) -> Tensor:
     return leaves(rows)[0]
 
 
-def _cut(tree: Tree, low: int, high: int) -> Any:
+def _slice(tree: Tree, low: int, high: int) -> Any:
     return tree_map(lambda leaf: leaf[low:high], tree)

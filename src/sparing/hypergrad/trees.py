@@ -19,17 +19,17 @@ def leaves(tree: Tree) -> list[Tensor]:
     return list(tree_flatten(tree)[0])
 
 
-def rebuilt(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
+def rebuild(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
     """A tree of the shape of ``tree`` that holds ``tensors``."""
     return tree_unflatten(list(tensors), tree_flatten(tree)[1])
 
 
-def detached(tree: Tree) -> Tree:
+def detach_tree(tree: Tree) -> Tree:
     """The same values without their history."""
-    return tree_map(lambda leaf: apart(leaf.detach()) if isinstance(leaf, Tensor) else leaf, tree)
+    return tree_map(lambda leaf: materialize(leaf.detach()) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def apart(leaf: Tensor) -> Tensor:
+def materialize(leaf: Tensor) -> Tensor:
     """The tensor with a place in memory for each element; that of ``expand`` has one for many, and no tangents."""
     return leaf.clone(memory_format=torch.contiguous_format) if 0 in leaf.stride() and leaf.numel() > 1 else leaf
 
@@ -59,7 +59,7 @@ def unravel(vector: Tensor, tree: Tree) -> Tree:
     ahead = vector.shape[:-1]
     cuts = torch.split(vector, [math.prod(part.shape) for part in parts], dim=-1)
     shaped = [cut.reshape((*ahead, *part.shape)).to(part.dtype) for cut, part in zip(cuts, parts, strict=True)]
-    return rebuilt(tree, shaped)
+    return rebuild(tree, shaped)
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
@@ -73,10 +73,10 @@ def row_products(rows: Sequence[Tensor], vector: Sequence[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def added(a: Tree, b: Tree) -> Tree:
+def add(a: Tree, b: Tree) -> Tree:
     """Leaf by leaf sum, in the shape and dtypes of ``a``."""
     pairs = zip(leaves(a), leaves(b), strict=True)
-    return rebuilt(a, [x + y.to(x.dtype) for x, y in pairs])
+    return rebuild(a, [x + y.to(x.dtype) for x, y in pairs])
 
 
 def _widest(parts: Sequence[Tensor]) -> torch.dtype:

@@ -19,7 +19,7 @@ from sparing.seeds import number as number_of
 Key = tuple[str, int]
 
 # First steps whose losses two passes by other kernels are compared by (count): one update on, nothing has grown.
-EARLY = 2
+EARLY_STEPS = 2
 
 # Elements of each leaf of θ that two passes are compared by (count); the loss of every step is compared besides.
 SAMPLE = 16
@@ -33,17 +33,17 @@ _ASKED_AGAIN = {
 }
 
 
-def refused(kind: str, step: int, told: str = "") -> UserError:
+def not_repeatable(kind: str, step: int, message: str = "") -> UserError:
     """The error of a comparison that failed."""
     what, got = _ASKED_AGAIN[kind]
     return UserError(
-        what, got=got.format(step=step) + told, why="every pass must see the same run, or the gradient is of none",
+        what, got=got.format(step=step) + message, why="every pass must see the same run, or the gradient is of none",
         do="draw from torch's global generators or from the generator that batches and init are given, and keep "
         "counters, iterators and statistics out of it",
     )  # fmt: skip
 
 
-class Seen:
+class FirstPass:
     """What the first pass over a run saw; every later pass is held to it.
 
     On the CPU numbers are compared as they come. On a device that would stop the queue at each step, so there they are
@@ -63,7 +63,7 @@ class Seen:
         first, self._walked = not self._walked, True
         return first
 
-    def hold(self, kind: str, step: int, value: Tensor) -> None:
+    def check_same(self, kind: str, step: int, value: Tensor) -> None:
         """Keep what is seen for the first time; compare what is seen again."""
         key, now = (kind, step), value.detach().clone()
         self.eps = max(self.eps, torch.finfo(now.dtype).eps)
@@ -80,15 +80,15 @@ class Seen:
             self._first[key] = numbers
             self._highest[kind] = max(self._highest.get(kind, 0.0), _size(numbers))
 
-    def early(self, other: Seen) -> None:
+    def adopt_early_losses(self, other: FirstPass) -> None:
         """Hold this pass to one by other kernels: rounding grows along a run, so only the first losses count."""
         self._highest.setdefault("loss", 0.0)
-        for step in range(EARLY):
+        for step in range(EARLY_STEPS):
             key = ("loss", step)
             if key in other._first and key not in self._first:
                 self._first[key] = other._first[key]
 
-    def settle(self) -> None:
+    def compare_pending(self) -> None:
         """Compare what waits on a device."""
         for key, now in self._later:
             numbers = _numbers(self._first[key])
@@ -96,21 +96,21 @@ class Seen:
             self._compare(key, numbers, _numbers(now))
         self._later.clear()
 
-    def mark(self, told: str, seed: int) -> tuple[float, float, float]:
+    def signature(self, message: str, seed: int) -> tuple[float, float, float]:
         """Three numbers that tell this run from another."""
         held = [x if isinstance(x, list) else _numbers(x) for x in self._first.values()]
         finite = [number for listed in held for number in listed if math.isfinite(number)]
         total = math.fsum(number * math.cos(place) for place, number in enumerate(finite))
-        name = float(number_of(seed, told) % 2**52)
+        name = float(number_of(seed, message) % 2**52)
         return name, total, self.eps ** (2 / 3) * math.fsum(abs(number) for number in finite)
 
     def _compare(self, key: Key, first: Sequence[float], now: Sequence[float]) -> None:
-        apart = differing(first, now, self.eps, self._highest[key[0]])
-        if apart is not None:
-            raise refused(*key, f" ({apart[0]:.9g}, then {apart[1]:.9g})")
+        pair = first_difference(first, now, self.eps, self._highest[key[0]])
+        if pair is not None:
+            raise not_repeatable(*key, f" ({pair[0]:.9g}, then {pair[1]:.9g})")
 
 
-def differing(
+def first_difference(
     first: Sequence[float], now: Sequence[float], eps: float, highest: float = 0.0
 ) -> tuple[float, float] | None:
     """The first pair that more than rounding keeps apart.
@@ -118,13 +118,13 @@ def differing(
     Two kernels for one formula differ by some ε of the run's size, and a stretch carries that on; another mask or batch
     differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64.
     """
-    room = eps ** (2 / 3) * _size(first) + 10 * eps * highest
+    tolerance = eps ** (2 / 3) * _size(first) + 10 * eps * highest
     pairs = zip(first, now, strict=True)
-    return next((pair for pair in pairs if not _near(*pair, room)), None)
+    return next((pair for pair in pairs if not _near(*pair, tolerance)), None)
 
 
-def _near(a: float, b: float, room: float) -> bool:
-    return a == b or abs(a - b) <= room or not (math.isfinite(a) or math.isfinite(b))
+def _near(a: float, b: float, tolerance: float) -> bool:
+    return a == b or abs(a - b) <= tolerance or not (math.isfinite(a) or math.isfinite(b))
 
 
 def _numbers(value: Tensor) -> list[float]:
@@ -142,7 +142,7 @@ def sample(theta: Sequence[Tensor]) -> Tensor:
     return torch.cat([leaf[:: max(1, leaf.numel() // SAMPLE)] for leaf in flat])
 
 
-class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses a loss that writes into a tensor it did not make: weights, batches, statistics, buffers of a module."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ def _training(func: Any, args: Any, kwargs: Any) -> bool:
 _HOOKS = "hooks on saved tensors inside a hypergradient"
 
 
-def watching(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
+def observe_only(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
     """A hook that may look at a gradient and not change it.
 
     It fires again on the way back through the run, where what passes is no gradient of the inner loss.
@@ -207,13 +207,13 @@ def watching(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
     return watched
 
 
-def refuse_cut(slopes: Sequence[Tensor]) -> None:
+def refuse_once_differentiable(grads: Sequence[Tensor]) -> None:
     """The gradient of a loss may not end in a Function whose author ruled out a second derivative.
 
     Asked for the gradient of some inputs only, as here, torch passes over the node that would complain.
     """
     seen: set[Any] = set()
-    waiting = [slope.grad_fn for slope in slopes if slope.grad_fn is not None]
+    waiting = [slope.grad_fn for slope in grads if slope.grad_fn is not None]
     while waiting:
         node = waiting.pop()
         if node in seen:
@@ -244,7 +244,7 @@ def _hooks_refused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_recomputation(name: str, *, first: bool = True, alone: bool = False) -> Iterator[None]:
+def no_recomputation(name: str, *, first: bool = True, ignore_outer_hooks: bool = False) -> Iterator[None]:
     """Inside, a loss that computes activations again, or keeps them elsewhere, is refused.
 
     Recomputation reads a module's own weights: by then ``functional_call`` has put them back. torch.func knows no such
@@ -252,16 +252,16 @@ def no_recomputation(name: str, *, first: bool = True, alone: bool = False) -> I
     """
     try:
         with contextlib.ExitStack() as stack:
-            if alone or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+            if ignore_outer_hooks or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
                 stack.enter_context(_hooks_refused())
             if first:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("error", message="None of the inputs have requires_grad")
             yield
     except (RuntimeError, UserWarning) as failure:
-        told = str(failure)
+        message = str(failure)
         signs = (_HOOKS, "support saved tensor hooks", "use_reentrant=True", "None of the inputs have requires_grad")
-        if not any(sign in told for sign in signs):
+        if not any(sign in message for sign in signs):
             raise
         raise UserError(
             name, got="gradient checkpointing, or other hooks on saved tensors",
