@@ -10,9 +10,8 @@ import torch
 
 from oracles.problems import OPTIMIZERS, draw, dropout, example_weights, fresh_start, maml
 from oracles.quadratic import M, N, Quadratic
-from sparing.hypergrad.reverse import flatten_state
 from sparing.hypergrad.tangents import batched_jvp, growth, pushforward, row_norms, start
-from sparing.hypergrad.trees import unravel
+from sparing.hypergrad.trees import leaves, unravel
 from sparing.hypergrad.unroll import State, Unroll
 
 
@@ -85,8 +84,8 @@ def test_the_width_changes_nothing(make: Any, width: int) -> None:
     whole = pushforward(unroll, 1, state, tangents, case.phi, rows, 5)
     cut = pushforward(unroll, 1, state, tangents, case.phi, rows, width)
     for one, two in zip(
-        [*flatten_state(whole[0]), *flatten_state(whole[1])],
-        [*flatten_state(cut[0]), *flatten_state(cut[1])],
+        [*leaves(whole[0]), *leaves(whole[1])],
+        [*leaves(cut[0]), *leaves(cut[1])],
         strict=True,
     ):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-15)
@@ -112,7 +111,7 @@ def test_a_start_that_is_phi_has_its_direction_and_a_constant_one_none() -> None
     constant = example_weights()
     rows = {"weight": draw(2, 6, seed=5)}
     _, tangents = start(Unroll(constant.problem, 0, constant.problem.init), constant.phi, rows)
-    assert all(float(part.abs().max()) == 0 for part in flatten_state(tangents))
+    assert all(float(part.abs().max()) == 0 for part in leaves(tangents))
 
 
 def test_a_random_start_has_the_derivative_of_its_scale() -> None:

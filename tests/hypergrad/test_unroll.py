@@ -12,7 +12,6 @@ from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weight
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.hypergrad.checks import check_problem
-from sparing.hypergrad.reverse import flatten_state
 from sparing.hypergrad.trees import leaves
 from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
@@ -32,11 +31,11 @@ def test_a_step_is_the_same_in_each_of_its_forms(make: Any, optimizer: str) -> N
     unroll, phi = unroll_of(make, optimizer)
     state = unroll.run(phi, last=2)
     with unroll.at(2) as batch:
-        plain = flatten_state(unroll.plain_step(2, state, phi, batch))
+        plain = leaves(unroll.plain_step(2, state, phi, batch))
     with unroll.at(2) as batch:
-        graph = flatten_state(unroll.graph_step(2, watched(state), phi, batch))
+        graph = leaves(unroll.graph_step(2, watched(state), phi, batch))
     with unroll.at(2) as batch:
-        pure = flatten_state(unroll.step(2, state, phi, batch)[0])
+        pure = leaves(unroll.step(2, state, phi, batch)[0])
     assert not any(tensor.requires_grad for tensor in plain)
     for one, two, three in zip(plain, graph, pure, strict=True):
         # functorch orders some sums otherwise
@@ -51,7 +50,7 @@ def test_a_run_in_pieces_is_the_run(make: Any) -> None:
     unroll = Unroll(case.problem, 3, case.problem.start(psi, 3))
     whole = unroll.run(psi)
     half = unroll.run(psi, last=1)
-    for one, two in zip(flatten_state(whole), flatten_state(unroll.run(psi, state=half, first=1)), strict=True):
+    for one, two in zip(leaves(whole), leaves(unroll.run(psi, state=half, first=1)), strict=True):
         assert torch.equal(one, two)
     torch.testing.assert_close(vector(whole.theta), vector(unrolled(*case, seed=3)[2]), rtol=1e-13, atol=1e-15)
 

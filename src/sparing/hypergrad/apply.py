@@ -15,7 +15,7 @@ from sparing.errors import RunError, UserError
 from sparing.hypergrad.checks import check_kinds, check_problem, check_tree
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.problem import Bilevel, BlackBox
-from sparing.hypergrad.trees import Tree, add, detach_tree, leaves, rebuild
+from sparing.hypergrad.trees import Tree, add, detach_tree, differentiable, leaves, rebuild
 from sparing.hypergrad.unroll import Unroll, reproducible, vjp
 from sparing.hypergrad.witness import sample
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
@@ -182,7 +182,7 @@ def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree
     if problem.through is None:
         return phi, None
     with torch.enable_grad(), reproducible(seed, "through"):
-        given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
+        given = differentiable(phi)
         psi = problem.through(rebuild(phi, given))
     check_tree("through(phi)", psi)
     return detach_tree(psi), (psi, given)

@@ -1,8 +1,8 @@
-"""Exact reverse unrolling that keeps few states and runs the rest again."""
+"""Exact reverse unrolling that keeps few states and recomputes the others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.replay import affordable_states, next_snapshot, sqrt_schedule
-from sparing.hypergrad.reverse import flatten_state, pullback, pullback_init, unflatten_state
-from sparing.hypergrad.trees import Tree, bytes_of, leaves, rebuild
+from sparing.hypergrad.reverse import pullback, pullback_init
+from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild
 from sparing.hypergrad.unroll import State, Unroll
 from sparing.memory import parse_bytes
 
@@ -55,10 +55,8 @@ class Checkpointed:
             Both counts.
         """
         if self.memory is not None:
-            graph = graph_bytes(unroll, psi, start)
-            return 1, affordable_states(
-                parse_bytes(self.memory), unroll.steps, state=bytes_of(flatten_state(start)), graph=graph
-            )
+            graph, budget = graph_bytes(unroll, psi, start), parse_bytes(self.memory)
+            return 1, affordable_states(budget, unroll.steps, state=bytes_of(start), graph=graph)
         return sqrt_schedule(unroll.steps) if self.states == "sqrt" else (1, min(int(self.states), unroll.steps - 1))
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -70,21 +68,21 @@ class Checkpointed:
         back.stretch(0, unroll.steps, start, states)
         assert back.finish is not None
         assert back.cotangent is not None
-        through = [a + b for a, b in zip(back.through, pullback_init(unroll, psi, back.cotangent), strict=True)]
+        through = add(back.through, pullback_init(unroll, psi, back.cotangent))
         return Estimate(through=through, direct=back.finish.direct, value=back.finish.value, state=back.finish.state)
 
 
 @dataclass
 class _Backward:
-    """The cotangent on its way from the end of the run to its start."""
+    """The backward pass: a cotangent, pulled from the end of the run to its start."""
 
     unroll: Unroll
     psi: Tree
     phi: Tree
-    leaf: int
+    leaf: int  # steps whose graph is held at once
     through: list[Tensor]
     cotangent: State | None = None
-    finish: Estimate | None = field(default=None)
+    finish: Estimate | None = None
 
     def stretch(self, first: int, last: int, state: State, states: int) -> None:
         """Pull the cotangent through steps ``first`` … ``last`` − 1, whose first state is given."""
@@ -93,32 +91,27 @@ class _Backward:
             if units <= 1:
                 self._pull(first, last, state)
                 return
-            if states == 0:  # nothing more can be kept: each unit is reached from the start of the stretch
-                self._pull(last - self._tail(last - first), last, self._advance(state, first, last))
-                last -= self._tail(last - first)
+            # no snapshot is left: the last unit is reached from the first state again, then the one before it
+            if states == 0:
+                cut = last - ((last - first) % self.leaf or self.leaf)
+                self._pull(cut, last, self.unroll.run(self.psi, state=state, first=first, last=cut))
+                last = cut
                 continue
             cut = first + self.leaf * next_snapshot(units, states)
             self.stretch(cut, last, self.unroll.run(self.psi, state=state, first=first, last=cut), states - 1)
             last = cut
 
-    def _tail(self, length: int) -> int:
-        """Steps in the last unit of a stretch."""
-        return length % self.leaf or self.leaf
-
-    def _advance(self, state: State, first: int, last: int) -> State:
-        cut = last - self._tail(last - first)
-        return self.unroll.run(self.psi, state=state, first=first, last=cut)
-
     def _pull(self, first: int, last: int, state: State) -> None:
         cotangent, through, finish = pullback(self.unroll, state, self.psi, first, last, self.cotangent, self.phi)
         self.finish = finish or self.finish
         self.cotangent = cotangent
-        self.through = [a + b for a, b in zip(self.through, through, strict=True)]
+        self.through = add(self.through, through)
 
 
 def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
-    """Bytes that the graph of one step keeps for its backward pass, measured on the first step."""
-    held = {tensor.untyped_storage().data_ptr() for tensor in [*flatten_state(state), *leaves(psi)]}
+    """Bytes that the graph of the first step saves for its backward pass."""
+    # by storage: views share memory, and what is held anyway, state and ψ, costs nothing more
+    held = {tensor.untyped_storage().data_ptr() for tensor in [*leaves(state), *leaves(psi)]}
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -127,8 +120,8 @@ def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    keep = unflatten_state(state, [tensor.detach().requires_grad_() for tensor in flatten_state(state)])
-    given = rebuild(psi, [leaf.detach().requires_grad_() for leaf in leaves(psi)])
+    keep = rebuild(state, differentiable(state))
+    given = rebuild(psi, differentiable(psi))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), unroll.at(0) as batch:
         unroll.graph_step(0, keep, given, batch)
     return sum(seen.values())

@@ -12,7 +12,7 @@ from sparing.errors import UserError
 from sparing.hypergrad.estimate import finite
 from sparing.hypergrad.optimizers import lr_at
 from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
-from sparing.hypergrad.trees import Tree, detach_tree, leaves, rebuild
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, rebuild
 from sparing.hypergrad.unroll import ModeParity, Unroll, reproducible, rng_states, same_rng_states
 from sparing.hypergrad.witness import FirstPass, NoForeignWrites
 
@@ -114,7 +114,7 @@ def _check_inner(unroll: Unroll, psi: Tree) -> bool:
 
     Only the forward pass of the first step is paid for.
     """
-    watched = [weight.detach().requires_grad_() for weight in leaves(unroll.theta)]
+    watched = differentiable(unroll.theta)
     with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
         before = rng_states()
         with NoForeignWrites(), ModeParity() as mode:

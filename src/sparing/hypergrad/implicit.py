@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, inner_product, leaves, rebuild
+from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild
 from sparing.hypergrad.unroll import State, Unroll, vjp
 from sparing.hypergrad.witness import refuse_once_differentiable
 from sparing.seeds import stream
@@ -41,8 +41,8 @@ class SecondDerivatives:
 
 def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivatives:
     """Slopes of the inner loss at the end of the run, on the batch of the last step."""
-    theta = [weight.detach().requires_grad_() for weight in state.theta]
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    theta = differentiable(state.theta)
+    given = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss(theta, rebuild(psi, given), batch)
         unroll.check_same("loss", unroll.steps, loss)
@@ -54,7 +54,7 @@ def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivat
 
 def check_end_loss(unroll: Unroll, state: State, psi: Tree) -> None:
     """The loss at the end of the run, on the batch of the last step, held against what else is seen there."""
-    theta = [weight.detach().requires_grad_() for weight in state.theta]  # a loss may take gradients itself
+    theta = differentiable(state.theta)  # a loss may take gradients itself
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         unroll.check_same("loss", unroll.steps, unroll.loss(theta, psi, batch))
 
@@ -240,7 +240,7 @@ class FiniteDifference:
 
 def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
     """∇_ψ g at some θ, on the batch of the last step."""
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    given = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, given), batch)
     return vjp(loss, given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,49 +9,42 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, add, leaves, rebuild
+from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild
 from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
-
-
-def flatten_state(state: State) -> list[Tensor]:
-    """All tensors of a state: weights, then moments."""
-    return [*state.theta, *(tensor for slot in state.slots for tensor in slot)]
-
-
-def unflatten_state(state: State, tensors: Sequence[Tensor]) -> State:
-    """The inverse of ``flat``: tensors in the shape of ``state``."""
-    count = len(state.theta)
-    slots = tuple(list(tensors[count * (k + 1) : count * (k + 2)]) for k in range(len(state.slots)))
-    return State(list(tensors[:count]), slots)
 
 
 def pullback(
     unroll: Unroll, state: State, psi: Tree, first: int, last: int, cotangent: State | None, end: Tree = None
 ) -> tuple[State, list[Tensor], Estimate | None]:
-    """Run steps with their graph and pull a cotangent back through them (eq. 5 and 6)."""
-    start = [tensor.detach().requires_grad_() for tensor in flatten_state(state)]
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
-    watched, now = rebuild(psi, given), unflatten_state(state, start)
+    """Run steps ``first`` … ``last`` − 1 with their graph and pull a cotangent back through them (eq. 5 and 6).
+
+    Without a cotangent, that of the outer loss at step ``last`` and φ = ``end`` is taken. Returns d at ``first``, what
+    the steps add to c, and, with the outer loss, its value, its direct part and the last state.
+    """
+    start = differentiable(state)
+    given = differentiable(psi)
+    watched, now = rebuild(psi, given), rebuild(state, start)
     for step in range(first, last):
         with unroll.at(step) as batch:
             now = unroll.graph_step(step, now, watched, batch)
-    ends = flatten_state(unroll.check_end(last, now))
+    ends = leaves(unroll.check_end(last, now))
     finish = None
     if cotangent is None:
         value, grads, direct = unroll.outer_gradients(now, end)
         cotangent = State(grads, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
-        ended = unflatten_state(now, [tensor.detach() for tensor in ends])
+        ended = rebuild(now, [tensor.detach() for tensor in ends])
         finish = Estimate(through=[], direct=direct, value=value, state=ended)
-    if first == 0 and not callable(unroll.problem.init):  # nobody asks for the cotangent of a constant
-        through = vjp(ends, given, flatten_state(cotangent))
-        return unflatten_state(state, [torch.zeros_like(part) for part in start]), through, finish
-    found = vjp(ends, [*start, *given], flatten_state(cotangent))
-    return unflatten_state(state, found[: len(start)]), found[len(start) :], finish
+    # where θ₀ is a constant, its cotangent would be thrown away
+    if first == 0 and not callable(unroll.problem.init):
+        through = vjp(ends, given, leaves(cotangent))
+        return rebuild(state, [torch.zeros_like(part) for part in start]), through, finish
+    found = vjp(ends, [*start, *given], leaves(cotangent))
+    return rebuild(state, found[: len(start)]), found[len(start) :], finish
 
 
 def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
-    """d₀·∂Ω₀/∂ψ: what the initial weights owe to φ."""
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+    """d₀·∂Ω₀/∂ψ, leaves as of ψ: the part of the gradient that goes through the initial weights."""
+    given = differentiable(psi)
     if not callable(unroll.problem.init):
         return [torch.zeros_like(leaf) for leaf in given]
     with torch.enable_grad(), reproducible(unroll.seed, "init"):
@@ -73,7 +65,8 @@ class Reverse:
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The exact hypergradient."""
-        start = _begin(unroll, psi)
+        with torch.no_grad():
+            start = unroll.start(psi)
         cotangent, through, finish = pullback(unroll, start, psi, 0, unroll.steps, None, phi)
         assert finish is not None
         through = add(through, pullback_init(unroll, psi, cotangent))
@@ -107,8 +100,3 @@ class Truncated:
         _, through, finish = pullback(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
         assert finish is not None
         return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
-
-
-def _begin(unroll: Unroll, psi: Tree) -> State:
-    with torch.no_grad():
-        return unroll.start(psi)

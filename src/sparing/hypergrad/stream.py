@@ -16,12 +16,10 @@ from sparing.hypergrad.checks import check_problem, check_tree
 from sparing.hypergrad.estimate import Result
 from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.problem import Bilevel
-from sparing.hypergrad.reverse import flatten_state, unflatten_state
 from sparing.hypergrad.sampled import draw_directions
 from sparing.hypergrad.sweep import Sweep, reverse_tail
 from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
-from sparing.hypergrad.trees import Tree, leaves, rebuild, row_products, unravel
-from sparing.hypergrad.unroll import State
+from sparing.hypergrad.trees import Tree, leaves, rebuild, row_products, unravel, zeros_like
 from sparing.hypergrad.witness import FirstPass
 from sparing.seeds import number
 
@@ -78,7 +76,7 @@ class Stream:
         self._state, self._tangents = start(self._unroll, self._psi, self._rows())
         self._sizes: list[Tensor] = []
         if late:
-            self._tangents = _zeros(self._tangents)
+            self._tangents = zeros_like(self._tangents)
 
     def _rows(self) -> Tree:
         return unravel(self._draw.rows(range(self.method.directions)), self._psi)
@@ -103,7 +101,7 @@ class Stream:
         """
         begin = time.perf_counter()
         back, known, finish = reverse_tail(self._unroll, self._state, self._psi, self.phi, self.steps, self.steps)
-        weights = row_products(flatten_state(self._tangents), back)
+        weights = row_products(leaves(self._tangents), back)
         grown = growth(self._sizes, row_norms(leaves(self._rows())))
         swept = Sweep(weights=weights, known=known, finish=finish, growth=grown)
         found = self.method.assembled(self._unroll, self._psi, self._draw, swept, weights)
@@ -128,7 +126,7 @@ class Stream:
         self._psi, _ = bottleneck(self.problem, fresh, self.seed)
         self._unroll = replace(self._unroll, first_pass=FirstPass())
         if not carry:
-            self._tangents = _zeros(self._tangents)
+            self._tangents = zeros_like(self._tangents)
 
     def state_dict(self) -> dict[str, Tensor]:
         """State, tangents and counters as tensors by name, fit for safetensors; directions are made again from seeds.
@@ -137,8 +135,8 @@ class Stream:
             Copies.
         """
         parts = {
-            "state": flatten_state(self._state),
-            "tangents": flatten_state(self._tangents),
+            "state": leaves(self._state),
+            "tangents": leaves(self._tangents),
             "phi": leaves(self.phi),
         }
         held = {f"{name}.{k}": part.clone() for name, listed in parts.items() for k, part in enumerate(listed)}
@@ -168,10 +166,6 @@ class Stream:
 
         phi: Any = rebuild(self.phi, like("phi", leaves(self.phi)))
         self.turn(phi)
-        self._state = unflatten_state(self._state, like("state", flatten_state(self._state)))
-        self._tangents = unflatten_state(self._tangents, like("tangents", flatten_state(self._tangents)))
+        self._state = rebuild(self._state, like("state", leaves(self._state)))
+        self._tangents = rebuild(self._tangents, like("tangents", leaves(self._tangents)))
         self.steps, self._sizes = int(held["steps"]), list(held["sizes"])
-
-
-def _zeros(tangents: State) -> State:
-    return unflatten_state(tangents, [torch.zeros_like(part) for part in flatten_state(tangents)])

@@ -1,4 +1,4 @@
-"""Derivatives of the outer loss along given directions, chunk by chunk: the work that all forward methods share."""
+"""Derivatives of the outer loss along given directions, chunk by chunk, for all forward methods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.reverse import flatten_state, pullback, pullback_init
+from sparing.hypergrad.reverse import pullback, pullback_init
 from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
 from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
 from sparing.hypergrad.unroll import State, Unroll
@@ -17,10 +17,10 @@ from sparing.hypergrad.unroll import State, Unroll
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What one pass over the directions leaves."""
+    """Result of one pass over the directions."""
 
     weights: Tensor  # w_i = d·y_i by position in ``numbers``, shape (len(numbers),)
-    known: list[Tensor]  # what the reversed tail adds exactly, leaves as of ψ
+    known: list[Tensor]  # exact part, from the reversed tail; leaves as of ψ
     finish: Estimate  # value, direct part and end of the run
     growth: tuple[float, ...]  # ‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite
 
@@ -28,7 +28,7 @@ class Sweep:
 def carry_tangents(
     unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None
 ) -> tuple[State, State, list[Tensor]]:
-    """Run the first steps with tangents beside the state."""
+    """Run the first ``steps`` steps with tangents; also ‖y_t‖ of each direction after each step, shape (b,) each."""
     state, tangents = start(unroll, psi, rows)
     sizes = []
     for step in range(steps):
@@ -50,7 +50,8 @@ def sweep(
 ) -> Sweep:
     """Push directions to step T − s, reverse the last s steps and the outer loss once, take inner products.
 
-    The primal run repeats for each chunk, so memory is that of one chunk; inside a chunk it runs once.
+    The primal run repeats for each chunk, so memory is that of one chunk; inside a chunk it runs once. ``make_rows``:
+    numbers -> directions, shape (len, N); ``chunk``, ``width`` and ``tail`` are those of ``ForwardGradient``.
     """
     head = unroll.steps - tail
     step = chunk or max(len(numbers), 1)
@@ -63,11 +64,13 @@ def sweep(
         rows = unravel(make_rows(part), psi)
         state, tangents, long = carry_tangents(unroll, psi, rows, head, width)
         back = back or reverse_tail(unroll, state, psi, phi, head, unroll.steps)
-        weights.append(row_products(flatten_state(tangents), back[0]))
+        weights.append(row_products(leaves(tangents), back[0]))
         sizes.append(long)
         first.append(row_norms(leaves(rows)))
-        del rows, state, tangents  # before the next chunk brings its own
-    if back is None:  # by the kernels of the others, whose run this one is compared with: one direction, thrown away
+        del rows, state, tangents  # free them before the next chunk allocates its own
+    # A rank without directions still runs, with one direction that is thrown away: its run is compared with that of the
+    # other ranks, so it must use the same kernels.
+    if back is None:
         state = carry_tangents(unroll, psi, unravel(make_rows(range(1)), psi), head, None)[0]
         back = reverse_tail(unroll, state, psi, phi, head, unroll.steps)
     wide = ravel(psi)
@@ -79,10 +82,11 @@ def sweep(
 def reverse_tail(
     unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int, last: int
 ) -> tuple[list[Tensor], list[Tensor], Estimate]:
-    """The outer loss and the last steps, reversed."""
+    """D at step ``head``, the exact part of the steps from there to ``last``, and the end of the run."""
     cotangent, known, finish = pullback(unroll, state, psi, head, last, None, phi)
     assert finish is not None
-    if head == 0:  # nothing is left to sample but θ₀, whose part costs one backward pass: the whole is exact
+    # only θ₀ would be left to sample, and its part costs one backward pass: the whole is exact
+    if head == 0:
         known = [a + b for a, b in zip(known, pullback_init(unroll, psi, cotangent), strict=True)]
-        return [torch.zeros_like(part) for part in flatten_state(cotangent)], known, finish
-    return flatten_state(cotangent), known, finish
+        return [torch.zeros_like(part) for part in leaves(cotangent)], known, finish
+    return leaves(cotangent), known, finish

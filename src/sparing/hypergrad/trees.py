@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-# Tensors in any nesting of dicts, lists, tuples and named tuples.
-Tree = Any
+Tree = Any  # tensors in any nesting of dicts, lists, tuples and named tuples
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in its order."""
+    """Tensors of a tree, in its order."""
     return list(tree_flatten(tree)[0])
 
 
@@ -29,8 +29,19 @@ def detach_tree(tree: Tree) -> Tree:
     return tree_map(lambda leaf: materialize(leaf.detach()) if isinstance(leaf, Tensor) else leaf, tree)
 
 
+def differentiable(tree: Tree) -> list[Tensor]:
+    """Detached leaves that require gradients."""
+    return [leaf.detach().requires_grad_() for leaf in leaves(tree)]
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros in the shapes and dtypes of another."""
+    return tree_map(torch.zeros_like, tree)
+
+
 def materialize(leaf: Tensor) -> Tensor:
-    """The tensor with a place in memory for each element; that of ``expand`` has one for many, and no tangents."""
+    """The tensor with its own memory for each element."""
+    # forward mode cannot give a tangent to the result of ``expand``, whose elements share memory
     return leaf.clone(memory_format=torch.contiguous_format) if 0 in leaf.stride() and leaf.numel() > 1 else leaf
 
 
@@ -45,16 +56,16 @@ def bytes_of(tree: Tree) -> int:
 
 
 def ravel(tree: Tree) -> Tensor:
-    """All leaves, one after another, as one vector."""
+    """All leaves as one vector of shape (size,), in the widest of their dtypes."""
     parts = leaves(tree)
     if not parts:
         return torch.zeros(0)
-    wide = _widest(parts)
+    wide = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     return torch.cat([part.reshape(-1).to(wide) for part in parts])
 
 
 def unravel(vector: Tensor, tree: Tree) -> Tree:
-    """Cut a vector into the leaves of a tree; leading axes are kept."""
+    """The inverse of ``ravel``: (..., size) -> leaves of shape (..., *leaf) in the dtypes of ``tree``."""
     parts = leaves(tree)
     ahead = vector.shape[:-1]
     cuts = torch.split(vector, [math.prod(part.shape) for part in parts], dim=-1)
@@ -68,7 +79,7 @@ def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 
 def row_products(rows: Sequence[Tensor], vector: Sequence[Tensor]) -> Tensor:
-    """Inner product of each row with one vector, over all leaves."""
+    """Inner products of rows, leaves of shape (b, *leaf), with one vector, leaves of shape (*leaf); shape (b,)."""
     parts = [row.reshape(len(row), -1) @ leaf.reshape(-1).to(row.dtype) for row, leaf in zip(rows, vector, strict=True)]
     return torch.stack(parts).sum(0)
 
@@ -77,10 +88,3 @@ def add(a: Tree, b: Tree) -> Tree:
     """Leaf by leaf sum, in the shape and dtypes of ``a``."""
     pairs = zip(leaves(a), leaves(b), strict=True)
     return rebuild(a, [x + y.to(x.dtype) for x, y in pairs])
-
-
-def _widest(parts: Sequence[Tensor]) -> torch.dtype:
-    wide = parts[0].dtype
-    for part in parts[1:]:
-        wide = torch.promote_types(wide, part.dtype)
-    return wide

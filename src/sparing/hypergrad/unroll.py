@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from sparing.hypergrad.losses import REPLACEMENTS
 from sparing.hypergrad.problem import Bilevel, check_scalar
 from sparing.hypergrad.refusals import refuse_missing_derivatives
-from sparing.hypergrad.trees import Tree, detach_tree, leaves, materialize, rebuild
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, materialize, rebuild
 from sparing.hypergrad.witness import FirstPass, no_recomputation, observe_only, refuse_once_differentiable, sample
 from sparing.seeds import number
 
@@ -33,12 +33,12 @@ class State(NamedTuple):
 class Unroll:
     """An inner run bound to a seed and to the nesting of θ."""
 
-    problem: Bilevel  # what is run
+    problem: Bilevel
     seed: int  # seed of batches, initial weights and dropout
     theta: Tree  # gives the nesting of θ; its values are not read
-    # Whether the first inner loss draws random numbers. One that begins to draw later is run twice where it does.
+    # whether the first inner loss draws random numbers; a loss that starts drawing later runs twice at those steps
     draws: bool = False
-    first_pass: FirstPass | None = None  # what the first pass saw; None: nothing is compared
+    first_pass: FirstPass | None = None  # None: nothing is compared
 
     @property
     def steps(self) -> int:
@@ -57,7 +57,7 @@ class Unroll:
         return replace(self, first_pass=None)
 
     def check_same(self, kind: str, step: int, value: Tensor) -> None:
-        """Compare with what the first pass saw, if that is watched."""
+        """Compare a value with that of the first pass, where one is recorded."""
         if self.first_pass is not None:
             self.first_pass.check_same(kind, step, value)
 
@@ -69,13 +69,10 @@ class Unroll:
 
     @contextlib.contextmanager
     def at(self, step: int, *, ignore_outer_hooks: bool = False) -> Iterator[Any]:
-        """The batch and the randomness of a step.
-
-        Attention runs by its plain formula meanwhile: the fused kernels have neither forward mode nor a second
-        derivative on the CPU.
-        """
+        """Yield the batch of a step, with the random generators set to that step."""
         batch = self.problem.batch(step, self.seed)
-        no_hooks = no_recomputation("inner", first=step == 0, ignore_outer_hooks=ignore_outer_hooks)
+        no_hooks = no_recomputation("inner", check_warning=step == 0, ignore_outer_hooks=ignore_outer_hooks)
+        # fused attention kernels have neither forward mode nor, on the CPU, a second derivative
         with (
             reproducible(self.seed, "step", step),
             sdpa_kernel(SDPBackend.MATH),
@@ -85,27 +82,25 @@ class Unroll:
             yield batch
 
     def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
-        """Inner loss g at leaves of θ, outside of torch.func.
-
-        The mode that makes masks the same takes 6 to 17 % of a step of a small net, so it is entered only where random
-        numbers are drawn: by the first step, or, as the generators tell, by this very call.
-        """
+        """Inner loss g at leaves of θ, shape (), outside of torch.func."""
+        # ModeParity takes 6 to 17 % of a step of a small net, so it is entered only where random numbers are drawn: in
+        # the first step, or in this very call, as a move of the generators shows
         if not self.draws:
             before = rng_states()
             loss = self.problem.inner(rebuild(self.theta, theta), psi, batch)
             if same_rng_states(rng_states(), before):
                 return loss
-            del loss  # its graph goes before the next one comes
+            del loss  # free its graph before the next one is built
             _restore_rng(before)
         return self.transformable_loss(theta, psi, batch)
 
     def transformable_loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
-        """The same with its masks those of torch.func, inside of it or not."""
+        """Inner loss g with the random masks of torch.func, inside or outside of it."""
         with ModeParity():
             return self.problem.inner(rebuild(self.theta, theta), psi, batch)
 
     def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
-        """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap)."""
+        """Ω_{t+1} and the inner loss, in a form that torch.func can transform (forward mode, vmap)."""
         grads, loss = self.inner_gradient(batch, state.theta, psi)
         return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi)), loss
 
@@ -115,7 +110,7 @@ class Unroll:
         return found
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """The same step with its graph kept, for reverse mode; the weights must require gradients."""
+        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
         with torch.enable_grad():
             loss = self.loss(state.theta, psi, batch)
             self.check_same("loss", step, loss)
@@ -125,9 +120,9 @@ class Unroll:
             return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """The same step with no graph left behind."""
+        """Ω_{t+1} without a graph."""
         with torch.enable_grad():
-            watched = [weight.detach().requires_grad_() for weight in state.theta]
+            watched = differentiable(state.theta)
             loss = self.loss(watched, psi, batch)
             self.check_same("loss", step, loss)
             grads = torch.autograd.grad(loss, watched, materialize_grads=True)
@@ -137,7 +132,7 @@ class Unroll:
     def run(
         self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, repeat_every: int = 0
     ) -> State:
-        """Run steps ``first`` … ``last`` − 1 without a graph."""
+        """Run steps ``first`` … ``last`` − 1 without a graph; each ``repeat_every``-th step, and the last, twice."""
         psi = detach_tree(psi)
         with torch.no_grad():
             state = self.start(psi) if state is None else state
@@ -146,6 +141,7 @@ class Unroll:
             before = state
             with self.at(step) as batch:
                 state = self.plain_step(step, before, psi, batch)
+            # runs at other φ have no first pass to compare with, so some of their steps are repeated instead
             if repeat_every and (step == last - 1 or (step + 1) % repeat_every == 0):
                 self.check_end(step + 1, state)
                 with self.at(step) as batch:
@@ -159,10 +155,10 @@ class Unroll:
             return check_scalar("outer", self.problem.outer(rebuild(self.theta, state.theta), phi))
 
     def outer_gradients(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass."""
+        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass; zero where f does not depend on a leaf."""
         with torch.enable_grad():
-            theta = [weight.detach().requires_grad_() for weight in state.theta]
-            given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
+            theta = differentiable(state.theta)
+            given = differentiable(phi)
             with refuse_missing_derivatives("outer"):
                 value = self.outer(State(theta, state.slots), rebuild(phi, given))
         grads = vjp(value, [*theta, *given], name="outer")
@@ -177,9 +173,10 @@ def vjp(
     keep: bool = False,
     name: str = "inner",
 ) -> list[Tensor]:
-    """Cotangents of the inputs, zero where nothing reaches them."""
+    """Vector-Jacobian product: cotangents of the inputs, zero where no path reaches them."""
     listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     weights = [None] * len(listed) if cotangents is None else list(cotangents)
+    # torch raises for an output without a graph, such as a loss that ignores φ; its derivative is zero
     kept = [(out, weight) for out, weight in zip(listed, weights, strict=True) if out.requires_grad]
     if not kept:
         return [torch.zeros_like(leaf) for leaf in inputs]
@@ -196,25 +193,24 @@ _DRAWS = {
 
 
 class ModeParity(TorchFunctionMode):
-    """Random masks are drawn for contiguous tensors, and what no_grad holds constant is so in forward mode too.
+    """Makes a loss compute the same function in plain torch, reverse mode and forward mode."""
 
-    Plain torch fills a mask in the order of memory, torch.func in that of the indices: a transposed activation would
-    get other masks in forward mode than in the run itself. Forward mode also goes on inside ``torch.no_grad()``, and
-    lacks a rule for some losses, which are written out.
-    """
-
-    has_hooks = False
-    """Whether a hook was put on a tensor meanwhile."""
+    has_hooks = False  # whether the loss registered a hook on a tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # forward mode goes on inside torch.no_grad()
         if func is torch._C._set_grad_enabled:
             torch._C._set_fwd_grad_enabled(args[0])
         elif func is torch.Tensor.register_hook:
             self.has_hooks, args = True, (args[0], observe_only(args[1]), *args[2:])
-        elif getattr(func, "__self__", None) is torch.Tensor.data:  # torch.func would look through it
+        # torch.func differentiates through .data
+        elif getattr(func, "__self__", None) is torch.Tensor.data:
             return args[0].detach()
+        # Plain torch fills a mask in memory order, torch.func in index order: a transposed activation would get another
+        # mask in forward mode than in the run itself.
         elif func in _DRAWS and args:
             args = (args[0].contiguous(), *args[1:])
+        # losses whose forward-mode rule is wrong or missing in torch 2.13
         elif func in REPLACEMENTS:
             func = REPLACEMENTS[func]
         return func(*args, **(kwargs or {}))
@@ -222,10 +218,8 @@ class ModeParity(TorchFunctionMode):
 
 @contextlib.contextmanager
 def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
-    """Inside, torch's global generators stand where (seed, labels) put them; afterwards they are as before.
-
-    Dropout has no generator of its own, so this is the one place where the global one is set.
-    """
+    """Seed torch's global generators from (seed, labels), and restore them afterwards."""
+    # dropout takes no generator, so the global one is set; nothing else in the package does so
     before = rng_states()
     for generator in _generators():
         generator.manual_seed(number(seed, "dropout", *labels))
@@ -236,12 +230,13 @@ def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
 
 
 def rng_states() -> list[Tensor]:
-    """Where torch's global generators stand: those that dropout draws from on the CPU and on the current device."""
+    """States of the global generators that dropout draws from: the CPU's and the current device's."""
     return [generator.get_state() for generator in _generators()]
 
 
 def same_rng_states(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Whether nothing was drawn between two looks; by bytes, since every torch operation has modes to pass through."""
+    """Whether nothing was drawn between two calls of ``rng_states``."""
+    # by bytes: torch.equal would go through every active mode
     return all(x.numpy().tobytes() == y.numpy().tobytes() for x, y in zip(a, b, strict=True))
 
 

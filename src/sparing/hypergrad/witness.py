@@ -1,4 +1,4 @@
-"""Whether a run is the same each time it is made: what a pass saw, what a loss may not touch."""
+"""Checks that a run is repeatable: later passes are compared with the first, and side effects of a loss are refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sparing.seeds import number as number_of
 
 Key = tuple[str, int]
 
-# First steps whose losses two passes by other kernels are compared by (count): one update on, nothing has grown.
+# Passes by different kernels are compared by the losses of this many first steps: rounding has not grown by then.
 EARLY_STEPS = 2
 
-# Elements of each leaf of θ that two passes are compared by (count); the loss of every step is compared besides.
+# Elements of each leaf of θ that are compared where a run ends; the loss of every step is compared too.
 SAMPLE = 16
 
-# Kind of comparison -> what is at fault, and what was seen.
-_ASKED_AGAIN = {
+# Kind of comparison -> the argument at fault, and what differed.
+_MISMATCHES = {
     "loss": ("inner", "another loss at step {step} when the run was repeated"),
     "end": ("inner or optimizer.lr", "other weights before step {step} when the run was repeated"),
     "psi": ("through", "another ψ when it was asked again"),
@@ -35,7 +35,7 @@ _ASKED_AGAIN = {
 
 def not_repeatable(kind: str, step: int, message: str = "") -> UserError:
     """The error of a comparison that failed."""
-    what, got = _ASKED_AGAIN[kind]
+    what, got = _MISMATCHES[kind]
     return UserError(
         what, got=got.format(step=step) + message, why="every pass must see the same run, or the gradient is of none",
         do="draw from torch's global generators or from the generator that batches and init are given, and keep "
@@ -44,29 +44,25 @@ def not_repeatable(kind: str, step: int, message: str = "") -> UserError:
 
 
 class FirstPass:
-    """What the first pass over a run saw; every later pass is held to it.
-
-    On the CPU numbers are compared as they come. On a device that would stop the queue at each step, so there they are
-    compared together, by ``settle``.
-    """
+    """Losses and weights recorded in the first pass over a run; every later pass is compared with them."""
 
     def __init__(self) -> None:
         self._first: dict[Key, Any] = {}
         self._later: list[tuple[Key, Tensor]] = []
         self._highest: dict[str, float] = {}
-        self._walked = False
-        self.eps = 0.0
-        """Of the widest rounding among what was seen."""
+        self._graph_checked = False
+        self.eps = 0.0  # of the coarsest dtype recorded
 
     def first_graph(self) -> bool:
-        """Whether this is asked for the first time: the graph of one step is looked through for all."""
-        first, self._walked = not self._walked, True
+        """True on the first call only: the graph of one step is checked, for all steps."""
+        first, self._graph_checked = not self._graph_checked, True
         return first
 
     def check_same(self, kind: str, step: int, value: Tensor) -> None:
-        """Keep what is seen for the first time; compare what is seen again."""
+        """Record the first value of (kind, step), and compare later ones with it."""
         key, now = (kind, step), value.detach().clone()
         self.eps = max(self.eps, torch.finfo(now.dtype).eps)
+        # on a device, reading a value would stop the queue at each step: those wait for ``compare_pending``
         if now.device.type != "cpu":
             if key in self._first:
                 self._later.append((key, now))
@@ -81,7 +77,7 @@ class FirstPass:
             self._highest[kind] = max(self._highest.get(kind, 0.0), _size(numbers))
 
     def adopt_early_losses(self, other: FirstPass) -> None:
-        """Hold this pass to one by other kernels: rounding grows along a run, so only the first losses count."""
+        """Compare this pass with one by other kernels too, by its first losses: later ones differ by grown rounding."""
         self._highest.setdefault("loss", 0.0)
         for step in range(EARLY_STEPS):
             key = ("loss", step)
@@ -89,19 +85,19 @@ class FirstPass:
                 self._first[key] = other._first[key]
 
     def compare_pending(self) -> None:
-        """Compare what waits on a device."""
+        """Compare the values that are still on a device."""
         for key, now in self._later:
             numbers = _numbers(self._first[key])
             self._highest[key[0]] = max(self._highest.get(key[0], 0.0), _size(numbers))
             self._compare(key, numbers, _numbers(now))
         self._later.clear()
 
-    def signature(self, message: str, seed: int) -> tuple[float, float, float]:
-        """Three numbers that tell this run from another."""
+    def signature(self, label: str, seed: int) -> tuple[float, float, float]:
+        """What identifies this run: a hash of (label, seed), a weighted sum of recorded values, its rounding."""
         held = [x if isinstance(x, list) else _numbers(x) for x in self._first.values()]
         finite = [number for listed in held for number in listed if math.isfinite(number)]
         total = math.fsum(number * math.cos(place) for place, number in enumerate(finite))
-        name = float(number_of(seed, message) % 2**52)
+        name = float(number_of(seed, label) % 2**52)
         return name, total, self.eps ** (2 / 3) * math.fsum(abs(number) for number in finite)
 
     def _compare(self, key: Key, first: Sequence[float], now: Sequence[float]) -> None:
@@ -113,18 +109,15 @@ class FirstPass:
 def first_difference(
     first: Sequence[float], now: Sequence[float], eps: float, highest: float = 0.0
 ) -> tuple[float, float] | None:
-    """The first pair that more than rounding keeps apart.
-
-    Two kernels for one formula differ by some ε of the run's size, and a stretch carries that on; another mask or batch
-    differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64.
-    """
+    """The first pair of values that differ by more than rounding; ``highest``: the largest of their kind in the run."""
+    # Two kernels for one formula differ by a few ε of the values, and later steps carry that on; another mask or batch
+    # differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64. A value near zero is known only to
+    # the rounding of the largest one.
     tolerance = eps ** (2 / 3) * _size(first) + 10 * eps * highest
-    pairs = zip(first, now, strict=True)
-    return next((pair for pair in pairs if not _near(*pair, tolerance)), None)
-
-
-def _near(a: float, b: float, tolerance: float) -> bool:
-    return a == b or abs(a - b) <= tolerance or not (math.isfinite(a) or math.isfinite(b))
+    for a, b in zip(first, now, strict=True):
+        if not (a == b or abs(a - b) <= tolerance or not (math.isfinite(a) or math.isfinite(b))):
+            return a, b
+    return None
 
 
 def _numbers(value: Tensor) -> list[float]:
@@ -137,13 +130,13 @@ def _size(numbers: Sequence[float]) -> float:
 
 
 def sample(theta: Sequence[Tensor]) -> Tensor:
-    """A few elements of each leaf, shape (at most 2·SAMPLE for each,): the weights are not read through for it."""
+    """A few elements of each leaf (at most 2·SAMPLE), spread evenly, so that the weights are not read whole."""
     flat = [leaf.detach().reshape(-1) for leaf in theta]
     return torch.cat([leaf[:: max(1, leaf.numel() // SAMPLE)] for leaf in flat])
 
 
 class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses a loss that writes into a tensor it did not make: weights, batches, statistics, buffers of a module."""
+    """Refuses a loss that writes into a tensor it did not create: weights, batches, statistics, module buffers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -159,6 +152,7 @@ class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     do="write into a new tensor; batch norm: GroupNorm, track_running_stats=False or model.eval()",
                 )  # fmt: skip
         found = func(*args, **kwargs)
+        # views return memory of their arguments; lift_fresh is declared as a view of a tensor that nobody else holds
         if func is torch.ops.aten.lift_fresh.default or not any(one.alias_info for one in func._schema.returns):
             made = found if isinstance(found, list | tuple) else [found]
             self._made.update(_memory(one) for one in made if isinstance(one, Tensor))
@@ -173,7 +167,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that an operation writes into."""
     for place, argument in enumerate(func._schema.arguments):
         given = args[place] if place < len(args) else kwargs.get(argument.name)
-        # the schemas of fused batch norms do not own up to their running statistics
+        # the schemas of fused batch norms do not declare that they write their running statistics
         hidden = argument.name in {"running_mean", "running_var"} and _training(func, args, kwargs)
         if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
             listed = given if isinstance(given, list | tuple) else [given]
@@ -191,10 +185,8 @@ _HOOKS = "hooks on saved tensors inside a hypergradient"
 
 
 def observe_only(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
-    """A hook that may look at a gradient and not change it.
-
-    It fires again on the way back through the run, where what passes is no gradient of the inner loss.
-    """
+    """A tensor hook that may read a gradient but not change it."""
+    # a hook fires again in the backward pass through the run, where what it gets is not a gradient of the inner loss
 
     def watched(gradient: Tensor) -> None:
         if hook(gradient) is not None:
@@ -208,12 +200,10 @@ def observe_only(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
 
 
 def refuse_once_differentiable(grads: Sequence[Tensor]) -> None:
-    """The gradient of a loss may not end in a Function whose author ruled out a second derivative.
-
-    Asked for the gradient of some inputs only, as here, torch passes over the node that would complain.
-    """
+    """Refuse an inner gradient whose graph contains a Function marked ``once_differentiable``."""
+    # torch.autograd.grad with explicit inputs skips the node that would raise, and returns zero for it
     seen: set[Any] = set()
-    waiting = [slope.grad_fn for slope in grads if slope.grad_fn is not None]
+    waiting = [grad.grad_fn for grad in grads if grad.grad_fn is not None]
     while waiting:
         node = waiting.pop()
         if node in seen:
@@ -230,7 +220,8 @@ def refuse_once_differentiable(grads: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _hooks_refused() -> Iterator[None]:
-    """As torch's ``disable_saved_tensors_hooks``, which takes offence at hooks that are there already."""
+    """Disable hooks on saved tensors."""
+    # torch's own ``disable_saved_tensors_hooks`` raises where hooks are active already
     api: Any = torch._C._autograd
     before = api._saved_tensors_hooks_get_disabled_error_message()
     api._saved_tensors_hooks_disable(_HOOKS, False)
@@ -244,17 +235,17 @@ def _hooks_refused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_recomputation(name: str, *, first: bool = True, ignore_outer_hooks: bool = False) -> Iterator[None]:
-    """Inside, a loss that computes activations again, or keeps them elsewhere, is refused.
-
-    Recomputation reads a module's own weights: by then ``functional_call`` has put them back. torch.func knows no such
-    hooks either.
-    """
+def no_recomputation(name: str, *, check_warning: bool = True, ignore_outer_hooks: bool = False) -> Iterator[None]:
+    """Refuse a loss ("inner" or "outer") that recomputes activations or offloads them."""
+    # Recomputation reads the module's own weights: by then ``functional_call`` has restored them. torch.func does not
+    # support such hooks either.
     try:
         with contextlib.ExitStack() as stack:
+            # hooks of the caller, who may measure what a graph saves, hide those of the loss: then nothing is refused
             if ignore_outer_hooks or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
                 stack.enter_context(_hooks_refused())
-            if first:
+            # each change of the filters makes Python forget which warnings it has shown, so this is done for one step
+            if check_warning:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("error", message="None of the inputs have requires_grad")
             yield

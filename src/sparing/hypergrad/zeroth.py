@@ -16,7 +16,7 @@ from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.problem import BlackBox, check_scalar, same_data
 from sparing.hypergrad.sampled import Directions, combine, confidence, draw_directions, masked_warning
-from sparing.hypergrad.trees import Tree, add, inner_product, leaves, ravel, rebuild, unravel
+from sparing.hypergrad.trees import Tree, add, differentiable, inner_product, leaves, ravel, rebuild, unravel
 from sparing.hypergrad.unroll import State, Unroll, vjp
 from sparing.hypergrad.witness import first_difference
 from sparing.seeds import number
@@ -154,8 +154,8 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
         return leaves(check_solution(problem.solve(at), tree))
 
     with torch.enable_grad():
-        ends = [leaf.detach().requires_grad_() for leaf in leaves(tree)]
-        given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
+        ends = differentiable(tree)
+        given = differentiable(phi)
         value = check_scalar("outer", problem.outer(rebuild(tree, ends), rebuild(phi, given)))
     slopes = vjp(value, [*ends, *given], name="outer")
     direct = slopes[len(ends) :]
