@@ -15,7 +15,7 @@ from sparing.hypergrad.predict import Price, predict, prices
 
 X = torch.randn(32, 200, generator=torch.Generator().manual_seed(0))
 PHI = torch.ones(32)
-PLANNER = importlib.import_module("sparing.hypergrad.choose")  # its name in the room is that of the function
+PLANNER = importlib.import_module("sparing.hypergrad.choose")  # the package's attribute of this name is the function
 
 
 def problem(steps: int = 30) -> hg.Bilevel:

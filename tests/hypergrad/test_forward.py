@@ -1,4 +1,4 @@
-"""Forward gradients through the verb: exact weights, the stated errors, tails, masks, growth, and released mistakes."""
+"""Forward gradients: exact weights, the stated errors, tails, masks, growth, and released mistakes."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def steep(rate: float, steps: int) -> tuple[hg.Bilevel, Tensor]:
     return problem, torch.zeros(4, dtype=torch.float64)
 
 
-def test_a_direction_that_overflows_is_left_out_counted_and_told() -> None:
+def test_a_direction_that_overflows_is_omitted_and_counted_with_a_warning() -> None:
     problem, x = steep(1e200, 3)
     method = hg.ForwardGradient(directions=4, law=hg.Coordinate())
     with pytest.warns(RuntimeWarning, match="1 of 4 directions were lost or overflowed"):
@@ -243,7 +243,7 @@ def test_a_direction_that_overflows_is_left_out_counted_and_told() -> None:
     assert found.report.growth == pytest.approx([1.0, 1.0, 1.0], rel=1e-12)
 
 
-def test_growth_is_told_and_a_chaotic_run_warned_of() -> None:
+def test_growth_is_reported_and_a_chaotic_run_warned_of() -> None:
     problem, x = steep(3.0, 20)
     with pytest.warns(RuntimeWarning, match="the run is chaotic"):
         report = hg.hypergradient(problem, x, hg.ForwardGradient(directions=2)).report

@@ -16,7 +16,7 @@ from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import UserError
 from sparing.hypergrad.checks import check_problem
-from sparing.hypergrad.guided_estimate import build_frame, guided_estimate
+from sparing.hypergrad.guided import build_frame, guided_estimate
 from sparing.hypergrad.sweep import sweep
 
 SIZE, COUNT, DRAWS = 12, 5, 400
@@ -61,8 +61,8 @@ def test_the_error_is_the_stated_one(which: tuple[int, ...]) -> None:
     found = estimates(which)
     squares = torch.stack([(one.grad - G).square().sum() for one in found])
     assert abs(squares.mean() - theory) <= 3 * squares.std() / math.sqrt(DRAWS)
-    told = torch.tensor([one.error for one in found], dtype=torch.float64)
-    assert abs(told.mean() - theory) <= 3 * told.std() / math.sqrt(DRAWS)
+    errors = torch.tensor([one.error for one in found], dtype=torch.float64)
+    assert abs(errors.mean() - theory) <= 3 * errors.std() / math.sqrt(DRAWS)
 
 
 def test_the_squared_norm_is_unbiased_and_the_audit_is_the_squared_cosine() -> None:

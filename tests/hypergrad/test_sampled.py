@@ -190,14 +190,14 @@ def test_coordinates_have_no_interval() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_expected_cosine_is_that_of_the_estimate_with_its_exact_part(law: Law, exact: bool) -> None:
     known = 0.5 * H + 0.5 * G if exact else NONE  # the cross term counts
-    cosines, told = [], []
+    cosines, reported = [], []
     for _ in range(200):
         draw, w = weights(law, 8)
         rows = draw.rows(range(8))
         cosines.append(torch.cosine_similarity(combine(draw, w, known)[0] + known, G + known, dim=0).item())
-        told.append(confidence(draw, w, known, rows @ known).cosine)
+        reported.append(confidence(draw, w, known, rows @ known).cosine)
     # a ratio of means for the mean of a ratio: 3 % at b ≥ 8 (Coordinate: root mean square, of an uneven g)
-    assert sum(told) / 200 == pytest.approx(sum(cosines) / 200, rel=0.06)
+    assert sum(reported) / 200 == pytest.approx(sum(cosines) / 200, rel=0.06)
 
 
 def test_all_directions_lost_say_nothing() -> None:

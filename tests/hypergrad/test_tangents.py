@@ -15,7 +15,7 @@ from sparing.hypergrad.trees import leaves, unravel
 from sparing.hypergrad.unroll import State, Unroll
 
 
-def test_lifted_is_value_and_derivatives_and_runs_the_function_once() -> None:
+def test_batched_jvp_is_value_and_derivatives_and_runs_the_function_once() -> None:
     calls = []
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -132,12 +132,12 @@ def test_growth_is_the_root_mean_square_over_directions_of_the_weights_alone() -
     assert growth([], first) == ()
 
 
-def test_lengths_are_over_all_leaves_also_over_numbers() -> None:
+def test_row_norms_are_over_all_leaves_also_over_numbers() -> None:
     leaves = [torch.tensor([3.0, 1.0]), torch.tensor([[[4.0]], [[0.0]]])]
     assert row_norms(leaves).tolist() == [5.0, 1.0]
 
 
-def test_growth_leaves_out_a_direction_from_its_beginning_once_it_overflows() -> None:
+def test_growth_omits_a_direction_from_its_beginning_once_it_overflows() -> None:
     first = torch.tensor([1.0, 2.0])
     sizes = [torch.tensor([10.0, 2.0]), torch.tensor([math.inf, 6.0])]
     assert growth(sizes, first) == pytest.approx([1.0, 3.0])

@@ -1,4 +1,4 @@
-"""Trees and the vectors that stand for them."""
+"""Trees of tensors and flat vectors."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_products_of_nothing_are_refused_by_strictness() -> None:
         inner_product([torch.ones(1)], [torch.ones(1), torch.ones(1)])
 
 
-def test_detached_keeps_values_and_drops_history() -> None:
+def test_detach_tree_keeps_values_and_drops_history() -> None:
     watched = torch.ones(2, requires_grad=True) * 2
     assert not detach_tree({"x": watched})["x"].requires_grad
     assert torch.equal(detach_tree({"x": watched})["x"], watched)
 
 
-def test_rebuilt_is_the_inverse_of_leaves() -> None:
+def test_rebuild_is_the_inverse_of_leaves() -> None:
     assert torch.equal(ravel(rebuild(TREE, leaves(TREE))), ravel(TREE))

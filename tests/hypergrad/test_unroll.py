@@ -70,7 +70,7 @@ def test_randomness_belongs_to_seed_and_step() -> None:
 
 @pytest.mark.parametrize("begin", [0, 1, 3])
 def test_masks_are_those_of_forward_mode_whenever_dropout_begins(begin: int) -> None:
-    """A transposed activation gets other masks in plain torch; only the first step is looked at beforehand."""
+    """A transposed activation gets other masks in plain torch; only the first step is checked beforehand."""
     x = draw(5, 3, seed=1)
 
     def inner(theta: Any, phi: Any, batch: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_masks_are_those_of_forward_mode_whenever_dropout_begins(begin: int) -> 
 
 def test_a_loss_that_draws_nothing_runs_once_and_without_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     unroll, phi = unroll_of(example_weights)
-    monkeypatch.setattr("sparing.hypergrad.unroll.SameMasks", None)
+    monkeypatch.setattr("sparing.hypergrad.unroll.ModeParity", None)
     unroll.run(phi)
     with pytest.raises(TypeError):
         unroll_of(dropout)[0].run(phi)
@@ -112,7 +112,7 @@ def test_the_global_generator_is_put_back_also_after_a_failure() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_outer_slopes_are_both_partial_derivatives() -> None:
+def test_outer_gradients_are_both_partial_derivatives() -> None:
     case = example_weights()
     unroll = Unroll(case.problem, 0, case.problem.init)
     state = unroll.start(case.phi)
@@ -127,7 +127,7 @@ def test_outer_slopes_are_both_partial_derivatives() -> None:
     assert not value.requires_grad
 
 
-def test_pulled_is_zero_where_nothing_reaches() -> None:
+def test_vjp_is_zero_where_nothing_reaches() -> None:
     x, spare = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
     assert [part.tolist() for part in vjp((2 * x).sum(), [x, spare])] == [[2, 2], [0, 0, 0]]
     assert [part.tolist() for part in vjp(torch.tensor(1.0), [x])] == [[0, 0]]

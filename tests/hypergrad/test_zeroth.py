@@ -158,7 +158,7 @@ def test_an_outer_loss_that_is_not_finite_is_told_apart_from_the_solver() -> Non
 
 
 def test_a_solver_that_fails_along_one_direction_loses_that_direction_only() -> None:
-    """A solver may return NaN outside of its domain; the mean is over the rest and the loss is told."""
+    """A solver may return NaN outside of its domain; the mean is over the rest, and the result warns."""
     box = hg.BlackBox(solve=lambda x: (x + 1e-4).sqrt() + x, outer=lambda u, x: u.sum())
     x = torch.tensor([0.0, 4.0, 4.0], dtype=torch.float64)
     method = hg.ZerothOrder(directions=3, law=hg.Coordinate(), step=1e-2)

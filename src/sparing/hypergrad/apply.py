@@ -1,4 +1,4 @@
-"""The verb: one call for a hypergradient by any method; the only file here that reads a clock or an allocator."""
+"""One call for a hypergradient by any method."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def hypergradient(
         else:
             psi, _ = bottleneck(problem, phi, seed)
             unroll = check_problem(problem, psi, seed)
+            # ψ(φ) is computed again for its graph at the end, and must then be the same
             unroll.check_same("psi", 0, sample(leaves(psi)))
             result = assemble_result(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
     peak = ledger.peak.total if ledger else None if held is None else torch.cuda.max_memory_allocated(device) - held
@@ -78,7 +79,7 @@ def hypergradient(
 
 
 def _black_box_result(problem: BlackBox, phi: Tree, method: Method, seed: int, begin: float) -> Result:
-    """The result around a black box, for ``ZerothOrder`` alone."""
+    """The result for a black box; ``ZerothOrder`` only."""
     if not isinstance(method, ZerothOrder):
         raise UserError(
             "method", got=str(method), why="a black box has no derivative", do="pass ZerothOrder(directions=...)"
@@ -88,23 +89,17 @@ def _black_box_result(problem: BlackBox, phi: Tree, method: Method, seed: int, b
         raise RunError("the outer loss is not finite though solve(phi) is; look at outer(u, phi)")
     _refuse_no_direction(found)
     grad = rebuild(phi, add(found.through, found.direct))
-    return _result(found, _report(method, found, begin, 0), grad, u, phi)
+    return _result(method, found, begin, 0, grad=grad, theta=u, psi=phi)
 
 
 def assemble_result(
-    problem: Bilevel,
-    unroll: Unroll,
-    phi: Tree,
-    method: Method,
-    found: Estimate,
-    begin: float,
-    *,
-    steps: int | None = None,
+    problem: Bilevel, unroll: Unroll, phi: Tree, method: Method, found: Estimate, begin: float, steps: int | None = None
 ) -> Result:
-    """From an estimate in the space of ψ to the result in that of φ."""
+    """From an estimate in the space of ψ to the result in that of φ; ``begin`` by ``perf_counter`` (s)."""
     psi, watched = bottleneck(problem, phi, unroll.seed)
     if watched is not None:
         unroll.check_same("psi", 0, sample(leaves(psi)))
+    # before anything is said about the values: a run that differs each time has no meaningful ones
     if unroll.first_pass is not None:
         unroll.first_pass.compare_pending()
     if not (finite(found.state.theta) and torch.isfinite(found.value)):
@@ -117,8 +112,8 @@ def assemble_result(
             "the hypergradient is not finite though the run is: something has no derivative where it stands, such as a "
             "root or a norm at 0; add a small number under it"
         )
-    report = _report(method, found, begin, problem.steps if steps is None else steps)
-    return _result(found, report, grad, rebuild(unroll.theta, found.state.theta), psi)
+    theta = rebuild(unroll.theta, found.state.theta)
+    return _result(method, found, begin, problem.steps if steps is None else steps, grad=grad, theta=theta, psi=psi)
 
 
 def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
@@ -178,7 +173,7 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
 
 
 def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree, list[Tensor]] | None]:
-    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck."""
+    """ψ(φ) detached, and with its graph beside the leaves of φ; φ itself and None without a bottleneck."""
     if problem.through is None:
         return phi, None
     with torch.enable_grad(), reproducible(seed, "through"):
@@ -189,12 +184,12 @@ def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree
 
 
 def _overflow_message(unroll: Unroll, psi: Tree, found: Estimate) -> str:
-    """The sentence that names the inner step at which numbers were lost."""
+    """Names the first inner step whose weights are not finite; the run is repeated to find it."""
     state = unroll.run(psi, last=0)
     grown = found.details.get("growth", ())
     for step in range(unroll.steps):
         state = unroll.run(psi, state=state, first=step, last=step + 1)
-        if not finite([*state.theta]):
+        if not finite(state.theta):
             size = f", ‖y_t‖/‖v‖ = {grown[step]:.3g}" if step < len(grown) else ""
             return (
                 f"the inner run is not finite after step t = {step + 1} of {unroll.steps}{size}; its learning rate is "
@@ -204,7 +199,7 @@ def _overflow_message(unroll: Unroll, psi: Tree, found: Estimate) -> str:
 
 
 def _start_cuda_peak(device: torch.device) -> int | None:
-    """Bytes held on a CUDA device, whose peak is watched from now on."""
+    """Bytes allocated on a CUDA device, whose peak is counted from now on; None for another device."""
     if device.type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats(device)
@@ -212,7 +207,8 @@ def _start_cuda_peak(device: torch.device) -> int | None:
 
 
 def _refuse_no_direction(found: Estimate) -> None:
-    """An estimate from no direction at all would be a zero that looks like an optimum."""
+    """Refuse an estimate from no direction at all."""
+    # it would be zero, and look like an optimum
     if found.details.get("masked") and found.details["masked"] == found.details["directions"]:
         raise RunError(
             f"all {found.details['masked']} directions were lost or overflowed though the run itself did not: the "
@@ -221,17 +217,15 @@ def _refuse_no_direction(found: Estimate) -> None:
 
 
 def emit_warnings(result: Result) -> Result:
-    """The result, once its warnings are raised as such at the line that called the caller."""
+    """Raise the warnings of a report, and return the result."""
     for warning in result.report.warnings:
+        # level 3 is the line of the user, who called ``hypergradient`` or ``peek``
         python_warnings.warn(warning, RuntimeWarning, stacklevel=3)
     return result
 
 
-def _report(method: Method, found: Estimate, begin: float, steps: int) -> Report:
-    """Time, and what the method tells."""
-    return Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **found.details)
-
-
-def _result(found: Estimate, report: Report, grad: Tree, theta: Tree, psi: Tree) -> Result:
+def _result(method: Method, found: Estimate, begin: float, steps: int, *, grad: Tree, theta: Tree, psi: Tree) -> Result:
+    """The result with the report of the method."""
+    report = Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **found.details)
     control = None if found.control is None else rebuild(psi, found.control)
     return Result(grad=grad, value=found.value, theta=theta, report=report, control=control)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,14 +12,14 @@ from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.replay import affordable_states, next_snapshot, sqrt_schedule
 from sparing.hypergrad.reverse import pullback, pullback_init
-from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild
+from sparing.hypergrad.trees import Tree, add, bytes_of, differentiable, leaves, rebuild, zeros_like
 from sparing.hypergrad.unroll import State, Unroll
 from sparing.memory import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointed:
-    """Exact, in little memory: some states are kept and the steps between are run again (the honest rival of (FG)²U).
+    """Exact, in little memory: some states are kept and the steps between are recomputed.
 
     "sqrt" holds about √T states and the graphs of about √T steps and runs every step twice. A number of states, or a
     budget in bytes, holds the graph of one step and replays by the binomial schedule.
@@ -64,12 +64,12 @@ class Checkpointed:
         with torch.no_grad():
             start = unroll.start(psi)
         leaf, states = self.schedule(unroll, psi, start)
-        back = _Backward(unroll, psi, phi, leaf, [torch.zeros_like(tensor) for tensor in leaves(psi)])
+        back = _Backward(unroll, psi, phi, leaf, zeros_like(leaves(psi)))
         back.stretch(0, unroll.steps, start, states)
         assert back.finish is not None
         assert back.cotangent is not None
         through = add(back.through, pullback_init(unroll, psi, back.cotangent))
-        return Estimate(through=through, direct=back.finish.direct, value=back.finish.value, state=back.finish.state)
+        return replace(back.finish, through=through)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What is looked at before a run is paid for."""
+"""Checks of a problem before its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparing.hypergrad.witness import FirstPass, NoForeignWrites
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
-    """A tree without its history."""
+    """The same values, detached; UserError unless all leaves are floating tensors (``do`` is the advice)."""
     parts = leaves(tree)
     if not parts:
         raise UserError(name, got=tree, why="there is nothing to differentiate", do="pass a tree of floating tensors")
@@ -35,7 +35,7 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
 
 
 def check_solution(tree: Tree, like: Tree = None) -> Tree:
-    """What a black-box solver returned, without its history."""
+    """What a solver returned, detached; ``like``: what it returned at φ, or None if this is that."""
     name = "solve(phi)"
     found = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
     if like is None:
@@ -54,7 +54,7 @@ def check_solution(tree: Tree, like: Tree = None) -> Tree:
 
 
 def check_kinds(problem: object, method: object) -> None:
-    """Refuse what is no problem or no method."""
+    """Refuse anything but a problem and a method."""
     if not isinstance(problem, Bilevel | BlackBox):
         raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
     if isinstance(method, type) or not hasattr(method, "estimate"):
@@ -67,7 +67,7 @@ def check_kinds(problem: object, method: object) -> None:
 
 
 def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
-    """Look at the first step once: shapes, dependence, repeatable data."""
+    """The run, bound to its seed, after one forward pass of the first step: shapes, dependence, repeatable data."""
     _check_batches(problem, seed)
     _check_rate(problem, psi)
     with torch.no_grad(), reproducible(seed, "init"):
@@ -77,7 +77,7 @@ def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
 
 
 def _check_batches(problem: Bilevel, seed: int) -> None:
-    """Data of the first and last step are the same when asked again, and stay as they are when others are asked for."""
+    """Refuse batches that differ on a second call, or change in place when the next one is made."""
     if problem.batches is None:
         return
     batch = problem.batch(0, seed)
@@ -90,15 +90,14 @@ def _check_batches(problem: Bilevel, seed: int) -> None:
         )  # fmt: skip
     if not (same_data(last, problem.batch(problem.steps - 1, seed)) and same_data(kept, problem.batch(0, seed))):
         raise UserError(
-            "batches",
-            got="other data on a second call",
+            "batches", got="other data on a second call",
             why="the run and each of its directions must see the same batches",
             do="make it a function of the step, or draw from the generator it is given",
-        )
+        )  # fmt: skip
 
 
 def _check_rate(problem: Bilevel, psi: Tree) -> None:
-    """A schedule is a function of the step: torch's own schedulers count their calls."""
+    """Refuse a schedule that is no function of the step; torch's own schedulers count their calls."""
     if not callable(problem.optimizer.lr):
         return
     first, second = ([lr_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
@@ -110,10 +109,7 @@ def _check_rate(problem: Bilevel, psi: Tree) -> None:
 
 
 def _check_inner(unroll: Unroll, psi: Tree) -> bool:
-    """Whether the inner loss draws random numbers or puts hooks on tensors; it is one number that depends on θ.
-
-    Only the forward pass of the first step is paid for.
-    """
+    """Whether the inner loss draws random numbers or registers hooks; it must be a scalar that depends on θ."""
     watched = differentiable(unroll.theta)
     with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
         before = rng_states()

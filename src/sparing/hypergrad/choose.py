@@ -22,8 +22,7 @@ from sparing.hypergrad.unroll import Unroll
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import format_bytes, parse_bytes
 
-# Elements of φ (or ψ) up to which exact forward mode is an option: it carries a tangent for each, so its work grows
-# with their number as that of no other exact method does.
+# Elements of φ (or ψ) up to which exact forward mode is an option: its work alone grows with their number.
 FEW = 64
 
 
@@ -102,7 +101,7 @@ def choose(
 
 
 def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
-    """The rule."""
+    """The pick and all options; ``unit``: seconds of one unit of work."""
     comparable = [price for price in known if price.exact or price.cosine is not None]
     fitting = [price for price in comparable if price.bytes is None or price.bytes <= budget]
     in_time = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
@@ -121,19 +120,21 @@ def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | N
             do="give more time or memory, or take fewer inner steps",
         )  # fmt: skip
     best = min(
-        in_time, key=lambda price: (not price.exact, 0 if price.exact else -_cosine(price), price.gradient_steps)
+        in_time, key=lambda price: (not price.exact, 0 if price.exact else -(price.cosine or 0), price.gradient_steps)
     )
-    options = [_option(price, best, budget, seconds, unit) for price in known]
+    options = [
+        Option(
+            price=price, seconds=price.gradient_steps * unit, fits=price.bytes is None or price.bytes <= budget,
+            verdict=_verdict(price, best, budget, seconds, price.gradient_steps * unit),
+        )
+        for price in known
+    ]  # fmt: skip
     options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
 
 
-def _cosine(price: Price) -> float:
-    return price.cosine or 0.0
-
-
 def _candidates(problem: Bilevel, elements: int) -> list[Method]:
-    """What is compared: all exact ways, samples of several sizes, and two biased ones for their price."""
+    """All exact methods, samples of several sizes, and two biased methods for comparison."""
     steps = problem.steps
     states = sorted({1, 3, 10, round(steps**0.5)} & set(range(1, steps)))
     found: list[Method] = [Reverse(), Checkpointed(), *(Checkpointed(states=count) for count in states)]
@@ -143,14 +144,16 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
         if count < elements:
             law: Law = Orthonormal() if count * 10 >= elements else Rademacher()
             found.append(ForwardGradient(directions=count, chunk=min(count, 8), law=law))
-    if elements > 8:  # up to there the leanest exact way is as lean
+    # up to 8 elements ``Forward(chunk=1)`` takes as little memory and is exact
+    if elements > 8:
         found.append(ForwardGradient(directions=8, chunk=1))
     return [*found, Truncated(steps=max(1, steps // 10)), HessianFree()]
 
 
 def _step_seconds(unroll: Unroll, psi: Tree) -> float:
-    """Seconds of one inner gradient step, the second of two."""
-    unroll = unroll.unchecked()  # the second step is taken from another state
+    """Seconds of one inner gradient step."""
+    # the second of two, since the first loads kernels; it starts from another state, so it is compared with nothing
+    unroll = unroll.unchecked()
     state = unroll.run(psi, last=1)
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)
@@ -158,20 +161,15 @@ def _step_seconds(unroll: Unroll, psi: Tree) -> float:
 
 
 def _solve_seconds(problem: BlackBox, phi: Tree) -> float:
-    """Seconds of one solve, the second of two."""
+    """Seconds of one solve, the second of two (the first may compile or load something)."""
     check_solution(problem.solve(phi))
     begin = time.perf_counter()
     problem.solve(phi)
     return time.perf_counter() - begin
 
 
-def _option(price: Price, best: Price, budget: int, seconds: float | None, unit: float) -> Option:
-    fits, time_ = price.bytes is None or price.bytes <= budget, price.gradient_steps * unit
-    return Option(price=price, seconds=time_, fits=fits, verdict=_verdict(price, best, budget, seconds, time_))
-
-
 def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time_: float) -> str:
-    """Why a price wins or loses."""
+    """Why a method is picked or not."""
     if price is best and price.exact:
         return "exact, and the fastest that fits"
     if price is best and price.bytes is None:
@@ -186,11 +184,11 @@ def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time
         return "biased by an amount that nobody knows beforehand"
     if price.exact:
         return f"exact, but takes {price.gradient_steps / best.gradient_steps:.2g} times the work"
-    return f"expected cosine {_cosine(price):.2f} only"
+    return f"expected cosine {price.cosine or 0:.2f} only"
 
 
 def _differences(elements: int) -> list[Price]:
-    """What a black box leaves: differences along every direction where φ is small, along some of them elsewhere."""
+    """Options for a black box: differences along all directions where φ is small, else along some of them."""
     counts = {min(elements, count) for count in (4, 16, 64, elements if elements <= 256 else 64)}
     methods = [ZerothOrder(directions=count, law=Orthonormal()) for count in sorted(counts)]
     return [

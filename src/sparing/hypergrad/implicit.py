@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild
+from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild, zeros_like
 from sparing.hypergrad.unroll import State, Unroll, vjp
 from sparing.hypergrad.witness import refuse_once_differentiable
 from sparing.seeds import stream
@@ -22,7 +22,7 @@ Product = Callable[[Vector], Vector]
 
 @dataclass(frozen=True)
 class SecondDerivatives:
-    """The inner loss around θ_T, with its slopes as a graph: products with H and with Y cost one backward pass."""
+    """The inner gradient at θ_T with its graph: a product with H = ∂²g/∂θ² or Y = ∂²g/∂θ∂ψ is one backward pass."""
 
     theta: Vector  # θ_T, requiring gradients
     given: Vector  # leaves of ψ, requiring gradients
@@ -35,12 +35,12 @@ class SecondDerivatives:
         return [h + self.decay * v for h, v in zip(found, vector, strict=True)]
 
     def mixed(self, vector: Vector) -> Vector:
-        """vector·Y with Y = ∂²g/∂θ∂ψ."""
+        """vector·Y."""
         return vjp(self.grads, self.given, vector, keep=True)
 
 
 def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivatives:
-    """Slopes of the inner loss at the end of the run, on the batch of the last step."""
+    """Second derivatives of the inner loss at the end of the run, on the batch of the last step."""
     theta = differentiable(state.theta)
     given = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
@@ -53,14 +53,14 @@ def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivat
 
 
 def check_end_loss(unroll: Unroll, state: State, psi: Tree) -> None:
-    """The loss at the end of the run, on the batch of the last step, held against what else is seen there."""
-    theta = differentiable(state.theta)  # a loss may take gradients itself
+    """Compare the loss at the end of the run, on the batch of the last step, with that of other passes."""
+    theta = differentiable(state.theta)  # a loss may contain gradients itself, such as a penalty on them
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         unroll.check_same("loss", unroll.steps, unroll.loss(theta, psi, batch))
 
 
 def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int) -> float:
-    """|λ| of largest size, by power iteration; from below."""
+    """Largest |λ| by power iteration, from below; ``like`` gives shapes."""
     generator = stream(seed, "power")
     vector = [torch.randn(part.shape, generator=generator).to(part) for part in like]
     size = 0.0
@@ -78,14 +78,14 @@ def _norm(vector: Sequence[Tensor]) -> float:
 
 
 def add_scaled(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
-    """The vector plus ``step`` times another."""
+    """Vector + step·along."""
     return [a + step * b for a, b in zip(vector, along, strict=True)]
 
 
 def implicit_estimate(
     unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[SecondDerivatives, Vector], tuple[Vector, dict[str, object]]]
 ) -> Estimate:
-    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts."""
+    """Run, solve for x ≈ H⁻¹d by ``solve``: (derivatives, d) -> x and report fields, and return −x·Y (eq. 24)."""
     state = unroll.run(psi)
     value, grads, direct = unroll.outer_gradients(state, phi)
     point = second_derivatives(unroll, state, psi)
@@ -150,17 +150,15 @@ class Neumann:
         return implicit_estimate(unroll, psi, phi, solve)
 
     def _refuse_divergence(self, point: SecondDerivatives, seed: int) -> float | None:
-        """λ_max, unless the series cannot converge."""
+        """λ_max (None if unchecked); UserError where α ≥ 2/λ_max."""
         if not self.check:
             return None
         largest = largest_eigenvalue(point.hessian, point.theta, rounds=self.check, seed=seed)
         if self.step * largest >= 2:
             raise UserError(
-                "Neumann.step",
-                got=f"{self.step:.3g}",
+                "Neumann.step", got=f"{self.step:.3g}", do=f"pass step <= {1 / largest:.2g}",
                 why=f"the series diverges from 2/λ_max = {2 / largest:.3g} on",
-                do=f"pass step <= {1 / largest:.2g}",
-            )
+            )  # fmt: skip
         return largest
 
 
@@ -191,21 +189,22 @@ class ConjugateGradient:
         return implicit_estimate(unroll, psi, phi, self._solve)
 
     def _solve(self, point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
-        solution = [torch.zeros_like(part) for part in d]
+        solution = zeros_like(d)
         residual, direction = list(d), list(d)
-        square, whole = _square(residual), _norm(d)
+        square, whole = inner_product(residual, residual), _norm(d)
         warnings: tuple[str, ...] = ()
         for _ in range(self.terms):
             if float(square) ** 0.5 <= self.tolerance * whole:
                 break
             product = add_scaled(point.hessian(direction), self.damping, direction)
             curve = inner_product(direction, product)
+            # not `curve <= 0`: NaN must stop here as well
             if not float(curve) > 0:
                 warnings = ("the inner Hessian has negative curvature: more damping, or another method",)
                 break
             step = square / curve
             solution, residual = add_scaled(solution, step, direction), add_scaled(residual, -step, product)
-            before, square = square, _square(residual)
+            before, square = square, inner_product(residual, residual)
             direction = add_scaled(residual, square / before, direction)
         return solution, {"residual": _norm(residual) / whole if whole else 0.0, "warnings": warnings}
 
@@ -228,6 +227,7 @@ class FiniteDifference:
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
         state = unroll.run(psi)
+        # twice: its own passes are at other θ, so this is what shows a loss that differs each time
         check_end_loss(unroll, state, psi)
         check_end_loss(unroll, state, psi)
         value, d, direct = unroll.outer_gradients(state, phi)
@@ -239,15 +239,11 @@ class FiniteDifference:
 
 
 def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
-    """∇_ψ g at some θ, on the batch of the last step."""
+    """∇_ψ g at some θ, on the batch of the last step, leaves as of ψ."""
     given = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
         loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, given), batch)
     return vjp(loss, given)
-
-
-def _square(vector: Vector) -> Tensor:
-    return inner_product(vector, vector)
 
 
 def _residual(point: SecondDerivatives, solution: Vector, d: Vector) -> float:

@@ -1,4 +1,4 @@
-"""Losses of torch that lose something in forward mode, written out by their formulas."""
+"""Losses whose forward-mode derivative in torch 2.13 is missing or wrong, by their formulas."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from torch.nn import functional as F
 
 
 def _reduced(kwargs: dict[str, Any]) -> str:
-    """What of a loss is asked for, the two old switches included."""
+    """The reduction that is asked for, also by the two deprecated switches."""
     old = kwargs.get("size_average"), kwargs.get("reduce")
     return str(kwargs["reduction"]) if old == (None, None) else _reduction.legacy_get_string(*old, emit_warning=False)
 
 
 def _mean_square(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
-    """The mean of squares: torch's rule for its derivative writes into a tangent of zeros where the target has none."""
+    """Mean squared error."""
+    # torch's rule writes in place into a tangent of zeros where the target has none, and fails
     if _reduced(kwargs) != "mean" or kwargs.get("weight") is not None:
         return F.mse_loss(given, target, **kwargs)
     return F.mse_loss(given, target, reduction="none").mean()
 
 
 def _mean_by_class(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of classes whose weights may depend on φ: torch holds the sum that the mean divides by constant."""
+    """A loss of classes whose weights may depend on φ."""
+    # torch's rule takes the sum of weights that the mean divides by as constant: a wrong gradient without an error
 
     def written_out(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
         weight = kwargs.get("weight")
@@ -41,7 +43,8 @@ def _mean_by_class(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _absolute(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
-    """The absolute error: torch 2.13 forgets its weight on the way to a mode, so that is read where it was given."""
+    """Mean absolute error."""
+    # torch does not pass its weight on to a function mode, so that is read from the frame of the call
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code is not F.l1_loss.__code__:
         frame = frame.f_back
@@ -49,7 +52,7 @@ def _absolute(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
     return F.l1_loss(given, target, **kwargs, **({} if weight is None else {"weight": weight}))
 
 
-# Function of torch -> the same, as a mode is given it: two tensors, and the rest by name.
+# Function of torch -> its replacement; a function mode receives two tensors, and the rest by name.
 REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     F.mse_loss: _mean_square,
     F.cross_entropy: _mean_by_class(F.cross_entropy),

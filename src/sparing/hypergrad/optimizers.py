@@ -20,8 +20,7 @@ from sparing.errors import UserError
 
 Leaves = Sequence[Tensor]
 Slots = tuple[list[Tensor], ...]
-# Learning rate η: a number, (step) -> number, or (step, phi) -> number or tensor; step counts from 0.
-Rate = float | Callable[..., Any]
+Rate = float | Callable[..., Any]  # η, (step) -> η, or (step, phi) -> η, a number or a tensor; step counts from 0
 
 
 def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], float]:
@@ -43,21 +42,22 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], floa
 
 
 def lr_at(rate: Rate, step: int, phi: Any) -> Any:
-    """The learning rate of a step."""
+    """The learning rate of a step, a number or a tensor that may depend on φ (or ψ)."""
     if not callable(rate):
         return rate
     return rate(step, phi) if accepts_positional(rate, 2) else rate(step)
 
 
 def accepts_positional(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function asks for ``count`` positional arguments; those with a default are the caller's own."""
+    """Whether a function requires ``count`` positional arguments; true also where its signature cannot be read."""
     try:
-        asked = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return True
-    positional = [one for one in asked if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    positional = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    # parameters with a default are the user's own, such as a loop variable bound by ``lambda step, k=k: ...``
     required = sum(one.default is one.empty for one in positional)
-    return required >= count or any(one.kind is one.VAR_POSITIONAL for one in asked)
+    return required >= count or any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
 def _clip(grads: Leaves, limit: float | None) -> list[Tensor]:
@@ -70,18 +70,21 @@ def _clip(grads: Leaves, limit: float | None) -> list[Tensor]:
 
 
 def _safe_sqrt(square: Tensor) -> Tensor:
-    """√s with derivative 0 where s = 0; a plain root gives inf · 0 = NaN there, in both modes."""
+    """√s with derivative 0 where s = 0."""
+    # A plain root has derivative inf · 0 = NaN there, in both modes. The inner ``where`` keeps the root away from 0,
+    # since autograd multiplies the branch not taken by 0.
     dead = square == 0
     return torch.where(dead, torch.zeros_like(square), torch.where(dead, torch.ones_like(square), square).sqrt())
 
 
 def _descend(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
-    """One kernel where the rate is a number; a rate may also depend on φ."""
+    """θ − η·move."""
+    # one fused kernel, as torch.optim uses, unless the rate is a tensor
     return weight - lr * move if isinstance(lr, Tensor) else torch.add(weight, move, alpha=-lr)
 
 
 def _check_settings(optimizer: SGD | Adam) -> None:
-    """Refuse settings that no run can use."""
+    """Refuse settings that cannot work."""
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
         raise UserError("lr", got=optimizer.lr, why="a step goes downhill", do="pass a rate >= 0 or a schedule")
     if optimizer.weight_decay < 0:
@@ -169,16 +172,16 @@ class SGD:
             moves = [torch.add(g, weight, alpha=self.weight_decay) for g, weight in zip(moves, theta, strict=True)]
         if not self.momentum:
             return moves, ()
-        kept = moves if step == 0 else self._moment(slots[0], moves)
+        # as in torch, the first moment is the gradient itself, undamped
+        if step == 0:
+            kept = moves
+        else:
+            fresh = moves if not self.dampening else [(1 - self.dampening) * move for move in moves]
+            kept = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(fresh, slots[0], strict=True)]
         if not self.nesterov:
             return kept, (list(kept),)
         ahead = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(moves, kept, strict=True)]
         return ahead, (list(kept),)
-
-    def _moment(self, old: Leaves, moves: Leaves) -> list[Tensor]:
-        """The next moment m' = μm + (1 − τ)g."""
-        fresh = moves if not self.dampening else [(1 - self.dampening) * move for move in moves]
-        return [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(fresh, old, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,5 +273,4 @@ class AdamW(Adam):
         return [weight * (1 - lr * self.weight_decay) for weight in theta], list(grads)
 
 
-# Any inner optimizer of this room.
 Optimizer = SGD | Adam

@@ -1,4 +1,4 @@
-"""The price of a hypergradient before it is paid: bytes on fake tensors, work in gradient steps, expected cosine."""
+"""Predicted cost of a hypergradient: bytes on fake tensors, work in gradient steps, expected cosine."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from sparing.memory import Ledger
 # Measured in CPU time on one thread, the least of 9 to 15 interleaved rounds of ten momentum steps, two to three times
 # over. MLP: 64-128-10, 256 examples, φ their weights. ConvNet: three blocks of 16 channels with instance norm on 10
 # images of 28 by 28, φ the images. The machine was shared; the ranges are those of the repeats.
+
 # Gradient steps that building the graph of a step and pulling through it take: 1.4 to 1.7 on the MLP, 2.2 to 2.5 on the
 # ConvNet; 1.9 to 2.1 in the table of results.
 _PULL = 2.0
@@ -51,10 +52,9 @@ _PRODUCT = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What a method will take."""
+    """Predicted cost of a method."""
 
     method: Method
-    """The method."""
     bytes: int | None
     """Peak of live tensors beside problem and φ (B); None where it is not known, as of a black box."""
     gradient_steps: float
@@ -87,30 +87,30 @@ def predict(problem: Bilevel, phi: Tree, method: Method, *, seed: int = 0) -> Pr
 
 
 def prices(problem: Bilevel, phi: Tree, methods: Sequence[Method], *, seed: int = 0) -> list[Price]:
-    """Price several methods; what they share is gauged once."""
+    """Price several methods; what they share is measured once."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map(mode.from_tensor, phi)
         psi = problem.through(fake) if problem.through else fake
         psi = tree_map(lambda leaf: leaf.detach(), psi)
         start = tree_map(mode.from_tensor, problem.start(psi, seed)) if not callable(problem.init) else None
-        made = problem if start is None else replace(problem, init=start)
-        drawing = True  # fake generators do not move, and what is not known is priced
-        meter = _PeakMeter(Unroll(made, seed, made.start(psi, seed), drawing), psi, fake)
+        problem = problem if start is None else replace(problem, init=start)
+        # fake generators do not move, so whether the loss draws is not seen: the dearer case is priced
+        meter = _PeakMeter(Unroll(problem, seed, problem.start(psi, seed), draws=True), psi, fake)
         return [_price(meter, method) for method in methods]
 
 
 @dataclass(frozen=True)
 class _PeakMeter:
-    """Peaks of pieces of a run on fake tensors, each gauged once."""
+    """Peaks (bytes) of pieces of a run on fake tensors, each measured once."""
 
     unroll: Unroll
     psi: Tree
     phi: Tree
-    seen: dict[tuple[object, ...], int] = field(default_factory=dict)
+    peaks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
-        """Unroll depth T."""
+        """T."""
         return self.unroll.steps
 
     @property
@@ -124,12 +124,12 @@ class _PeakMeter:
         return self.theta * (1 + self.unroll.problem.optimizer.slots)
 
     def peak(self, key: tuple[object, ...], run: Callable[[], object]) -> int:
-        """Bytes alive at the worst moment of a piece of a run."""
-        if key not in self.seen:
+        """Most bytes alive at once in a piece of a run."""
+        if key not in self.peaks:
             with Ledger(nn.Module()) as ledger:
                 run()
-            self.seen[key] = ledger.peak.total
-        return self.seen[key]
+            self.peaks[key] = ledger.peak.total
+        return self.peaks[key]
 
     def pullback(self, steps: int) -> int:
         """Peak of a backward pass through the first ``steps`` steps and the outer loss."""
@@ -137,8 +137,7 @@ class _PeakMeter:
         def at(count: int) -> int:
             start = self.unroll.start
             return self.peak(
-                ("pull", count),
-                lambda: pullback(self.unroll, start(self.psi), self.psi, 0, count, None, self.phi),
+                ("pull", count), lambda: pullback(self.unroll, start(self.psi), self.psi, 0, count, None, self.phi)
             )
 
         return _extrapolate(at, steps, (0, 1, 2, 3, 4))
@@ -182,7 +181,7 @@ def _price(meter: _PeakMeter, method: Any) -> Price:
 
 
 def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
-    """Snapshots beside one stretch; in a longer run a cotangent comes in and another goes out besides."""
+    """Snapshots beside the graph of one unit; in a longer run an old and a new cotangent besides."""
     leaf, states = method.schedule(meter.unroll, meter.psi, meter.unroll.start(meter.psi))
     units = -(-meter.steps // leaf)
     kept = states if states >= units - 1 else states + 2
@@ -199,13 +198,15 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         whole, count, given, tail = False, method.directions, method.width, min(method.tail, meter.steps)
     chunk = min(method.chunk or count, count)
     width = min(given or chunk, chunk)
-    measured = chunk if width == chunk else min(2 * width, chunk)  # two pieces show what any number of them holds
+    # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
+    measured = chunk if width == chunk else min(2 * width, chunk)
     points = (1, 2, 3) if width == chunk else (measured,)
     carry = _extrapolate(lambda b: meter.carry(b, min(width, b)), measured, points)
     if width < chunk:
         carry += (chunk - measured) * (bytes_of(meter.psi) + meter.held)
     if chunk < count:
-        carry += 2 * meter.held + bytes_of(meter.psi)  # the first chunk leaves the cotangent and the end of the run
+        # kept from the first chunk on: the cotangent and the end of the run
+        carry += 2 * meter.held + bytes_of(meter.psi)
     back = meter.pullback(tail) + chunk * (meter.held + bytes_of(meter.psi))
     rate = next(rate for most, rate in _TANGENTS if width <= most)
     done = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
@@ -214,7 +215,7 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
 
 
 def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
-    """One step's run, then the vectors of the solver beside the graph of the slopes."""
+    """A run of plain steps, then the vectors of the solver beside the graph of one inner gradient."""
     unroll, psi, phi = meter.unroll, meter.psi, meter.phi
 
     def differenced() -> None:
@@ -223,13 +224,15 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
         psi_gradient(unroll, add_scaled(state.theta, 1.0, grads), psi)
 
     if not isinstance(method, FiniteDifference | HessianFree | Neumann | ConjugateGradient):
-        raise UserError("method", got=method, why="nothing is known of its price", do="pass a method of this room")
+        raise UserError("method", got=method, why="nothing is known of its price", do="pass one of hypergrad.METHODS")
     products = method.terms + method.check if isinstance(method, Neumann) else getattr(method, "terms", 0)
     if isinstance(method, FiniteDifference):
         peak = meter.peak(("differenced",), differenced)
     else:
         inverse = _scaled if isinstance(method, HessianFree) else _iterated
-        peak = meter.peak(("solved", inverse), lambda: implicit_estimate(_shortened(unroll, 2), psi, phi, inverse))
+        # plain steps hold the same from the second on, so two stand for T
+        short = replace(unroll, problem=replace(unroll.problem, steps=2))
+        peak = meter.peak(("solved", inverse), lambda: implicit_estimate(short, psi, phi, inverse))
     done = unroll.steps + _PULL + _PRODUCT * products
     return Price(method=method, bytes=peak, gradient_steps=done, exact=False, cosine=None)
 
@@ -239,23 +242,19 @@ def _scaled(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, obje
 
 
 def _iterated(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
-    """What an iterative solver holds at its end: a sum, a direction, the solution, and the product that checks it."""
+    """Stands for an iterative solver: a sum, a direction, the solution, and the product that checks it."""
     held = [[1.0 * part for part in d] for _ in range(3)]
     product = point.hessian(held[-1])
-    off = [a - b for a, b in zip(d, product, strict=True)]
-    del product, off
+    residual = [a - b for a, b in zip(d, product, strict=True)]
+    del product, residual
     return held[-1], {}
 
 
 def _extrapolate(at: Callable[[int], int], where: int, points: tuple[int, ...]) -> int:
-    """A value at ``where`` by the line through the last two of a few points."""
+    """``at(where)``, where it is not among ``points`` by the line through the last two of them."""
     known = [point for point in points if point <= where]
     if where in points or len(points) == 1:
         return at(where if where in points else points[0])
     last, before = known[-1], known[-2]
     high, low = at(last), at(before)
     return high + (where - last) * (high - low) // (last - before)
-
-
-def _shortened(unroll: Unroll, steps: int) -> Unroll:
-    return replace(unroll, problem=replace(unroll.problem, steps=steps))

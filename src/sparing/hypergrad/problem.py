@@ -69,39 +69,36 @@ class Bilevel:
         for name in ("inner", "outer"):
             if not callable(getattr(self, name)):
                 raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
-        indexed = hasattr(self.batches, "__len__") and hasattr(self.batches, "__getitem__")  # a DataLoader is not
-        if self.batches is not None and not callable(self.batches) and not indexed:
+        listed = self.batches is not None and not callable(self.batches)
+        # a DataLoader has a length but no items by index, and gives each batch once
+        if listed and not (hasattr(self.batches, "__len__") and hasattr(self.batches, "__getitem__")):
             raise UserError(
                 "batches", got=type(self.batches).__name__, why="a run is repeated, so its data must be there again",
                 do="list() it, or pass a function of the step",
             )  # fmt: skip
-        listed = self.batches is not None and not callable(self.batches)
         if listed and len(self.batches) < self.steps:  # type: ignore[arg-type]
             raise UserError(
-                "batches",
-                got=f"{len(self.batches)} for {self.steps} steps",  # type: ignore[arg-type]
-                why="each step takes its own",
-                do="give one batch a step, or a function of the step",
-            )
+                "batches", got=f"{len(self.batches)} for {self.steps} steps",  # type: ignore[arg-type]
+                why="each step takes its own", do="give one batch a step, or a function of the step",
+            )  # fmt: skip
 
     def composed(self) -> Bilevel:
         """The same problem with ψ(φ) evaluated inside every inner step: directions then live in the space of φ."""
         through = self.through
         if through is None:
             return self
-        init = self.init
-        made: Any = init
+        init = start = self.init
         if callable(init) and accepts_positional(init, 2):
-            made = lambda phi, generator: init(through(phi), generator)  # noqa: E731
+            start = lambda phi, generator: init(through(phi), generator)  # noqa: E731
         elif callable(init):
-            made = lambda phi: init(through(phi))  # noqa: E731
+            start = lambda phi: init(through(phi))  # noqa: E731
         optimizer, lr = self.optimizer, self.optimizer.lr
         if callable(lr) and accepts_positional(lr, 2):
             optimizer = replace(optimizer, lr=lambda step, phi: lr(step, through(phi)))
         return replace(
             self,
             inner=lambda theta, phi, batch: self.inner(theta, through(phi), batch),
-            init=made,
+            init=start,
             optimizer=optimizer,
             through=None,
         )
@@ -157,7 +154,7 @@ class BlackBox:
 
 
 def check_scalar(name: str, value: Any) -> Tensor:
-    """A loss, if it is one number."""
+    """The value of a loss; UserError unless it is a floating tensor of shape ()."""
     if not isinstance(value, Tensor) or value.shape != ():
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UserError(
@@ -169,11 +166,9 @@ def check_scalar(name: str, value: Any) -> Tensor:
 
 
 def same_data(a: Any, b: Any) -> bool:
-    """Whether two batches hold the same data."""
+    """Whether two trees hold the same data, NaNs included."""
     (left, shape), (right, other) = tree_flatten(a), tree_flatten(b)
-    if shape != other:
-        return False
-    return all(_equal(x, y) for x, y in zip(left, right, strict=True))
+    return shape == other and all(_equal(x, y) for x, y in zip(left, right, strict=True))
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -183,5 +178,6 @@ def _equal(x: Any, y: Any) -> bool:
         return bool(torch.equal(x, y)) or (x.is_floating_point() and torch.equal(x.nan_to_num(), y.nan_to_num()))
     try:
         return bool(x == y)
-    except (RuntimeError, ValueError):  # arrays have no single truth value: not ours to judge
+    # arrays of other libraries have no single truth value; nothing can be said about them
+    except (RuntimeError, ValueError):
         return True

@@ -1,4 +1,4 @@
-"""Failures of torch's forward mode and second derivatives, turned into what a user can do about them."""
+"""Errors of torch about missing derivatives, turned into what a user can do about them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sparing.errors import UserError
 
-# Pattern of a complaint -> what mends it; the first that matches is told.
+# Pattern in torch's message -> the fix; the first match is shown.
 FIXES = (
     (
         r"autograd\.Function",
@@ -40,53 +40,44 @@ MISSING = re.compile(r"derivative for .* is not implemented|not differentiable w
 
 
 def operation_name(complaint: str) -> str:
-    """The name of the operation that a complaint of torch is about.
+    """Name of the operation that an error message of torch is about.
 
     Example:
-        >>> operation("Trying to use forward AD with _cdist_forward that does not support it")
+        >>> operation_name("Trying to use forward AD with _cdist_forward that does not support it")
         '_cdist_forward'
     """
-    for pattern in (
-        r"The function (\S+)",
-        r"forward AD with (\S+)",
-        r"derivative for (\S+)",
-        r"over (aten::\S+)",
+    # the most specific wording first: an aten name alone may be that of a helper
+    wordings = (
+        r"The function (\S+)", r"forward AD with (\S+)", r"derivative for (\S+)", r"over (aten::\S+)",
         r"(aten::[\w.]+)",
-    ):
-        found = re.search(pattern, complaint)
-        if found:
-            return found.group(1).strip("'\",.")
-    return "an operation"
+    )  # fmt: skip
+    matches = (re.search(wording, complaint) for wording in wordings)
+    return next((match.group(1).strip("'\",.") for match in matches if match), "an operation")
 
 
 def forward_mode_refusal(failure: BaseException) -> UserError | None:
-    """The error to show for a failure inside forward mode."""
+    """The error to show for a failure inside forward mode, with the fix; None for another failure."""
     complaint = str(failure)
     if isinstance(failure, UserError) or not FORWARD_MODE.search(complaint):
         return None
-    return _refusal(
-        "inner",
-        complaint,
-        "it cannot be differentiated forward",
-        "a method that needs no forward mode, such as Checkpointed",
-    )
+    other = "a method that needs no forward mode, such as Checkpointed"
+    return _refusal("inner", complaint, "it cannot be differentiated forward", other)
 
 
 @contextlib.contextmanager
 def refuse_missing_derivatives(name: str) -> Iterator[None]:
-    """Inside, an operation that reverse mode lacks a derivative of is refused in a line."""
+    """Turn torch's error about an operation without a derivative into a UserError; others pass."""
     try:
         yield
-    except RuntimeError as failure:  # NotImplementedError is one
+    except RuntimeError as failure:  # a NotImplementedError is a RuntimeError
         complaint = str(failure)
         if not MISSING.search(complaint):
             raise
-        refusal = _refusal(name, complaint, "torch has no derivative of it", "ZerothOrder")
-        raise refusal from failure
+        raise _refusal(name, complaint, "torch has no derivative of it", "ZerothOrder") from failure
 
 
 def _refusal(name: str, complaint: str, why: str, other: str) -> UserError:
-    """An error that names operation, complaint, fix and another method."""
+    """An error that names the operation, torch's message, the fix and another method."""
     fix = next((fix for pattern, fix in FIXES if re.search(pattern, complaint, re.IGNORECASE)), None)
     return UserError(
         name, got=operation_name(complaint), why=f"{why} ({complaint.splitlines()[0][:160]})",

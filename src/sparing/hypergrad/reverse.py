@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild
+from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
 from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
@@ -31,13 +31,13 @@ def pullback(
     finish = None
     if cotangent is None:
         value, grads, direct = unroll.outer_gradients(now, end)
-        cotangent = State(grads, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
+        cotangent = State(grads, zeros_like(now.slots))
         ended = rebuild(now, [tensor.detach() for tensor in ends])
         finish = Estimate(through=[], direct=direct, value=value, state=ended)
     # where θ₀ is a constant, its cotangent would be thrown away
     if first == 0 and not callable(unroll.problem.init):
         through = vjp(ends, given, leaves(cotangent))
-        return rebuild(state, [torch.zeros_like(part) for part in start]), through, finish
+        return zeros_like(state), through, finish
     found = vjp(ends, [*start, *given], leaves(cotangent))
     return rebuild(state, found[: len(start)]), found[len(start) :], finish
 
@@ -46,7 +46,7 @@ def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
     """d₀·∂Ω₀/∂ψ, leaves as of ψ: the part of the gradient that goes through the initial weights."""
     given = differentiable(psi)
     if not callable(unroll.problem.init):
-        return [torch.zeros_like(leaf) for leaf in given]
+        return list(zeros_like(given))
     with torch.enable_grad(), reproducible(unroll.seed, "init"):
         theta = leaves(unroll.problem.start(rebuild(psi, given), unroll.seed))
     return vjp(theta, given, cotangent.theta, name="init")
@@ -70,7 +70,7 @@ class Reverse:
         cotangent, through, finish = pullback(unroll, start, psi, 0, unroll.steps, None, phi)
         assert finish is not None
         through = add(through, pullback_init(unroll, psi, cotangent))
-        return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
+        return replace(finish, through=through)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,4 +99,4 @@ class Truncated:
         cut = unroll.steps - self.steps
         _, through, finish = pullback(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
         assert finish is not None
-        return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
+        return replace(finish, through=through)

@@ -1,4 +1,4 @@
-"""Directions shared out over processes: each rank takes some, only scalars travel, a lost rank is left out."""
+"""Directions shared among processes: each rank takes some, only scalars travel, a lost rank is left out."""
 
 from __future__ import annotations
 
@@ -88,17 +88,17 @@ class Spread:
         self.store.set(self._key(self.rank), _pack([*run[:2], *weights.double().tolist()]))
 
     def _collect(self, count: int, header: int) -> tuple[list[float], list[tuple[int, list[float]]]]:
-        """All weights by number, not numbers for lost ranks; and the runs of those that came."""
+        """Weights of all directions, NaN for those of lost ranks; (rank, signature) of the ranks that answered."""
         whole, runs = [math.nan] * count, []
         for rank in range(self.size):
             numbers = range(rank, count, self.size)
             try:
                 self.store.wait([self._key(rank)], timedelta(seconds=self.timeout))
-            except RuntimeError:  # it did not deliver: its directions are left out
+            except RuntimeError:  # a timeout: the directions of this rank are left out
                 continue
-            left = _unpack(self.store.get(self._key(rank)))
-            runs.append((rank, left[:header]))
-            for number, weight in zip(numbers, left[header:], strict=True):
+            received = _unpack(self.store.get(self._key(rank)))
+            runs.append((rank, received[:header]))
+            for number, weight in zip(numbers, received[header:], strict=True):
                 whole[number] = weight
         return whole, runs
 
@@ -107,7 +107,7 @@ class Spread:
 
 
 def _refuse_other_run(rank: int, run: Sequence[float], first: Sequence[float], tolerance: float) -> None:
-    """Refuse a rank whose run has another name, or another sum by more than rounding."""
+    """Refuse a rank whose signature has another hash, or another sum by more than rounding."""
     if not run or (run[0] == first[0] and abs(run[1] - first[1]) <= tolerance):
         return
     raise UserError(
@@ -118,10 +118,10 @@ def _refuse_other_run(rank: int, run: Sequence[float], first: Sequence[float], t
 
 
 def _pack(numbers: Sequence[float]) -> str:
-    """Eight bytes a number, in letters."""
+    """Numbers as text, to the bit: a store takes strings."""
     return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode()
 
 
-def _unpack(left: bytes | str) -> list[float]:
-    held = base64.b64decode(left)
-    return list(struct.unpack(f"<{len(held) // 8}d", held))
+def _unpack(text: bytes | str) -> list[float]:
+    raw = base64.b64decode(text)
+    return list(struct.unpack(f"<{len(raw) // 8}d", raw))

@@ -1,11 +1,10 @@
-"""(FG)²U as a process: step the inner run with its tangents, ask for a hypergradient at any time, stop and go on."""
+"""(FG)²U step by step: a hypergradient at any time, φ that changes on the way, save and resume."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ class Stream:
     """The inner run and its tangents, a step at a time.
 
     One run gives hypergradients of every depth, which no reverse method can. Steps may go beyond ``problem.steps``;
-    ``turn`` changes φ on the way and, unless told otherwise, carries the tangents into the next window: with a slowly
+    ``turn`` changes φ on the way and, by default, carries the tangents into the next window: with a slowly
     moving φ they are mildly stale, without them each window has only the gradient of itself.
 
     Source: Shen et al. 2024, eq. 8; Silver et al. 2022 (DODGE) for tangents carried while φ moves.
@@ -67,14 +66,14 @@ class Stream:
                 do="pass ForwardGradient(directions=…, law=…, width=…)",
             )  # fmt: skip
         self.problem, self.method, self.seed, self.late = problem, method, seed, late
-        self.steps = 0
-        """Steps taken so far."""
+        self.steps = 0  # taken so far
         self.phi = check_tree("phi", phi)
         self._psi, _ = bottleneck(problem, self.phi, seed)
         self._unroll = check_problem(problem, self._psi, seed)
         self._draw = draw_directions(method.law, method.directions, self._psi, number(seed, "directions"))
         self._state, self._tangents = start(self._unroll, self._psi, self._rows())
         self._sizes: list[Tensor] = []
+        # the part that comes through θ₀ is dropped with that of the first steps
         if late:
             self._tangents = zeros_like(self._tangents)
 
@@ -105,9 +104,8 @@ class Stream:
         grown = growth(self._sizes, row_norms(leaves(self._rows())))
         swept = Sweep(weights=weights, known=known, finish=finish, growth=grown)
         found = self.method.assembled(self._unroll, self._psi, self._draw, swept, weights)
-        return emit_warnings(
-            assemble_result(self.problem, self._unroll, self.phi, self.method, found, begin, steps=self.steps)
-        )
+        result = assemble_result(self.problem, self._unroll, self.phi, self.method, found, begin, self.steps)
+        return emit_warnings(result)
 
     def turn(self, phi: Tree, *, carry: bool = True) -> None:
         """Go on with another φ.
@@ -124,6 +122,7 @@ class Stream:
             raise UserError("phi", got="other shapes or dtypes", why="the directions have the old ones", do="keep them")
         self.phi = fresh
         self._psi, _ = bottleneck(self.problem, fresh, self.seed)
+        # a run at another φ has other losses: it is compared from here on with itself
         self._unroll = replace(self._unroll, first_pass=FirstPass())
         if not carry:
             self._tangents = zeros_like(self._tangents)
@@ -134,11 +133,7 @@ class Stream:
         Returns:
             Copies.
         """
-        parts = {
-            "state": leaves(self._state),
-            "tangents": leaves(self._tangents),
-            "phi": leaves(self.phi),
-        }
+        parts = {"state": leaves(self._state), "tangents": leaves(self._tangents), "phi": leaves(self.phi)}
         held = {f"{name}.{k}": part.clone() for name, listed in parts.items() for k, part in enumerate(listed)}
         return held | {
             "steps": torch.tensor(self.steps),
@@ -164,8 +159,7 @@ class Stream:
         def like(name: str, parts: list[Tensor]) -> list[Tensor]:
             return [held[f"{name}.{k}"].to(part).clone() for k, part in enumerate(parts)]
 
-        phi: Any = rebuild(self.phi, like("phi", leaves(self.phi)))
-        self.turn(phi)
+        self.turn(rebuild(self.phi, like("phi", leaves(self.phi))))
         self._state = rebuild(self._state, like("state", leaves(self._state)))
         self._tangents = rebuild(self._tangents, like("tangents", leaves(self._tangents)))
         self.steps, self._sizes = int(held["steps"]), list(held["sizes"])

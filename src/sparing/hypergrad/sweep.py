@@ -11,7 +11,7 @@ from torch import Tensor
 from sparing.hypergrad.estimate import Estimate
 from sparing.hypergrad.reverse import pullback, pullback_init
 from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
-from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
+from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel, zeros_like
 from sparing.hypergrad.unroll import State, Unroll
 
 
@@ -88,5 +88,5 @@ def reverse_tail(
     # only θ₀ would be left to sample, and its part costs one backward pass: the whole is exact
     if head == 0:
         known = [a + b for a, b in zip(known, pullback_init(unroll, psi, cotangent), strict=True)]
-        return [torch.zeros_like(part) for part in leaves(cotangent)], known, finish
+        return leaves(zeros_like(cotangent)), known, finish
     return leaves(cotangent), known, finish

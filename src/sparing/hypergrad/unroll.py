@@ -73,12 +73,8 @@ class Unroll:
         batch = self.problem.batch(step, self.seed)
         no_hooks = no_recomputation("inner", check_warning=step == 0, ignore_outer_hooks=ignore_outer_hooks)
         # fused attention kernels have neither forward mode nor, on the CPU, a second derivative
-        with (
-            reproducible(self.seed, "step", step),
-            sdpa_kernel(SDPBackend.MATH),
-            no_hooks,
-            refuse_missing_derivatives("inner"),
-        ):
+        rng, derivatives = reproducible(self.seed, "step", step), refuse_missing_derivatives("inner")
+        with rng, sdpa_kernel(SDPBackend.MATH), no_hooks, derivatives:
             yield batch
 
     def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
@@ -166,12 +162,7 @@ class Unroll:
 
 
 def vjp(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    cotangents: Any = None,
-    *,
-    keep: bool = False,
-    name: str = "inner",
+    outputs: Any, inputs: Sequence[Tensor], cotangents: Any = None, *, keep: bool = False, name: str = "inner"
 ) -> list[Tensor]:
     """Vector-Jacobian product: cotangents of the inputs, zero where no path reaches them."""
     listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)

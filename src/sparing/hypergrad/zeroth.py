@@ -1,4 +1,4 @@
-"""Zeroth-order hypergradients: the inner run is only ever run, never differentiated."""
+"""Zeroth-order hypergradients: inner runs are differenced, never differentiated."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from sparing.hypergrad.unroll import State, Unroll, vjp
 from sparing.hypergrad.witness import first_difference
 from sparing.seeds import number
 
-# Second over first differences of a solution above which the solver is asked twice at φ: of a smooth one they are of
-# the order of the step, of a random one about 2.
+# Ratio of second to first differences above which a solver is called twice at φ: of a smooth one it is of the order of
+# the step, of a random one about 2.
 _RECHECK_ABOVE = 0.01
-# The same ratio from which on a result warns; above 1 it is refused.
+# The same ratio above which a result warns; above 1 it is refused.
 _WARN_ABOVE = 0.5
-# How far rounding may take φ ± µv from their places, relative to the step.
+# Largest rounding error of φ ± µv, relative to the step.
 _MAX_ROUNDING = 0.05
-# A step in so many is taken twice, to see whether the run is the same each time: 3 % of the work.
+# One step in this many is repeated, to see whether the run is deterministic: 3 % of the work.
 _REPEAT_EVERY = 33
+
+
+Vector = list[Tensor]  # leaves of u
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +68,13 @@ class ZerothOrder:
         """The estimate, from 2b runs beside the one at φ."""
         state = unroll.run(psi, repeat_every=math.ceil(_REPEAT_EVERY / (2 * self.directions + 1)))
         value, slopes, direct = unroll.outer_gradients(state, phi)
-        beside = unroll.unchecked()
+        moved = unroll.unchecked()
         if self.exact_outer:
-            ends, here, slope = lambda at: beside.run(at).theta, state.theta, slopes
+            ends, here, slope = lambda at: moved.run(at).theta, state.theta, slopes
         else:
-            ends, here = lambda at: [beside.outer(beside.run(at), phi)], [value]
+            ends, here = lambda at: [moved.outer(moved.run(at), phi)], [value]
             slope = [torch.ones_like(value)]
+            # the outer loss is evaluated at other φ from now on, so it is compared with itself here
             unroll.check_same("outer", 0, value)
             unroll.check_same("outer", 0, unroll.outer(state, phi))
         known = direct if unroll.problem.through is None else None
@@ -98,7 +102,7 @@ class ZerothOrder:
             seed: Seed of the directions.
 
         Returns:
-            Leaves as of ψ, the facts of the draw, and second over first differences: of a smooth u they are of the
+            Leaves as of ψ, fields of the report, and second over first differences: of a smooth u they are of the
             order of the step, of noise 1.7.
         """
         draw = draw_directions(self.law, self.directions, psi, number(seed, "directions"))
@@ -116,14 +120,9 @@ class ZerothOrder:
         return leaves(unravel(grad, psi)), details, curvature
 
     def _differences(
-        self,
-        draw: Directions,
-        solve: Callable[[Tree], list[Tensor]],
-        here: list[Tensor],
-        slopes: list[Tensor],
-        psi: Tree,
+        self, draw: Directions, solve: Callable[[Tree], Vector], here: Vector, slopes: Vector, psi: Tree
     ) -> tuple[Tensor, float]:
-        """The derivative along each direction; second over first differences of all runs, nan where none moved."""
+        """The derivative along each direction, shape (b,); second over first differences, NaN where no run moved."""
         weights, bend, rise = [], 0.0, 0.0
         for place in range(self.directions):
             row = draw.rows([place])[0]
@@ -135,13 +134,13 @@ class ZerothOrder:
                 bend += _square(up + down - 2 * at for (up, down), at in zip(pairs, here, strict=True))
                 rise += _square(up - down for up, down in pairs)
                 weights.append(inner_product(slopes, [(up - down) / (2 * self.step) for up, down in pairs]))
-            del pairs  # before the next two runs bring theirs
+            del pairs  # free them before the next two runs
         curvature = math.sqrt(bend / rise) if rise else math.inf if bend else math.nan
         return torch.stack(weights).to(ravel(psi)), curvature
 
 
 def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> tuple[Estimate, Tree]:
-    """The hypergradient around a solver that cannot be differentiated."""
+    """The hypergradient through a solver that cannot be differentiated, and u."""
     kept = [leaf.clone() for leaf in leaves(phi)]
     tree = check_solution(problem.solve(phi))
     if not same_data(kept, leaves(phi)):
@@ -150,7 +149,8 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
             do="work on a copy: phi.clone()",
         )  # fmt: skip
 
-    def solve(at: Tree) -> list[Tensor]:  # values that are not finite lose their direction only
+    # beside φ, values that are not finite cost their direction only, not the estimate
+    def solve(at: Tree) -> list[Tensor]:
         return leaves(check_solution(problem.solve(at), tree))
 
     with torch.enable_grad():
@@ -160,6 +160,7 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
     slopes = vjp(value, [*ends, *given], name="outer")
     direct = slopes[len(ends) :]
     through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
+    # the second call costs little beside many directions; with few, only suspicious differences pay for it
     if method.directions >= _REPEAT_EVERY / 2 or curvature > _RECHECK_ABOVE:
         _refuse_noise(leaves(tree), leaves(check_solution(problem.solve(phi), tree)))
     _refuse_bend(method.step, curvature)
@@ -168,13 +169,13 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
 
 
 def _square(parts: Iterable[Tensor]) -> float:
-    """Sum of squares, leaf by leaf; 0 where it is not finite, as of a direction that is lost anyway."""
+    """Sum of squares over all leaves; 0 where it is not finite, since that direction is masked anyway."""
     total = sum(float(torch.linalg.vector_norm(part)) ** 2 for part in parts)
     return total if math.isfinite(total) else 0.0
 
 
 def _difference_warnings(curvature: float) -> list[str]:
-    """What second over first differences make a reader worry about."""
+    """Warnings that follow from the ratio of second to first differences."""
     if math.isnan(curvature):
         return ["no run moved: φ has no effect, or the step is lost in rounding"]
     far = f"second differences are {curvature:.2g} of the first: rounding or a bend; try another step"
@@ -182,7 +183,7 @@ def _difference_warnings(curvature: float) -> list[str]:
 
 
 def _refuse_rounding(step: float, up: Tree, down: Tree, row: Tensor) -> None:
-    """φ must move by the step: by 1e-3 numbers of three digits do not."""
+    """Refuse a step that φ's dtype cannot represent, such as 1e-3 in bfloat16."""
     moved = ravel(up).double() - ravel(down).double()
     wanted = 2 * step * row.double()
     if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
@@ -193,7 +194,7 @@ def _refuse_rounding(step: float, up: Tree, down: Tree, row: Tensor) -> None:
 
 
 def _refuse_bend(step: float, curvature: float) -> None:
-    """Runs beside φ that bend more than they rise tell nothing of the slope."""
+    """Refuse runs whose second differences exceed the first: they say nothing about the slope."""
     if curvature > 1:
         raise UserError(
             "ZerothOrder.step", got=f"{step:.3g}",
@@ -203,7 +204,7 @@ def _refuse_bend(step: float, curvature: float) -> None:
 
 
 def _refuse_noise(first: list[Tensor], repeat_every: list[Tensor]) -> None:
-    """Two solutions at one φ must be the same to rounding: differences would be noise over µ."""
+    """Refuse two solutions at one φ that differ by more than rounding: differences would be noise over µ."""
     for one, two in zip(first, repeat_every, strict=True):
         if first_difference(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
             raise UserError(
