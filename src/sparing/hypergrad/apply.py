@@ -63,8 +63,8 @@ def hypergradient(
     check_kinds(problem, method)
     phi = check_tree("phi", phi)
     device = leaves(phi)[0].device
-    held = _start_cuda_peak(device)
-    ledger = Ledger(nn.Module()) if measure and held is None else None
+    held_before = _start_cuda_peak(device)
+    ledger = Ledger(nn.Module()) if measure and held_before is None else None
     with ledger or contextlib.nullcontext():
         if isinstance(problem, BlackBox):
             result = _black_box_result(problem, phi, method, seed, begin)
@@ -74,7 +74,13 @@ def hypergradient(
             # ψ(φ) is computed again for its graph at the end, and must then be the same
             unroll.check_same("psi", 0, sample(leaves(psi)))
             result = assemble_result(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
-    peak = ledger.peak.total if ledger else None if held is None else torch.cuda.max_memory_allocated(device) - held
+    peak = (
+        ledger.peak.total
+        if ledger
+        else None
+        if held_before is None
+        else torch.cuda.max_memory_allocated(device) - held_before
+    )
     return emit_warnings(replace(result, report=replace(result.report, bytes=peak)))
 
 
@@ -84,36 +90,42 @@ def _black_box_result(problem: BlackBox, phi: Tree, method: Method, seed: int, b
         raise UserError(
             "method", got=str(method), why="a black box has no derivative", do="pass ZerothOrder(directions=...)"
         )
-    found, u = black_box(problem, phi, method, seed)
-    if not torch.isfinite(found.value):
+    estimate, u = black_box(problem, phi, method, seed)
+    if not torch.isfinite(estimate.value):
         raise RunError("the outer loss is not finite though solve(phi) is; look at outer(u, phi)")
-    _refuse_no_direction(found)
-    grad = rebuild(phi, add(found.through, found.direct))
-    return _result(method, found, begin, 0, grad=grad, theta=u, psi=phi)
+    _refuse_no_direction(estimate)
+    grad = rebuild(phi, add(estimate.through, estimate.direct))
+    return _result(method, estimate, begin, 0, grad=grad, theta=u, psi=phi)
 
 
 def assemble_result(
-    problem: Bilevel, unroll: Unroll, phi: Tree, method: Method, found: Estimate, begin: float, steps: int | None = None
+    problem: Bilevel,
+    unroll: Unroll,
+    phi: Tree,
+    method: Method,
+    estimate: Estimate,
+    begin: float,
+    steps: int | None = None,
 ) -> Result:
     """From an estimate in the space of ψ to the result in that of φ; ``begin`` by ``perf_counter`` (s)."""
-    psi, watched = bottleneck(problem, phi, unroll.seed)
-    if watched is not None:
+    psi, graph = bottleneck(problem, phi, unroll.seed)
+    if graph is not None:
         unroll.check_same("psi", 0, sample(leaves(psi)))
     # before anything is said about the values: a run that differs each time has no meaningful ones
     if unroll.first_pass is not None:
         unroll.first_pass.compare_pending()
-    if not (finite(found.state.theta) and torch.isfinite(found.value)):
-        raise RunError(_overflow_message(unroll, psi, found))
-    _refuse_no_direction(found)
-    through = found.through if watched is None else vjp(leaves(watched[0]), watched[1], found.through, name="through")
-    grad = rebuild(phi, add(found.direct, through))
+    if not (finite(estimate.state.theta) and torch.isfinite(estimate.value)):
+        raise RunError(_overflow_message(unroll, psi, estimate))
+    _refuse_no_direction(estimate)
+    through = estimate.through if graph is None else vjp(leaves(graph[0]), graph[1], estimate.through, name="through")
+    grad = rebuild(phi, add(estimate.direct, through))
     if not finite(leaves(grad)):
         raise RunError(
             "the hypergradient is not finite though the run is: something has no derivative where it stands, such as a "
             "root or a norm at 0; add a small number under it"
         )
-    theta = rebuild(unroll.theta, found.state.theta)
-    return _result(method, found, begin, problem.steps if steps is None else steps, grad=grad, theta=theta, psi=psi)
+    theta = rebuild(unroll.theta, estimate.state.theta)
+    return _result(method, estimate, begin, problem.steps if steps is None else steps, grad=grad, theta=theta, psi=psi)
 
 
 def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
@@ -177,16 +189,16 @@ def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree
     if problem.through is None:
         return phi, None
     with torch.enable_grad(), reproducible(seed, "through"):
-        given = differentiable(phi)
-        psi = problem.through(rebuild(phi, given))
+        inputs = differentiable(phi)
+        psi = problem.through(rebuild(phi, inputs))
     check_tree("through(phi)", psi)
-    return detach_tree(psi), (psi, given)
+    return detach_tree(psi), (psi, inputs)
 
 
-def _overflow_message(unroll: Unroll, psi: Tree, found: Estimate) -> str:
+def _overflow_message(unroll: Unroll, psi: Tree, estimate: Estimate) -> str:
     """Names the first inner step whose weights are not finite; the run is repeated to find it."""
     state = unroll.run(psi, last=0)
-    grown = found.details.get("growth", ())
+    grown = estimate.details.get("growth", ())
     for step in range(unroll.steps):
         state = unroll.run(psi, state=state, first=step, last=step + 1)
         if not finite(state.theta):
@@ -206,12 +218,12 @@ def _start_cuda_peak(device: torch.device) -> int | None:
     return torch.cuda.memory_allocated(device)
 
 
-def _refuse_no_direction(found: Estimate) -> None:
+def _refuse_no_direction(estimate: Estimate) -> None:
     """Refuse an estimate from no direction at all."""
     # it would be zero, and look like an optimum
-    if found.details.get("masked") and found.details["masked"] == found.details["directions"]:
+    if estimate.details.get("masked") and estimate.details["masked"] == estimate.details["directions"]:
         raise RunError(
-            f"all {found.details['masked']} directions were lost or overflowed though the run itself did not: the "
+            f"all {estimate.details['masked']} directions were lost or overflowed though the run itself did not: the "
             "tangents grow too fast, lower optimizer.lr or pass clip="
         )
 
@@ -224,8 +236,10 @@ def emit_warnings(result: Result) -> Result:
     return result
 
 
-def _result(method: Method, found: Estimate, begin: float, steps: int, *, grad: Tree, theta: Tree, psi: Tree) -> Result:
+def _result(
+    method: Method, estimate: Estimate, begin: float, steps: int, *, grad: Tree, theta: Tree, psi: Tree
+) -> Result:
     """The result with the report of the method."""
-    report = Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **found.details)
-    control = None if found.control is None else rebuild(psi, found.control)
-    return Result(grad=grad, value=found.value, theta=theta, report=report, control=control)
+    report = Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **estimate.details)
+    control = None if estimate.control is None else rebuild(psi, estimate.control)
+    return Result(grad=grad, value=estimate.value, theta=theta, report=report, control=control)

@@ -64,12 +64,12 @@ class Checkpointed:
         with torch.no_grad():
             start = unroll.start(psi)
         leaf, states = self.schedule(unroll, psi, start)
-        back = _Backward(unroll, psi, phi, leaf, zeros_like(leaves(psi)))
-        back.stretch(0, unroll.steps, start, states)
-        assert back.finish is not None
-        assert back.cotangent is not None
-        through = add(back.through, pullback_init(unroll, psi, back.cotangent))
-        return replace(back.finish, through=through)
+        backward = _Backward(unroll, psi, phi, leaf, zeros_like(leaves(psi)))
+        backward.stretch(0, unroll.steps, start, states)
+        assert backward.finish is not None
+        assert backward.cotangent is not None
+        through = add(backward.through, pullback_init(unroll, psi, backward.cotangent))
+        return replace(backward.finish, through=through)
 
 
 @dataclass
@@ -111,17 +111,17 @@ class _Backward:
 def graph_bytes(unroll: Unroll, psi: Tree, state: State) -> int:
     """Bytes that the graph of the first step saves for its backward pass."""
     # by storage: views share memory, and what is held anyway, state and ψ, costs nothing more
-    held = {tensor.untyped_storage().data_ptr() for tensor in [*leaves(state), *leaves(psi)]}
-    seen: dict[int, int] = {}
+    known = {tensor.untyped_storage().data_ptr() for tensor in [*leaves(state), *leaves(psi)]}
+    saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            seen[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    keep = rebuild(state, differentiable(state))
-    given = rebuild(psi, differentiable(psi))
+    weights = rebuild(state, differentiable(state))
+    inputs = rebuild(psi, differentiable(psi))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), unroll.at(0) as batch:
-        unroll.graph_step(0, keep, given, batch)
-    return sum(seen.values())
+        unroll.graph_step(0, weights, inputs, batch)
+    return sum(saved.values())

@@ -37,20 +37,20 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
 def check_solution(tree: Tree, like: Tree = None) -> Tree:
     """What a solver returned, detached; ``like``: what it returned at φ, or None if this is that."""
     name = "solve(phi)"
-    found = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
+    solution = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
     if like is None:
-        if not finite(leaves(found)):
+        if not finite(leaves(solution)):
             raise UserError(
                 name, got="values that are not finite", why="nothing can be differenced there",
                 do="pass a φ inside the domain of the solver",
             )  # fmt: skip
-        return found
-    if [leaf.shape for leaf in leaves(found)] != [leaf.shape for leaf in leaves(like)]:
+        return solution
+    if [leaf.shape for leaf in leaves(solution)] != [leaf.shape for leaf in leaves(like)]:
         raise UserError(
             name, got="other shapes than at φ itself", why="the two are subtracted",
             do="return u on the same grid for every φ",
         )  # fmt: skip
-    return found
+    return solution
 
 
 def check_kinds(problem: object, method: object) -> None:
@@ -81,14 +81,14 @@ def _check_batches(problem: Bilevel, seed: int) -> None:
     if problem.batches is None:
         return
     batch = problem.batch(0, seed)
-    kept = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+    first_copy = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
     last = problem.batch(problem.steps - 1, seed)
-    if problem.steps > 1 and not same_data(batch, kept):
+    if problem.steps > 1 and not same_data(batch, first_copy):
         raise UserError(
             "batches", got="a batch that changes when the next one is asked for",
             why="a graph holds the batches of many steps", do="return a new tensor each time, not one buffer",
         )  # fmt: skip
-    if not (same_data(last, problem.batch(problem.steps - 1, seed)) and same_data(kept, problem.batch(0, seed))):
+    if not (same_data(last, problem.batch(problem.steps - 1, seed)) and same_data(first_copy, problem.batch(0, seed))):
         raise UserError(
             "batches", got="other data on a second call",
             why="the run and each of its directions must see the same batches",
@@ -110,11 +110,11 @@ def _check_rate(problem: Bilevel, psi: Tree) -> None:
 
 def _check_inner(unroll: Unroll, psi: Tree) -> bool:
     """Whether the inner loss draws random numbers or registers hooks; it must be a scalar that depends on θ."""
-    watched = differentiable(unroll.theta)
+    weights = differentiable(unroll.theta)
     with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
         before = rng_states()
         with NoForeignWrites(), ModeParity() as mode:
-            loss = unroll.problem.inner(rebuild(unroll.theta, watched), psi, batch)
+            loss = unroll.problem.inner(rebuild(unroll.theta, weights), psi, batch)
         draws = mode.has_hooks or not same_rng_states(rng_states(), before)
     if not check_scalar("inner", loss).requires_grad:
         raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")

@@ -94,15 +94,15 @@ def choose(
     """
     budget, phi = parse_bytes(memory), check_tree("phi", phi)
     if isinstance(problem, BlackBox):
-        return _chosen(_differences(size(phi)), _solve_seconds(problem, phi), budget, seconds)
+        return _pick(_black_box_prices(size(phi)), _solve_seconds(problem, phi), budget, seconds)
     psi, _ = bottleneck(problem, phi, seed)
     unit = _step_seconds(check_problem(problem, psi, seed), psi)
-    return _chosen(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), unit, budget, seconds)
+    return _pick(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), unit, budget, seconds)
 
 
-def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
+def _pick(all_prices: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
     """The pick and all options; ``unit``: seconds of one unit of work."""
-    comparable = [price for price in known if price.exact or price.cosine is not None]
+    comparable = [price for price in all_prices if price.exact or price.cosine is not None]
     fitting = [price for price in comparable if price.bytes is None or price.bytes <= budget]
     in_time = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
     if not fitting:
@@ -127,7 +127,7 @@ def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | N
             price=price, seconds=price.gradient_steps * unit, fits=price.bytes is None or price.bytes <= budget,
             verdict=_verdict(price, best, budget, seconds, price.gradient_steps * unit),
         )
-        for price in known
+        for price in all_prices
     ]  # fmt: skip
     options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
@@ -137,17 +137,17 @@ def _candidates(problem: Bilevel, elements: int) -> list[Method]:
     """All exact methods, samples of several sizes, and two biased methods for comparison."""
     steps = problem.steps
     states = sorted({1, 3, 10, round(steps**0.5)} & set(range(1, steps)))
-    found: list[Method] = [Reverse(), Checkpointed(), *(Checkpointed(states=count) for count in states)]
+    methods: list[Method] = [Reverse(), Checkpointed(), *(Checkpointed(states=count) for count in states)]
     if elements <= FEW:
-        found += [Forward(chunk=chunk) for chunk in sorted({1, min(elements, 16)}, reverse=True)]
+        methods += [Forward(chunk=chunk) for chunk in sorted({1, min(elements, 16)}, reverse=True)]
     for count in (8, 32, 128):
         if count < elements:
             law: Law = Orthonormal() if count * 10 >= elements else Rademacher()
-            found.append(ForwardGradient(directions=count, chunk=min(count, 8), law=law))
+            methods.append(ForwardGradient(directions=count, chunk=min(count, 8), law=law))
     # up to 8 elements ``Forward(chunk=1)`` takes as little memory and is exact
     if elements > 8:
-        found.append(ForwardGradient(directions=8, chunk=1))
-    return [*found, Truncated(steps=max(1, steps // 10)), HessianFree()]
+        methods.append(ForwardGradient(directions=8, chunk=1))
+    return [*methods, Truncated(steps=max(1, steps // 10)), HessianFree()]
 
 
 def _step_seconds(unroll: Unroll, psi: Tree) -> float:
@@ -187,7 +187,7 @@ def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time
     return f"expected cosine {price.cosine or 0:.2f} only"
 
 
-def _differences(elements: int) -> list[Price]:
+def _black_box_prices(elements: int) -> list[Price]:
     """Options for a black box: differences along all directions where φ is small, else along some of them."""
     counts = {min(elements, count) for count in (4, 16, 64, elements if elements <= 256 else 64)}
     methods = [ZerothOrder(directions=count, law=Orthonormal()) for count in sorted(counts)]

@@ -122,12 +122,12 @@ class ForwardGradient:
         seed = number(unroll.seed, "directions")
         if not self.guides:
             draw = draw_directions(self.law, self.directions, psi, seed)
-            swept, weights = self._swept(unroll, psi, phi, draw.rows)
+            swept, weights = self._sweep(unroll, psi, phi, draw.rows)
             return self.assembled(unroll, psi, draw, swept, weights)
         guesses = [_guess(guide, unroll, psi, phi) for guide in self.guides]
-        return self._guided(unroll, psi, phi, build_frame(guesses, self.directions, seed))
+        return self._estimate_guided(unroll, psi, phi, build_frame(guesses, self.directions, seed))
 
-    def _swept(self, unroll: Unroll, psi: Tree, phi: Tree, make_rows: Any) -> tuple[Sweep, Tensor]:
+    def _sweep(self, unroll: Unroll, psi: Tree, phi: Tree, make_rows: Any) -> tuple[Sweep, Tensor]:
         """The sweep of this rank's directions, and the weights of all ranks' directions."""
         numbers = self.spread.owned(self.directions) if self.spread else range(self.directions)
         tail = min(self.tail, unroll.steps)
@@ -159,24 +159,28 @@ class ForwardGradient:
             # the minimizer of E‖cĝ − g‖² is c = 1/(1 + relative error)
             left = max(int(torch.isfinite(weights).sum()), 1)
             grad = grad / (1 + draw.law.excess(left, draw.size))
-        sure = confidence(draw, weights, known, cross)
-        details = {"norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine}
+        certainty = confidence(draw, weights, known, cross)
+        details = {
+            "norm_squared": certainty.norm_squared,
+            "norm_squared_interval": certainty.interval,
+            "cosine": certainty.cosine,
+        }
         return self._report(swept, psi, weights, grad, details, control)
 
-    def _guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
+    def _estimate_guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
         """Along the guesses, and along a random frame of their complement."""
-        swept, weights = self._swept(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
-        found = guided_estimate(frame, weights)
-        known = _known(unroll, swept).to(found.grad)
+        swept, weights = self._sweep(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
+        guided = guided_estimate(frame, weights)
+        known = _known(unroll, swept).to(guided.grad)
         names = [str(guide) if hasattr(guide, "estimate") else "given" for guide in self.guides]
         # ‖k + g‖² with the cross term estimated, since only ĝ is known of g
-        whole = found.norm_squared + float(known.square().sum() + 2 * known @ found.grad)
+        whole = guided.norm_squared + float(known.square().sum() + 2 * known @ guided.grad)
         details = {
-            "norm_squared": found.norm_squared,
-            "cosine": (whole / (whole + found.error)) ** 0.5 if whole > 0 else 0.0,
-            "audit": {f"{n}: {names[n]}": value for n, value in found.audit.items()},
+            "norm_squared": guided.norm_squared,
+            "cosine": (whole / (whole + guided.error)) ** 0.5 if whole > 0 else 0.0,
+            "audit": {f"{n}: {names[n]}": value for n, value in guided.audit.items()},
         }
-        return self._report(swept, psi, weights, found.grad, details, None)
+        return self._report(swept, psi, weights, guided.grad, details, None)
 
     def _report(
         self, swept: Sweep, psi: Tree, weights: Tensor, grad: Tensor, details: dict[str, Any], control: Tensor | None

@@ -25,31 +25,31 @@ class SecondDerivatives:
     """The inner gradient at θ_T with its graph: a product with H = ∂²g/∂θ² or Y = ∂²g/∂θ∂ψ is one backward pass."""
 
     theta: Vector  # θ_T, requiring gradients
-    given: Vector  # leaves of ψ, requiring gradients
+    psi_leaves: Vector  # leaves of ψ, requiring gradients
     grads: Vector  # ∇_θ g, part of a graph
     decay: float  # λ of L2 decay inside the optimizer, which adds λI to H
 
     def hessian(self, vector: Vector) -> Vector:
         """(H + λI)·vector."""
-        found = vjp(self.grads, self.theta, vector, keep=True)
-        return [h + self.decay * v for h, v in zip(found, vector, strict=True)]
+        products = vjp(self.grads, self.theta, vector, keep=True)
+        return [h + self.decay * v for h, v in zip(products, vector, strict=True)]
 
     def mixed(self, vector: Vector) -> Vector:
         """vector·Y."""
-        return vjp(self.grads, self.given, vector, keep=True)
+        return vjp(self.grads, self.psi_leaves, vector, keep=True)
 
 
 def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivatives:
     """Second derivatives of the inner loss at the end of the run, on the batch of the last step."""
     theta = differentiable(state.theta)
-    given = differentiable(psi)
+    psi_leaves = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss(theta, rebuild(psi, given), batch)
+        loss = unroll.loss(theta, rebuild(psi, psi_leaves), batch)
         unroll.check_same("loss", unroll.steps, loss)
         grads = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
     refuse_once_differentiable(grads)
     check_end_loss(unroll, state, psi)
-    return SecondDerivatives(theta, given, list(grads), unroll.problem.optimizer.coupled_decay)
+    return SecondDerivatives(theta, psi_leaves, list(grads), unroll.problem.optimizer.coupled_decay)
 
 
 def check_end_loss(unroll: Unroll, state: State, psi: Tree) -> None:
@@ -240,10 +240,10 @@ class FiniteDifference:
 
 def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
     """∇_ψ g at some θ, on the batch of the last step, leaves as of ψ."""
-    given = differentiable(psi)
+    psi_leaves = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, given), batch)
-    return vjp(loss, given)
+        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, psi_leaves), batch)
+    return vjp(loss, psi_leaves)
 
 
 def _residual(point: SecondDerivatives, solution: Vector, d: Vector) -> float:

@@ -165,18 +165,18 @@ def _price(meter: _PeakMeter, method: Any) -> Price:
         return Price(method=method, bytes=meter.pullback(steps), gradient_steps=_PULL * steps, **_EXACT)
     if isinstance(method, Truncated):
         reach = min(method.steps, steps)
-        done = steps - reach + _PULL * reach
+        work_steps = steps - reach + _PULL * reach
         peak = meter.pullback(reach) + meter.theta
-        return Price(method=method, bytes=peak, gradient_steps=done, exact=reach == steps, cosine=None)
+        return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=reach == steps, cosine=None)
     if isinstance(method, Checkpointed):
         return _replay_price(meter, method)
     if isinstance(method, Forward | ForwardGradient):
         return _forward_price(meter, method)
     if isinstance(method, ZerothOrder):
-        done = (2 * method.directions + 1.0) * steps
+        work_steps = (2 * method.directions + 1.0) * steps
         cosine = method.law.cosine(method.directions, size(meter.psi))
         peak = meter.plain() + meter.held + 2 * meter.theta
-        return Price(method=method, bytes=peak, gradient_steps=done, exact=False, cosine=cosine)
+        return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=cosine)
     return _implicit_price(meter, method)
 
 
@@ -186,18 +186,18 @@ def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
     units = -(-meter.steps // leaf)
     kept = states if states >= units - 1 else states + 2
     peak = meter.pullback(min(leaf, meter.steps)) + kept * meter.held + 2 * bytes_of(meter.psi)
-    done = leaf * work(units, states) + _PULL * meter.steps
-    return Price(method=method, bytes=peak, gradient_steps=done, **_EXACT)
+    work_steps = leaf * work(units, states) + _PULL * meter.steps
+    return Price(method=method, bytes=peak, gradient_steps=work_steps, **_EXACT)
 
 
 def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Price:
     """Tangents of one chunk through one step, and the outer loss reversed once (with the tail, if there is one)."""
     if isinstance(method, Forward):
-        whole, count, given, tail = True, size(meter.psi), None, 0
+        exact, count, max_width, tail = True, size(meter.psi), None, 0
     else:
-        whole, count, given, tail = False, method.directions, method.width, min(method.tail, meter.steps)
+        exact, count, max_width, tail = False, method.directions, method.width, min(method.tail, meter.steps)
     chunk = min(method.chunk or count, count)
-    width = min(given or chunk, chunk)
+    width = min(max_width or chunk, chunk)
     # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
     measured = chunk if width == chunk else min(2 * width, chunk)
     points = (1, 2, 3) if width == chunk else (measured,)
@@ -209,9 +209,9 @@ def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Pric
         carry += 2 * meter.held + bytes_of(meter.psi)
     back = meter.pullback(tail) + chunk * (meter.held + bytes_of(meter.psi))
     rate = next(rate for most, rate in _TANGENTS if width <= most)
-    done = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
+    work_steps = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
     cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
-    return Price(method=method, bytes=max(carry, back), gradient_steps=done, exact=whole, cosine=cosine)
+    return Price(method=method, bytes=max(carry, back), gradient_steps=work_steps, exact=exact, cosine=cosine)
 
 
 def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
@@ -233,8 +233,8 @@ def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
         # plain steps hold the same from the second on, so two stand for T
         short = replace(unroll, problem=replace(unroll.problem, steps=2))
         peak = meter.peak(("solved", inverse), lambda: implicit_estimate(short, psi, phi, inverse))
-    done = unroll.steps + _PULL + _PRODUCT * products
-    return Price(method=method, bytes=peak, gradient_steps=done, exact=False, cosine=None)
+    work_steps = unroll.steps + _PULL + _PRODUCT * products
+    return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=None)
 
 
 def _scaled(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:

@@ -39,7 +39,7 @@ FORWARD_MODE = re.compile(
 MISSING = re.compile(r"derivative for .* is not implemented|not differentiable with respect to argument")
 
 
-def operation_name(complaint: str) -> str:
+def operation_name(message: str) -> str:
     """Name of the operation that an error message of torch is about.
 
     Example:
@@ -51,17 +51,17 @@ def operation_name(complaint: str) -> str:
         r"The function (\S+)", r"forward AD with (\S+)", r"derivative for (\S+)", r"over (aten::\S+)",
         r"(aten::[\w.]+)",
     )  # fmt: skip
-    matches = (re.search(wording, complaint) for wording in wordings)
+    matches = (re.search(wording, message) for wording in wordings)
     return next((match.group(1).strip("'\",.") for match in matches if match), "an operation")
 
 
 def forward_mode_refusal(failure: BaseException) -> UserError | None:
     """The error to show for a failure inside forward mode, with the fix; None for another failure."""
-    complaint = str(failure)
-    if isinstance(failure, UserError) or not FORWARD_MODE.search(complaint):
+    message = str(failure)
+    if isinstance(failure, UserError) or not FORWARD_MODE.search(message):
         return None
     other = "a method that needs no forward mode, such as Checkpointed"
-    return _refusal("inner", complaint, "it cannot be differentiated forward", other)
+    return _refusal("inner", message, "it cannot be differentiated forward", other)
 
 
 @contextlib.contextmanager
@@ -70,16 +70,16 @@ def refuse_missing_derivatives(name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as failure:  # a NotImplementedError is a RuntimeError
-        complaint = str(failure)
-        if not MISSING.search(complaint):
+        message = str(failure)
+        if not MISSING.search(message):
             raise
-        raise _refusal(name, complaint, "torch has no derivative of it", "ZerothOrder") from failure
+        raise _refusal(name, message, "torch has no derivative of it", "ZerothOrder") from failure
 
 
-def _refusal(name: str, complaint: str, why: str, other: str) -> UserError:
+def _refusal(name: str, message: str, why: str, other: str) -> UserError:
     """An error that names the operation, torch's message, the fix and another method."""
-    fix = next((fix for pattern, fix in FIXES if re.search(pattern, complaint, re.IGNORECASE)), None)
+    fix = next((fix for pattern, fix in FIXES if re.search(pattern, message, re.IGNORECASE)), None)
     return UserError(
-        name, got=operation_name(complaint), why=f"{why} ({complaint.splitlines()[0][:160]})",
+        name, got=operation_name(message), why=f"{why} ({message.splitlines()[0][:160]})",
         do=f"{fix or 'replace that operation'}, or use {other}",
     )  # fmt: skip

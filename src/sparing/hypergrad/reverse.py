@@ -22,34 +22,34 @@ def pullback(
     the steps add to c, and, with the outer loss, its value, its direct part and the last state.
     """
     start = differentiable(state)
-    given = differentiable(psi)
-    watched, now = rebuild(psi, given), rebuild(state, start)
+    inputs = differentiable(psi)
+    psi_graph, current = rebuild(psi, inputs), rebuild(state, start)
     for step in range(first, last):
         with unroll.at(step) as batch:
-            now = unroll.graph_step(step, now, watched, batch)
-    ends = leaves(unroll.check_end(last, now))
+            current = unroll.graph_step(step, current, psi_graph, batch)
+    ends = leaves(unroll.check_end(last, current))
     finish = None
     if cotangent is None:
-        value, grads, direct = unroll.outer_gradients(now, end)
-        cotangent = State(grads, zeros_like(now.slots))
-        ended = rebuild(now, [tensor.detach() for tensor in ends])
-        finish = Estimate(through=[], direct=direct, value=value, state=ended)
+        value, grads, direct = unroll.outer_gradients(current, end)
+        cotangent = State(grads, zeros_like(current.slots))
+        end_state = rebuild(current, [tensor.detach() for tensor in ends])
+        finish = Estimate(through=[], direct=direct, value=value, state=end_state)
     # where θ₀ is a constant, its cotangent would be thrown away
     if first == 0 and not callable(unroll.problem.init):
-        through = vjp(ends, given, leaves(cotangent))
+        through = vjp(ends, inputs, leaves(cotangent))
         return zeros_like(state), through, finish
-    found = vjp(ends, [*start, *given], leaves(cotangent))
-    return rebuild(state, found[: len(start)]), found[len(start) :], finish
+    cotangents = vjp(ends, [*start, *inputs], leaves(cotangent))
+    return rebuild(state, cotangents[: len(start)]), cotangents[len(start) :], finish
 
 
 def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
     """d₀·∂Ω₀/∂ψ, leaves as of ψ: the part of the gradient that goes through the initial weights."""
-    given = differentiable(psi)
+    inputs = differentiable(psi)
     if not callable(unroll.problem.init):
-        return list(zeros_like(given))
+        return list(zeros_like(inputs))
     with torch.enable_grad(), reproducible(unroll.seed, "init"):
-        theta = leaves(unroll.problem.start(rebuild(psi, given), unroll.seed))
-    return vjp(theta, given, cotangent.theta, name="init")
+        theta = leaves(unroll.problem.start(rebuild(psi, inputs), unroll.seed))
+    return vjp(theta, inputs, cotangent.theta, name="init")
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,11 @@ class Spread:
             self.store.wait([self._key("all")], timedelta(seconds=self.timeout * (self.size + 1)))
         except RuntimeError as failure:
             raise RunError(f"rank 0 did not answer within {self.timeout * (self.size + 1):.0f} s: {failure}") from None
-        found = _unpack(self.store.get(self._key("all")))
+        shared = _unpack(self.store.get(self._key("all")))
         header = len(run[:2])
         for rank, theirs in [*others, (self.rank, list(run[:2]))]:
-            _refuse_other_run(rank, theirs, found[:header], run[-1] if run else 0.0)
-        return torch.tensor(found[header:], dtype=weights.dtype, device=weights.device)
+            _refuse_other_run(rank, theirs, shared[:header], run[-1] if run else 0.0)
+        return torch.tensor(shared[header:], dtype=weights.dtype, device=weights.device)
 
     def leave(self, weights: Tensor, run: Sequence[float] = ()) -> None:
         """Put this rank's part into the store.

@@ -62,10 +62,10 @@ def sweep(
     first: list[Tensor] = []
     for part in chunks:
         rows = unravel(make_rows(part), psi)
-        state, tangents, long = carry_tangents(unroll, psi, rows, head, width)
+        state, tangents, norms = carry_tangents(unroll, psi, rows, head, width)
         back = back or reverse_tail(unroll, state, psi, phi, head, unroll.steps)
         weights.append(row_products(leaves(tangents), back[0]))
-        sizes.append(long)
+        sizes.append(norms)
         first.append(row_norms(leaves(rows)))
         del rows, state, tangents  # free them before the next chunk allocates its own
     # A rank without directions still runs, with one direction that is thrown away: its run is compared with that of the
@@ -73,10 +73,10 @@ def sweep(
     if back is None:
         state = carry_tangents(unroll, psi, unravel(make_rows(range(1)), psi), head, None)[0]
         back = reverse_tail(unroll, state, psi, phi, head, unroll.steps)
-    wide = ravel(psi)
-    found = torch.cat(weights).to(wide) if weights else wide.new_zeros(0)
-    grown = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()
-    return Sweep(weights=found, known=back[1], finish=back[2], growth=grown)
+    like = ravel(psi)
+    all_weights = torch.cat(weights).to(like) if weights else like.new_zeros(0)
+    ratios = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()
+    return Sweep(weights=all_weights, known=back[1], finish=back[2], growth=ratios)
 
 
 def reverse_tail(

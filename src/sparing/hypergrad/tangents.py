@@ -52,8 +52,8 @@ def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
     with reproducible(unroll.seed, "init"):
         if callable(unroll.problem.init):
             # the generator is made outside: torch.func does not let a transformed function set a generator's state
-            made = partial(unroll.start, generator=stream(unroll.seed, "init"))
-            state, tangents = batched_jvp(made, (psi,), (rows,))
+            init = partial(unroll.start, generator=stream(unroll.seed, "init"))
+            state, tangents = batched_jvp(init, (psi,), (rows,))
             return state, rebuild(tangents, [part.contiguous() for part in leaves(tangents)])
         state = unroll.start(psi)
     count = len(leaves(rows)[0])

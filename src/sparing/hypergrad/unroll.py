@@ -102,8 +102,8 @@ class Unroll:
 
     def inner_gradient(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
         """∇_θ g, and g, in a form that torch.func can transform."""
-        found: tuple[list[Tensor], Tensor] = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
-        return found
+        pair: tuple[list[Tensor], Tensor] = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
+        return pair
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
@@ -118,10 +118,10 @@ class Unroll:
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
         """Ω_{t+1} without a graph."""
         with torch.enable_grad():
-            watched = differentiable(state.theta)
-            loss = self.loss(watched, psi, batch)
+            weights = differentiable(state.theta)
+            loss = self.loss(weights, psi, batch)
             self.check_same("loss", step, loss)
-            grads = torch.autograd.grad(loss, watched, materialize_grads=True)
+            grads = torch.autograd.grad(loss, weights, materialize_grads=True)
         with torch.no_grad():
             return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
 
@@ -154,10 +154,10 @@ class Unroll:
         """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass; zero where f does not depend on a leaf."""
         with torch.enable_grad():
             theta = differentiable(state.theta)
-            given = differentiable(phi)
+            phi_leaves = differentiable(phi)
             with refuse_missing_derivatives("outer"):
-                value = self.outer(State(theta, state.slots), rebuild(phi, given))
-        grads = vjp(value, [*theta, *given], name="outer")
+                value = self.outer(State(theta, state.slots), rebuild(phi, phi_leaves))
+        grads = vjp(value, [*theta, *phi_leaves], name="outer")
         return value.detach(), grads[: len(theta)], grads[len(theta) :]
 
 
@@ -165,16 +165,16 @@ def vjp(
     outputs: Any, inputs: Sequence[Tensor], cotangents: Any = None, *, keep: bool = False, name: str = "inner"
 ) -> list[Tensor]:
     """Vector-Jacobian product: cotangents of the inputs, zero where no path reaches them."""
-    listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    weights = [None] * len(listed) if cotangents is None else list(cotangents)
+    tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    weights = [None] * len(tensors) if cotangents is None else list(cotangents)
     # torch raises for an output without a graph, such as a loss that ignores φ; its derivative is zero
-    kept = [(out, weight) for out, weight in zip(listed, weights, strict=True) if out.requires_grad]
+    kept = [(out, weight) for out, weight in zip(tensors, weights, strict=True) if out.requires_grad]
     if not kept:
         return [torch.zeros_like(leaf) for leaf in inputs]
     outs, ws = zip(*kept, strict=True)
     with refuse_missing_derivatives(name):
-        found = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
-    return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, found, strict=True)]
+        grads = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
+    return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, grads, strict=True)]
 
 
 _DRAWS = {

@@ -69,12 +69,12 @@ class FirstPass:
             else:
                 self._first[key] = now
             return
-        numbers = _numbers(now)
+        numbers = _to_list(now)
         if key in self._first:
             self._compare(key, self._first[key], numbers)
         else:
             self._first[key] = numbers
-            self._highest[kind] = max(self._highest.get(kind, 0.0), _size(numbers))
+            self._highest[kind] = max(self._highest.get(kind, 0.0), _max_abs(numbers))
 
     def adopt_early_losses(self, other: FirstPass) -> None:
         """Compare this pass with one by other kernels too, by its first losses: later ones differ by grown rounding."""
@@ -87,15 +87,15 @@ class FirstPass:
     def compare_pending(self) -> None:
         """Compare the values that are still on a device."""
         for key, now in self._later:
-            numbers = _numbers(self._first[key])
-            self._highest[key[0]] = max(self._highest.get(key[0], 0.0), _size(numbers))
-            self._compare(key, numbers, _numbers(now))
+            numbers = _to_list(self._first[key])
+            self._highest[key[0]] = max(self._highest.get(key[0], 0.0), _max_abs(numbers))
+            self._compare(key, numbers, _to_list(now))
         self._later.clear()
 
     def signature(self, label: str, seed: int) -> tuple[float, float, float]:
         """What identifies this run: a hash of (label, seed), a weighted sum of recorded values, its rounding."""
-        held = [x if isinstance(x, list) else _numbers(x) for x in self._first.values()]
-        finite = [number for listed in held for number in listed if math.isfinite(number)]
+        held = [x if isinstance(x, list) else _to_list(x) for x in self._first.values()]
+        finite = [number for values in held for number in values if math.isfinite(number)]
         total = math.fsum(number * math.cos(place) for place, number in enumerate(finite))
         name = float(number_of(seed, label) % 2**52)
         return name, total, self.eps ** (2 / 3) * math.fsum(abs(number) for number in finite)
@@ -113,19 +113,19 @@ def first_difference(
     # Two kernels for one formula differ by a few ε of the values, and later steps carry that on; another mask or batch
     # differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64. A value near zero is known only to
     # the rounding of the largest one.
-    tolerance = eps ** (2 / 3) * _size(first) + 10 * eps * highest
+    tolerance = eps ** (2 / 3) * _max_abs(first) + 10 * eps * highest
     for a, b in zip(first, now, strict=True):
         if not (a == b or abs(a - b) <= tolerance or not (math.isfinite(a) or math.isfinite(b))):
             return a, b
     return None
 
 
-def _numbers(value: Tensor) -> list[float]:
-    listed: list[float] = value.double().reshape(-1).tolist()
-    return listed
+def _to_list(value: Tensor) -> list[float]:
+    values: list[float] = value.double().reshape(-1).tolist()
+    return values
 
 
-def _size(numbers: Sequence[float]) -> float:
+def _max_abs(numbers: Sequence[float]) -> float:
     return max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
 
 
@@ -140,41 +140,41 @@ class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made: set[StorageWeakRef] = set()
+        self._created: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for target in _written(func, args, kwargs):
-            if target.numel() and _memory(target) not in self._made:
+        for target in _write_targets(func, args, kwargs):
+            if target.numel() and _memory(target) not in self._created:
                 raise UserError(
                     "inner", got=f"{func.name()} on a tensor that it did not make, {tuple(target.shape)}",
                     why="a step must be a function of weights, φ and batch, and change none of them",
                     do="write into a new tensor; batch norm: GroupNorm, track_running_stats=False or model.eval()",
                 )  # fmt: skip
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         # views return memory of their arguments; lift_fresh is declared as a view of a tensor that nobody else holds
         if func is torch.ops.aten.lift_fresh.default or not any(one.alias_info for one in func._schema.returns):
-            made = found if isinstance(found, list | tuple) else [found]
-            self._made.update(_memory(one) for one in made if isinstance(one, Tensor))
-        return found
+            created = result if isinstance(result, list | tuple) else [result]
+            self._created.update(_memory(one) for one in created if isinstance(one, Tensor))
+        return result
 
 
 def _memory(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def _write_targets(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that an operation writes into."""
     for place, argument in enumerate(func._schema.arguments):
-        given = args[place] if place < len(args) else kwargs.get(argument.name)
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
         # the schemas of fused batch norms do not declare that they write their running statistics
-        hidden = argument.name in {"running_mean", "running_var"} and _training(func, args, kwargs)
+        hidden = argument.name in {"running_mean", "running_var"} and _is_training(func, args, kwargs)
         if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
-            listed = given if isinstance(given, list | tuple) else [given]
-            yield from (one for one in listed if isinstance(one, Tensor))
+            values = value if isinstance(value, list | tuple) else [value]
+            yield from (one for one in values if isinstance(one, Tensor))
 
 
-def _training(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_training(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a batch norm takes its statistics from the batch, and so updates those it keeps."""
     names = {argument.name: place for place, argument in enumerate(func._schema.arguments)}
     place = names.get("training", names.get("train", names.get("use_input_stats")))
@@ -219,7 +219,7 @@ def refuse_once_differentiable(grads: Sequence[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _hooks_refused() -> Iterator[None]:
+def _disable_hooks() -> Iterator[None]:
     """Disable hooks on saved tensors."""
     # torch's own ``disable_saved_tensors_hooks`` raises where hooks are active already
     api: Any = torch._C._autograd
@@ -243,7 +243,7 @@ def no_recomputation(name: str, *, check_warning: bool = True, ignore_outer_hook
         with contextlib.ExitStack() as stack:
             # hooks of the caller, who may measure what a graph saves, hide those of the loss: then nothing is refused
             if ignore_outer_hooks or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-                stack.enter_context(_hooks_refused())
+                stack.enter_context(_disable_hooks())
             # each change of the filters makes Python forget which warnings it has shown, so this is done for one step
             if check_warning:
                 stack.enter_context(warnings.catch_warnings())

@@ -106,16 +106,16 @@ class ZerothOrder:
             order of the step, of noise 1.7.
         """
         draw = draw_directions(self.law, self.directions, psi, number(seed, "directions"))
-        found, curvature = self._differences(draw, solve, here, slopes, psi)
-        masked = int((~torch.isfinite(found)).sum())
+        weights, curvature = self._differences(draw, solve, here, slopes, psi)
+        masked = int((~torch.isfinite(weights)).sum())
         warnings = [*_difference_warnings(curvature), *([masked_warning(masked, self.directions)] if masked else [])]
-        known = ravel(direct).to(found) if direct else torch.zeros_like(ravel(psi))
-        grad, cross = combine(draw, found, known)
-        sure = confidence(draw, found, known, cross)
+        known = ravel(direct).to(weights) if direct else torch.zeros_like(ravel(psi))
+        grad, cross = combine(draw, weights, known)
+        certainty = confidence(draw, weights, known, cross)
         details = {
-            "directions": self.directions, "weights": found, "masked": masked,
-            "norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine,
-            "warnings": tuple(warnings),
+            "directions": self.directions, "weights": weights, "masked": masked,
+            "norm_squared": certainty.norm_squared, "norm_squared_interval": certainty.interval,
+            "cosine": certainty.cosine, "warnings": tuple(warnings),
         }  # fmt: skip
         return leaves(unravel(grad, psi)), details, curvature
 
@@ -141,9 +141,9 @@ class ZerothOrder:
 
 def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> tuple[Estimate, Tree]:
     """The hypergradient through a solver that cannot be differentiated, and u."""
-    kept = [leaf.clone() for leaf in leaves(phi)]
+    before = [leaf.clone() for leaf in leaves(phi)]
     tree = check_solution(problem.solve(phi))
-    if not same_data(kept, leaves(phi)):
+    if not same_data(before, leaves(phi)):
         raise UserError(
             "solve(phi)", got="a φ that it changed in place", why="it is asked again, beside that φ",
             do="work on a copy: phi.clone()",
@@ -155,9 +155,9 @@ def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> t
 
     with torch.enable_grad():
         ends = differentiable(tree)
-        given = differentiable(phi)
-        value = check_scalar("outer", problem.outer(rebuild(tree, ends), rebuild(phi, given)))
-    slopes = vjp(value, [*ends, *given], name="outer")
+        phi_leaves = differentiable(phi)
+        value = check_scalar("outer", problem.outer(rebuild(tree, ends), rebuild(phi, phi_leaves)))
+    slopes = vjp(value, [*ends, *phi_leaves], name="outer")
     direct = slopes[len(ends) :]
     through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
     # the second call costs little beside many directions; with few, only suspicious differences pay for it
