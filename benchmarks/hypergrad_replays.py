@@ -51,11 +51,11 @@ def unwatched() -> Iterator[None]:
     """Inside, nothing is compared, looked at twice or watched."""
     nothing: Callable[..., Any] = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
     with (
-        mock.patch.object(checks, "Seen", return_value=None),
-        mock.patch.object(checks, "Untouched", nothing),
+        mock.patch.object(checks, "FirstPass", return_value=None),
+        mock.patch.object(checks, "NoForeignWrites", nothing),
         mock.patch.object(unroll, "no_recomputation", nothing),
-        mock.patch.object(implicit, "look", nothing),
-        mock.patch.object(zeroth, "_LOOKS", 0),
+        mock.patch.object(implicit, "check_end_loss", nothing),
+        mock.patch.object(zeroth, "_REPEAT_EVERY", 0),
     ):
         yield
 

@@ -12,7 +12,7 @@ import torch
 from oracles import hypergrad_ranks
 from oracles.problems import dropout
 from sparing import hypergrad as hg
-from sparing.hypergrad.sampled import draw_of
+from sparing.hypergrad.sampled import draw_directions
 from sparing.seeds import number
 
 # slow: two processes that import torch and torch.func take about 15 s of processor time, once for all tests
@@ -57,7 +57,7 @@ def test_a_rank_that_never_comes_is_left_out_and_told(ranks: list[dict[str, Any]
     """Of five directions over three ranks the third owns number 2; the mean is over the other four."""
     case = dropout()
     whole = hg.hypergradient(case.problem, case.phi, hg.ForwardGradient(directions=5), seed=7)
-    rows = draw_of(hg.Rademacher(), 5, case.phi, number(7, "directions")).rows(range(5))
+    rows = draw_directions(hg.Rademacher(), 5, case.phi, number(7, "directions")).rows(range(5))
     kept = [0, 1, 3, 4]
     expected = whole.report.weights[kept] @ rows[kept] / 4
     for answer in ranks:

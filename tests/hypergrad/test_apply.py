@@ -1,4 +1,4 @@
-"""The verb: what it returns, what it leaves alone, and one line of help for each way to get it wrong."""
+"""``hypergradient``: what it returns, what it does not change, and a one-line error for each misuse."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def deep(steps: int) -> hg.Bilevel:
 
 def test_measured_bytes_grow_with_the_run_in_reverse_and_not_in_forward_mode() -> None:
     """Reverse is a line in T: equal steps of T add equal bytes. Both are within 8 % of the price, whose own tolerance
-    that is (tests/hypergrad/test_predict.py): the look at the first step and vectors of a few bytes are not priced."""
+    that is (tests/hypergrad/test_predict.py): the check of the first step and vectors of a few bytes are not priced."""
     phi = {"x": torch.ones(64, 1, dtype=torch.float64)}
 
     def measured(steps: int, method: Any) -> int:
@@ -63,8 +63,8 @@ def test_measured_bytes_grow_with_the_run_in_reverse_and_not_in_forward_mode() -
     assert {high - low for low, high in itertools.pairwise(reverse)} == {reverse[1] - reverse[0]}
     assert reverse[3] > 3.5 * reverse[0]
     sampled = {steps: measured(steps, hg.ForwardGradient(directions=4)) for steps in (10, 20, 40)}
-    told = {steps: 4 * 8 * steps for steps in sampled}  # ‖y_t‖ of the four directions, for the report; nothing else
-    assert len({sampled[steps] - told[steps] for steps in sampled}) == 1
+    norms = {steps: 4 * 8 * steps for steps in sampled}  # ‖y_t‖ of the four directions, for the report; nothing else
+    assert len({sampled[steps] - norms[steps] for steps in sampled}) == 1
 
 
 def test_bytes_are_measured_only_when_asked_for() -> None:
@@ -76,7 +76,7 @@ def test_bytes_are_measured_only_when_asked_for() -> None:
     assert torch.equal(plain, watched)
 
 
-def test_every_method_of_the_room_is_tried_above_and_has_a_name_of_its_own() -> None:
+def test_every_method_is_tried_above_and_has_a_name_of_its_own() -> None:
     assert {type(method) for method in EVERY} == set(hg.METHODS)
     assert len({str(method) for method in EVERY}) == len(EVERY)
 
@@ -247,7 +247,7 @@ def test_a_run_that_overflows_names_its_step_and_the_way_out(method: Any) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_the_growth_of_the_tangent_is_told_where_it_is_known() -> None:
+def test_the_growth_of_the_tangent_is_reported_where_it_is_known() -> None:
     problem = hg.Bilevel(
         inner=lambda z, x, batch: -0.5e120 * z.square().sum() + (z * x).sum(),
         outer=lambda z, x: z.sum(),
@@ -259,7 +259,7 @@ def test_the_growth_of_the_tangent_is_told_where_it_is_known() -> None:
         hg.hypergradient(problem, torch.ones(1, dtype=torch.float64), hg.Forward())
 
 
-def test_an_outer_loss_that_is_not_finite_is_told_apart() -> None:
+def test_an_outer_loss_that_is_not_finite_has_its_own_error() -> None:
     case = example_weights()
     problem = dataclasses.replace(case.problem, outer=lambda theta, phi: theta["out"].sum() * math.nan)
     with pytest.raises(RunError, match="the outer loss is not finite though θ_T is"):

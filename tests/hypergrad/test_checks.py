@@ -1,4 +1,4 @@
-"""What is looked at before a run is paid for, and what that look costs."""
+"""Checks of a problem before its run, and what they cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_has_no_derivative_is_refused(tree: Any, words: str) -> None:
         check_tree("phi", tree)
 
 
-def test_the_look_costs_one_forward_pass_and_takes_no_step() -> None:
+def test_the_check_costs_one_forward_pass_and_takes_no_step() -> None:
     case, calls = example_weights(), []
 
     def inner(theta: Any, phi: Any, batch: Any) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_data_that_changes_are_caught_and_data_by_generator_are_not() -> None:
     moving = iter(range(100))
     with pytest.raises(UserError, match="batches: got other data on a second call"):
         check_problem(dataclasses.replace(case.problem, batches=lambda step: next(moving)), case.phi, seed=0)
-    honest = lambda step, generator: torch.rand(3, generator=generator)  # noqa: E731
-    check_problem(dataclasses.replace(case.problem, batches=honest), case.phi, seed=0)
+    seeded = lambda step, generator: torch.rand(3, generator=generator)  # noqa: E731
+    check_problem(dataclasses.replace(case.problem, batches=seeded), case.phi, seed=0)
     with pytest.raises(UserError, match="draw from the generator it is given"):
         check_problem(dataclasses.replace(case.problem, batches=lambda step: torch.rand(3)), case.phi, seed=0)

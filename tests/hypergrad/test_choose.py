@@ -15,7 +15,7 @@ from sparing.hypergrad.predict import Price, predict, prices
 
 X = torch.randn(32, 200, generator=torch.Generator().manual_seed(0))
 PHI = torch.ones(32)
-PLANNER = importlib.import_module("sparing.hypergrad.choose")  # its name in the room is that of the function
+PLANNER = importlib.import_module("sparing.hypergrad.choose")  # the package's attribute of this name is the function
 
 
 def problem(steps: int = 30) -> hg.Bilevel:
@@ -100,9 +100,9 @@ def test_of_two_samples_that_fit_the_surer_is_taken():
         price(hg.Reverse(), 900, 5, 1.0, exact=True), price(hg.HessianFree(), 10, 1, None),
         price(hg.Checkpointed(), 100, 30, 1.0, exact=True), price(small, 50, 10, 0.5), price(large, 50, 20, 0.9),
     ]  # fmt: skip
-    picks = {limit: PLANNER._chosen(known, 1.0, 500, limit).pick for limit in (None, 30, 25, 15)}
+    picks = {limit: PLANNER._pick(known, 1.0, 500, limit).pick for limit in (None, 30, 25, 15)}
     assert picks == {None: hg.Checkpointed(), 30: hg.Checkpointed(), 25: large, 15: small}
-    assert PLANNER._chosen(known, 1.0, 1000, None).pick == hg.Reverse()
+    assert PLANNER._pick(known, 1.0, 1000, None).pick == hg.Reverse()
 
 
 def test_where_nothing_fits_the_leanest_is_named():

@@ -35,12 +35,12 @@ def test_an_exact_method_claims_no_sampling() -> None:
 def test_the_expected_cosine_is_near_that_of_the_estimates(directions: int) -> None:
     """√(b/(N + b − 1)) with an exact part beside: 20 seeds, a standard error of about 0.02."""
     case = Quadratic(steps=1)
-    cosines, told = [], []
+    cosines, reported = [], []
     for seed in range(20):
         found = hg.hypergradient(case.problem(), case.x, hg.ForwardGradient(directions=directions), seed=seed)
         cosines.append(torch.cosine_similarity(found.grad, case.hypergradient(), dim=0).item())
-        told.append(found.report.cosine)
-    assert sum(told) / 20 == pytest.approx(sum(cosines) / 20, abs=0.06)
+        reported.append(found.report.cosine)
+    assert sum(reported) / 20 == pytest.approx(sum(cosines) / 20, abs=0.06)
 
 
 def test_without_an_exact_part_the_expected_cosine_is_the_formula() -> None:

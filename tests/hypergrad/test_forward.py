@@ -1,4 +1,4 @@
-"""Forward gradients through the verb: exact weights, the stated errors, tails, masks, growth, and released mistakes."""
+"""Forward gradients: exact weights, the stated errors, tails, masks, growth, and released mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oracles.quadratic import N, Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.sampled import draw_of
+from sparing.hypergrad.sampled import draw_directions
 from sparing.seeds import number
 
 LAWS: list[Any] = [hg.Rademacher(), hg.Gaussian(), hg.Sphere(), hg.Coordinate(), hg.Orthonormal(), hg.Hadamard()]
@@ -41,7 +41,7 @@ def within(squares: Tensor, theory: Tensor | float) -> None:
 def test_weights_are_the_derivatives_along_the_directions(law: Any) -> None:
     case = Quadratic(momentum=0.9)
     found = hg.hypergradient(case.problem(), case.x, hg.ForwardGradient(directions=5, law=law), seed=4)
-    rows = draw_of(law, 5, case.x, number(4, "directions")).rows(range(5))
+    rows = draw_directions(law, 5, case.x, number(4, "directions")).rows(range(5))
     sloped = case.hypergradient() - case.direct
     torch.testing.assert_close(found.report.weights, rows @ sloped, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(found.grad, rows.T @ rows @ sloped / 5 + case.direct, rtol=1e-11, atol=1e-12)
@@ -112,7 +112,7 @@ def test_chunks_and_widths_change_nothing(make: Any, settings: dict[str, int]) -
 
 def test_a_mean_of_chunk_means_or_a_rounded_count_is_wrong() -> None:
     """The released code averages chunk means: with b = 5 in chunks of 2 the short last chunk weighs double."""
-    rows = draw_of(hg.Rademacher(), 5, SHORT.x, number(3, "directions")).rows(range(5))
+    rows = draw_directions(hg.Rademacher(), 5, SHORT.x, number(3, "directions")).rows(range(5))
     products = (rows @ (SHORT.hypergradient() - SHORT.direct))[:, None] * rows
     released = torch.stack([part.mean(0) for part in products.split(2)]).mean(0) + SHORT.direct
     found = hg.hypergradient(SHORT.problem(), SHORT.x, hg.ForwardGradient(directions=5, chunk=2), seed=3).grad
@@ -231,7 +231,7 @@ def steep(rate: float, steps: int) -> tuple[hg.Bilevel, Tensor]:
     return problem, torch.zeros(4, dtype=torch.float64)
 
 
-def test_a_direction_that_overflows_is_left_out_counted_and_told() -> None:
+def test_a_direction_that_overflows_is_omitted_and_counted_with_a_warning() -> None:
     problem, x = steep(1e200, 3)
     method = hg.ForwardGradient(directions=4, law=hg.Coordinate())
     with pytest.warns(RuntimeWarning, match="1 of 4 directions were lost or overflowed"):
@@ -243,7 +243,7 @@ def test_a_direction_that_overflows_is_left_out_counted_and_told() -> None:
     assert found.report.growth == pytest.approx([1.0, 1.0, 1.0], rel=1e-12)
 
 
-def test_growth_is_told_and_a_chaotic_run_warned_of() -> None:
+def test_growth_is_reported_and_a_chaotic_run_warned_of() -> None:
     problem, x = steep(3.0, 20)
     with pytest.warns(RuntimeWarning, match="the run is chaotic"):
         report = hg.hypergradient(problem, x, hg.ForwardGradient(directions=2)).report

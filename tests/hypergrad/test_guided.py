@@ -16,7 +16,7 @@ from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import UserError
 from sparing.hypergrad.checks import check_problem
-from sparing.hypergrad.guided import frame_of, guided
+from sparing.hypergrad.guided import build_frame, guided_estimate
 from sparing.hypergrad.sweep import sweep
 
 SIZE, COUNT, DRAWS = 12, 5, 400
@@ -33,12 +33,12 @@ def inside(guesses: list[Tensor]) -> Tensor:
 @cache
 def estimates(which: tuple[int, ...] = (0, 1)) -> list:
     guesses = [GUESSES[place] for place in which]
-    frames = (frame_of(guesses, COUNT, seed) for seed in range(DRAWS))
-    return [guided(frame, frame.rows @ G) for frame in frames]
+    frames = (build_frame(guesses, COUNT, seed) for seed in range(DRAWS))
+    return [guided_estimate(frame, frame.rows @ G) for frame in frames]
 
 
 def test_a_frame_is_orthonormal_and_spans_the_guesses() -> None:
-    frame = frame_of(GUESSES, COUNT, seed=0)
+    frame = build_frame(GUESSES, COUNT, seed=0)
     eye = torch.eye(COUNT, dtype=torch.float64)
     torch.testing.assert_close(frame.rows @ frame.rows.T, eye, rtol=0, atol=1e-13)
     span = frame.rows[: frame.known]
@@ -61,8 +61,8 @@ def test_the_error_is_the_stated_one(which: tuple[int, ...]) -> None:
     found = estimates(which)
     squares = torch.stack([(one.grad - G).square().sum() for one in found])
     assert abs(squares.mean() - theory) <= 3 * squares.std() / math.sqrt(DRAWS)
-    told = torch.tensor([one.error for one in found], dtype=torch.float64)
-    assert abs(told.mean() - theory) <= 3 * told.std() / math.sqrt(DRAWS)
+    errors = torch.tensor([one.error for one in found], dtype=torch.float64)
+    assert abs(errors.mean() - theory) <= 3 * errors.std() / math.sqrt(DRAWS)
 
 
 def test_the_squared_norm_is_unbiased_and_the_audit_is_the_squared_cosine() -> None:
@@ -77,8 +77,8 @@ def test_the_squared_norm_is_unbiased_and_the_audit_is_the_squared_cosine() -> N
 
 
 def test_all_directions_are_exact_and_so_is_the_audit() -> None:
-    frame = frame_of(GUESSES, SIZE, seed=0)
-    found = guided(frame, frame.rows @ G)
+    frame = build_frame(GUESSES, SIZE, seed=0)
+    found = guided_estimate(frame, frame.rows @ G)
     torch.testing.assert_close(found.grad, G, rtol=1e-12, atol=1e-12)
     assert found.error == 0
     for place, guess in enumerate(GUESSES):
@@ -88,25 +88,25 @@ def test_all_directions_are_exact_and_so_is_the_audit() -> None:
 
 def test_guesses_that_say_nothing_new_are_left_out() -> None:
     guesses = [GUESSES[0], 3 * GUESSES[0], torch.zeros(SIZE, dtype=torch.float64), GUESSES[1]]
-    frame = frame_of(guesses, COUNT, seed=0)
+    frame = build_frame(guesses, COUNT, seed=0)
     assert frame.guides == (0, 3)
     eye = torch.eye(COUNT, dtype=torch.float64)
     torch.testing.assert_close(frame.rows @ frame.rows.T, eye, rtol=0, atol=1e-13)
 
 
 def test_a_lost_random_direction_reweights_the_rest() -> None:
-    frame = frame_of(GUESSES, COUNT, seed=0)
+    frame = build_frame(GUESSES, COUNT, seed=0)
     weights = frame.rows @ G
     weights[-1] = math.nan
     rows = frame.rows
     expected = weights[:2] @ rows[:2] + (SIZE - 2) / 2 * (weights[2:4] @ rows[2:4])
-    torch.testing.assert_close(guided(frame, weights).grad, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(guided_estimate(frame, weights).grad, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("count", [2, 13])
 def test_too_few_or_too_many_directions_are_refused(count: int) -> None:
     with pytest.raises(UserError, match=f"directions: got {count}; 2 guides and 1 … 12 directions in all are needed"):
-        frame_of(GUESSES, count, seed=0)
+        build_frame(GUESSES, count, seed=0)
 
 
 def test_guides_may_be_methods_and_trees_and_the_report_names_them() -> None:

@@ -108,8 +108,8 @@ def slope(made: hg.Bilevel) -> float:
     return float(ends[0] - ends[1]) / (2 * STEP)
 
 
-def refused(name: str, told: UserError) -> None:
-    line = str(told)
+def refused(name: str, error: UserError) -> None:
+    line = str(error)
     assert "\n" not in line
     assert line.startswith("inner: got ")
     assert ('reduction="none"' in line) == (name in NO_WEIGHT)

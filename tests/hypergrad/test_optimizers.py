@@ -12,7 +12,7 @@ from oracles.problems import OPTIMIZERS, STEPS, Case, bilevel, draw, example_wei
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.optimizers import rate_at, takes
+from sparing.hypergrad.optimizers import accepts_positional, lr_at
 
 
 def torch_twin(rule: Any, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
@@ -31,7 +31,7 @@ def ordinary(case: Case) -> Tensor:
     made = torch_twin(rule, list(theta.values()), 0.1)
     for step in range(case.problem.steps):
         for group in made.param_groups:
-            group["lr"] = float(rate_at(rule.lr, step, case.phi))
+            group["lr"] = float(lr_at(rule.lr, step, case.phi))
         made.zero_grad()
         case.problem.inner(theta, case.phi, None).backward()
         if rule.clip is not None:
@@ -184,12 +184,12 @@ def test_cosine_falls_from_its_rate_to_its_floor() -> None:
 
 
 def test_a_rate_takes_the_step_or_the_step_and_phi_and_keeps_its_own_defaults() -> None:
-    assert rate_at(0.5, 3, "phi") == 0.5
-    assert rate_at(lambda step: step, 3, "phi") == 3
-    assert rate_at(lambda step, phi: (step, phi), 3, "phi") == (3, "phi")
-    assert rate_at(lambda step, base=0.1: base, 3, "phi") == 0.1
-    assert rate_at(lambda step, phi, base=0.1: (phi, base), 3, "phi") == ("phi", 0.1)
-    assert takes(lambda *everything: 0, 2)
+    assert lr_at(0.5, 3, "phi") == 0.5
+    assert lr_at(lambda step: step, 3, "phi") == 3
+    assert lr_at(lambda step, phi: (step, phi), 3, "phi") == (3, "phi")
+    assert lr_at(lambda step, base=0.1: base, 3, "phi") == 0.1
+    assert lr_at(lambda step, phi, base=0.1: (phi, base), 3, "phi") == ("phi", 0.1)
+    assert accepts_positional(lambda *everything: 0, 2)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from oracles.problems import MOMENTUM, bilevel, bottleneck, draw
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.problem import same, scalar
+from sparing.hypergrad.problem import check_scalar, same_data
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_a_problem_that_cannot_be_run_is_refused(changes: dict[str, Any], words:
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
     problem = bilevel(MOMENTUM, batches=lambda step, generator: (step, torch.rand(2, generator=generator)))
-    assert same(problem.batch(3, seed=1), problem.batch(3, seed=1))
-    assert not same(problem.batch(3, seed=1), problem.batch(3, seed=2))
+    assert same_data(problem.batch(3, seed=1), problem.batch(3, seed=1))
+    assert not same_data(problem.batch(3, seed=1), problem.batch(3, seed=2))
     assert not torch.equal(problem.batch(3, seed=1)[1], problem.batch(2, seed=1)[1])
     assert bilevel(MOMENTUM).batch(0, seed=0) is None
     assert bilevel(MOMENTUM, batches="abcd").batch(2, seed=0) == "c"
@@ -42,15 +42,15 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 def test_batches_are_compared_to_the_last_bit() -> None:
     x = {"x": torch.tensor([1.0, 2.0]), "name": "a"}
-    assert same(x, {"x": x["x"].clone(), "name": "a"})
-    assert not same(x, {"x": x["x"] + 1e-7, "name": "a"})
-    assert not same(x, {"x": x["x"].double(), "name": "a"})
-    assert not same(x, {"x": x["x"][None], "name": "a"})
-    assert not same(x, [x["x"], "a"])
-    assert not same(x, {"x": x["x"], "name": "b"})
-    assert same(np.arange(3), np.arange(3))
+    assert same_data(x, {"x": x["x"].clone(), "name": "a"})
+    assert not same_data(x, {"x": x["x"] + 1e-7, "name": "a"})
+    assert not same_data(x, {"x": x["x"].double(), "name": "a"})
+    assert not same_data(x, {"x": x["x"][None], "name": "a"})
+    assert not same_data(x, [x["x"], "a"])
+    assert not same_data(x, {"x": x["x"], "name": "b"})
+    assert same_data(np.arange(3), np.arange(3))
     missing = torch.tensor([1.0, math.nan])
-    assert same(missing, missing.clone())  # a hole in the data is the same hole
+    assert same_data(missing, missing.clone())  # a hole in the data is the same hole
 
 
 def test_without_the_bottleneck_the_same_numbers_come_out() -> None:
@@ -98,5 +98,5 @@ def test_a_rate_that_reads_psi_reads_it_in_the_composed_problem_too() -> None:
 @pytest.mark.parametrize("value", [torch.zeros(1), torch.tensor(1), 0.5, None])
 def test_a_loss_is_one_floating_number(value: Any) -> None:
     with pytest.raises(UserError, match="inner: got"):
-        scalar("inner", value)
-    assert scalar("inner", torch.tensor(1.0)) == 1.0
+        check_scalar("inner", value)
+    assert check_scalar("inner", torch.tensor(1.0)) == 1.0

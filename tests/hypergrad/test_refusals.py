@@ -10,7 +10,7 @@ import torch
 from oracles.problems import example_weights
 from sparing import hypergrad as hg
 from sparing.errors import UserError
-from sparing.hypergrad.refusals import forward_mode_refusal, operation
+from sparing.hypergrad.refusals import forward_mode_refusal, operation_name
 
 COMPLAINTS = {
     "Trying to use forward AD with _scaled_dot_product_flash_attention_for_cpu that does not support it because it has "
@@ -31,7 +31,7 @@ def test_a_complaint_is_told_with_operation_and_fix(complaint: str) -> None:
     name, fix = COMPLAINTS[complaint]
     refusal = forward_mode_refusal(RuntimeError(complaint))
     assert isinstance(refusal, UserError)
-    assert operation(complaint).startswith(name)
+    assert operation_name(complaint).startswith(name)
     assert str(refusal).startswith(f"inner: got {name}")
     assert fix in str(refusal)
     assert "Checkpointed" in str(refusal)
@@ -56,5 +56,5 @@ def test_a_mistake_of_the_user_inside_the_loss_comes_through_as_it_is(method) ->
 
 
 def test_an_operation_that_cannot_be_named_is_still_refused() -> None:
-    assert operation("something about vmap") == "an operation"
+    assert operation_name("something about vmap") == "an operation"
     assert "got an operation" in str(forward_mode_refusal(RuntimeError("something about vmap")))

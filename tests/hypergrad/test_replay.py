@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from sparing.errors import UserError
-from sparing.hypergrad.replay import affordable, capacity, replays_of, split, square_root, work
+from sparing.hypergrad.replay import affordable_states, capacity, min_replays, next_snapshot, sqrt_schedule, work
 
 
 @cache
@@ -27,7 +27,7 @@ def walked(length: int, states: int) -> int:
         return 0
     if states == 0:
         return sum(range(length))
-    cut = split(length, states)
+    cut = next_snapshot(length, states)
     assert 1 <= cut < length
     return cut + walked(length - cut, states - 1) + walked(cut, states)
 
@@ -43,7 +43,7 @@ def test_capacity_is_binomial_and_replays_its_inverse() -> None:
     """C(c + r, c) with the start of the run among the c snapshots, r the least that covers the length."""
     for states in range(6):
         for length in range(2, 60):
-            replays = replays_of(length, states)
+            replays = min_replays(length, states)
             reach = [math.comb(states + 1 + r, states + 1) for r in (replays - 1, replays)]
             assert reach[0] < length <= reach[1]
             assert capacity(states + 1, replays) == reach[1]
@@ -52,24 +52,24 @@ def test_capacity_is_binomial_and_replays_its_inverse() -> None:
 def test_five_checkpoints_and_three_replays_cover_48_steps() -> None:
     """The example of the design, T = 48 ≤ C(8, 5) = 56, the start of the run among the five."""
     assert capacity(5, 3) == 56
-    assert replays_of(48, 4) == 3
+    assert min_replays(48, 4) == 3
 
 
 def test_the_square_root_schedule_keeps_about_root_t_of_both() -> None:
     for steps in range(1, 200):
-        leaf, states = square_root(steps)
+        leaf, states = sqrt_schedule(steps)
         assert leaf == math.ceil(math.sqrt(steps))
         assert leaf * states < steps <= leaf * (states + 1)
 
 
 def test_a_budget_buys_what_is_left_beside_the_graph() -> None:
-    assert affordable(1000, 50, state=100, graph=300) == 5
-    assert affordable(500, 50, state=100, graph=300) == 0
-    assert affordable(10**9, 50, state=100, graph=300) == 49
+    assert affordable_states(1000, 50, state=100, graph=300) == 5
+    assert affordable_states(500, 50, state=100, graph=300) == 0
+    assert affordable_states(10**9, 50, state=100, graph=300) == 49
 
 
 def test_a_budget_below_one_graph_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(
         UserError, match=r"memory: got 499 B; .* take 500 B; give at least 500 B, or use ForwardGradient"
     ):
-        affordable(499, 50, state=100, graph=300)
+        affordable_states(499, 50, state=100, graph=300)

@@ -14,7 +14,7 @@ from torch import Tensor
 from oracles.quadratic import random
 from sparing.errors import UserError
 from sparing.hypergrad.directions import Coordinate, Gaussian, Hadamard, Law, Orthonormal, Rademacher, Sphere
-from sparing.hypergrad.sampled import Draw, combined, confidence, controlled, draw_of, exponent
+from sparing.hypergrad.sampled import Directions, combine, combine_with_control, confidence, draw_directions, exponent
 
 SIZE = 12
 G = random(SIZE, seed=1) * torch.linspace(0.2, 2, SIZE, dtype=torch.float64)
@@ -29,7 +29,7 @@ def name(law: object) -> str:
 
 
 @dataclass(frozen=True)
-class Given(Draw):
+class Given(Directions):
     """Directions made here: independent of the laws under test elsewhere, and a tenth of their cost."""
 
     table: Tensor = field(default_factory=lambda: NONE)
@@ -69,10 +69,10 @@ def from_the_beginning() -> None:
     generator_of.cache_clear()
 
 
-def weights(law: Law, count: int, seed: int | None = None) -> tuple[Draw, Tensor]:
+def weights(law: Law, count: int, seed: int | None = None) -> tuple[Directions, Tensor]:
     """A draw and its weights: of the library for a seed, else the next of a stream made here."""
     if seed is not None:
-        draw = draw_of(law, count, G, seed)
+        draw = draw_directions(law, count, G, seed)
     else:
         draw = Given(law, count, SIZE, 0, G, table(law, count, generator_of(law, count)))
     return draw, draw.rows(range(count)) @ G
@@ -88,7 +88,7 @@ def unbiased(samples: Tensor) -> None:
 def test_the_estimate_is_the_mean_of_w_v(law: Law) -> None:
     draw, found = weights(law, 5, seed=3)
     rows = draw.rows(range(5))
-    estimate, cross = combined(draw, found, H)
+    estimate, cross = combine(draw, found, H)
     torch.testing.assert_close(estimate, torch.einsum("b,bn->n", found, rows) / 5, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(cross, rows @ H, rtol=1e-13, atol=1e-14)
 
@@ -96,7 +96,7 @@ def test_the_estimate_is_the_mean_of_w_v(law: Law) -> None:
 def test_more_directions_than_a_block_are_summed_once_each() -> None:
     draw, found = weights(Rademacher(), 37, seed=3)
     expected = found @ draw.rows(range(37)) / 37
-    torch.testing.assert_close(combined(draw, found, NONE)[0], expected, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(combine(draw, found, NONE)[0], expected, rtol=1e-13, atol=1e-14)
 
 
 def test_lost_directions_are_left_out_of_sum_and_count() -> None:
@@ -104,19 +104,19 @@ def test_lost_directions_are_left_out_of_sum_and_count() -> None:
     rows = draw.rows(range(8))
     found[2], found[5] = math.nan, math.inf
     kept = [0, 1, 3, 4, 6, 7]
-    torch.testing.assert_close(combined(draw, found, NONE)[0], found[kept] @ rows[kept] / 6, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(combine(draw, found, NONE)[0], found[kept] @ rows[kept] / 6, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("law", INDEPENDENT + LIMITED, ids=name)
 @pytest.mark.parametrize("count", [2, 7])
 def test_a_control_variate_of_any_kind_leaves_no_bias(law: Law, count: int) -> None:
     """H has nothing to do with G; the multiplier must not see the direction that it multiplies."""
-    unbiased(torch.stack([controlled(*weights(law, count), H)[0] for _ in range(600)]))
+    unbiased(torch.stack([combine_with_control(*weights(law, count), H)[0] for _ in range(600)]))
 
 
 @pytest.mark.parametrize("law", [Coordinate(), Orthonormal()], ids=name)
 def test_all_directions_are_exact_beside_any_control_variate(law: Law) -> None:
-    found, following = controlled(*weights(law, SIZE, seed=5), H)
+    found, following = combine_with_control(*weights(law, SIZE, seed=5), H)
     torch.testing.assert_close(found, G, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(following, G, rtol=1e-12, atol=1e-12)
 
@@ -124,7 +124,7 @@ def test_all_directions_are_exact_beside_any_control_variate(law: Law) -> None:
 def test_the_control_variate_learns_what_the_directions_show() -> None:
     """h + P_V(g − h): right along the directions, unchanged across them."""
     draw, found = weights(Rademacher(), 4, seed=6)
-    _, following = controlled(draw, found, H)
+    _, following = combine_with_control(draw, found, H)
     rows = draw.rows(range(4))
     torch.testing.assert_close(rows @ following, found, rtol=1e-11, atol=1e-11)
     across = torch.linalg.qr(rows.T, mode="complete").Q[:, 4:].T
@@ -135,7 +135,7 @@ def test_on_a_fixed_gradient_the_control_variate_converges_to_it() -> None:
     control = NONE.clone()
     error = []
     for _ in range(80):
-        estimate, control = controlled(*weights(Rademacher(), 4), control)
+        estimate, control = combine_with_control(*weights(Rademacher(), 4), control)
         error.append((estimate - G).norm().item())
     # each projection keeps a share 1 − 4/12 of the squared error on average: (2/3)^(80/2) = 1e-7
     assert (control - G).norm() < 1e-4 * G.norm()
@@ -145,7 +145,7 @@ def test_on_a_fixed_gradient_the_control_variate_converges_to_it() -> None:
 def test_a_stale_control_variate_costs_little() -> None:
     """The multiplier falls to zero where h is of no use; without it the error would be (N − 1)/b·‖g − h‖²."""
     far = -20 * G
-    errors = [(controlled(*weights(Rademacher(), 6), far)[0] - G).square().sum().item() for _ in range(300)]
+    errors = [(combine_with_control(*weights(Rademacher(), 6), far)[0] - G).square().sum().item() for _ in range(300)]
     assert sum(errors) / 300 < 1.5 * (SIZE - 1) / 6 * G.square().sum()
 
 
@@ -190,14 +190,14 @@ def test_coordinates_have_no_interval() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_expected_cosine_is_that_of_the_estimate_with_its_exact_part(law: Law, exact: bool) -> None:
     known = 0.5 * H + 0.5 * G if exact else NONE  # the cross term counts
-    cosines, told = [], []
+    cosines, reported = [], []
     for _ in range(200):
         draw, w = weights(law, 8)
         rows = draw.rows(range(8))
-        cosines.append(torch.cosine_similarity(combined(draw, w, known)[0] + known, G + known, dim=0).item())
-        told.append(confidence(draw, w, known, rows @ known).cosine)
+        cosines.append(torch.cosine_similarity(combine(draw, w, known)[0] + known, G + known, dim=0).item())
+        reported.append(confidence(draw, w, known, rows @ known).cosine)
     # a ratio of means for the mean of a ratio: 3 % at b ≥ 8 (Coordinate: root mean square, of an uneven g)
-    assert sum(told) / 200 == pytest.approx(sum(cosines) / 200, rel=0.06)
+    assert sum(reported) / 200 == pytest.approx(sum(cosines) / 200, rel=0.06)
 
 
 def test_all_directions_lost_say_nothing() -> None:
@@ -210,7 +210,7 @@ def test_all_directions_lost_say_nothing() -> None:
 @pytest.mark.parametrize("law", LIMITED, ids=name)
 def test_more_directions_than_there_are_is_refused(law: Law) -> None:
     with pytest.raises(UserError, match=r"directions: got 17; .* pass directions <= "):
-        draw_of(law, 17, G, 0)
+        draw_directions(law, 17, G, 0)
 
 
 def test_growth_per_step_is_the_slope_of_its_logarithm() -> None:

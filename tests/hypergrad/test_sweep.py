@@ -12,9 +12,9 @@ import torch
 from oracles.problems import draw, dropout, example_weights
 from oracles.quadratic import N, Quadratic
 from sparing import hypergrad as hg
-from sparing.hypergrad.reverse import flat
 from sparing.hypergrad.sweep import sweep
-from sparing.hypergrad.tangents import push, start
+from sparing.hypergrad.tangents import pushforward, start
+from sparing.hypergrad.trees import leaves
 from sparing.hypergrad.unroll import Unroll
 
 ROWS = draw(5, N, seed=5)
@@ -89,8 +89,8 @@ def test_nothing_of_the_steps_before_is_kept_along_the_head() -> None:
     state, tangents = start(unroll, case.phi, rows)
     seen = []
     for step in range(4):
-        state, tangents = push(unroll, step, state, tangents, case.phi, rows, 3)
-        now = [*flat(state), *flat(tangents)]
+        state, tangents = pushforward(unroll, step, state, tangents, case.phi, rows, 3)
+        now = [*leaves(state), *leaves(tangents)]
         assert not any(tensor.requires_grad for tensor in now)
         seen.append([weakref.ref(tensor) for tensor in now])
         del now

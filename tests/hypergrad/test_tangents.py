@@ -10,13 +10,12 @@ import torch
 
 from oracles.problems import OPTIMIZERS, draw, dropout, example_weights, fresh_start, maml
 from oracles.quadratic import M, N, Quadratic
-from sparing.hypergrad.reverse import flat
-from sparing.hypergrad.tangents import growth, lengths, lifted, push, start
-from sparing.hypergrad.trees import unravel
+from sparing.hypergrad.tangents import batched_jvp, growth, pushforward, row_norms, start
+from sparing.hypergrad.trees import leaves, unravel
 from sparing.hypergrad.unroll import State, Unroll
 
 
-def test_lifted_is_value_and_derivatives_and_runs_the_function_once() -> None:
+def test_batched_jvp_is_value_and_derivatives_and_runs_the_function_once() -> None:
     calls = []
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -25,7 +24,7 @@ def test_lifted_is_value_and_derivatives_and_runs_the_function_once() -> None:
 
     x, y = draw(3, seed=1), draw(3, seed=2)
     rows = (draw(4, 3, seed=3), draw(4, 3, seed=4))
-    value, along = lifted(function, (x, y), rows)
+    value, along = batched_jvp(function, (x, y), rows)
     assert len(calls) == 1
     torch.testing.assert_close(value, x**2 * y)
     torch.testing.assert_close(along, 2 * x * y * rows[0] + x**2 * rows[1])
@@ -39,7 +38,7 @@ def test_a_push_is_the_matrix_of_a_step_at_the_old_weights(momentum: float) -> N
     state, tangents = start(unroll, case.x, rows)
     expected = torch.zeros(2 * M, 4, dtype=torch.float64)
     for step in range(3):
-        state, tangents = push(unroll, step, state, tangents, case.x, rows, 4)
+        state, tangents = pushforward(unroll, step, state, tangents, case.x, rows, 4)
         expected = case._block() @ expected + torch.cat([-case.eta * case.c, case.c]) @ rows.T
         torch.testing.assert_close(tangents.theta[0], expected[:M].T, rtol=1e-12, atol=1e-13)
         if momentum:
@@ -56,10 +55,10 @@ def test_a_tangent_taken_after_the_step_is_wrong() -> None:
     printed_state, printed = state, tangents
     for step in range(4):
         new = unroll.run(case.phi, state=printed_state, first=step, last=step + 1)
-        _, printed = push(unroll, step, new, printed, case.phi, rows, 1)
+        _, printed = pushforward(unroll, step, new, printed, case.phi, rows, 1)
         printed_state = new
-        state, tangents = push(unroll, step, state, tangents, case.phi, rows, 1)
-    _, d, c = unroll.outer_slopes(state, case.phi)
+        state, tangents = pushforward(unroll, step, state, tangents, case.phi, rows, 1)
+    _, d, c = unroll.outer_gradients(state, case.phi)
     right, wrong = (
         sum((a * b[0]).sum() for a, b in zip(d, t.theta, strict=True)) + c[0] @ rows["weight"][0]
         for t in (tangents, printed)
@@ -81,10 +80,14 @@ def test_the_width_changes_nothing(make: Any, width: int) -> None:
     unroll = Unroll(case.problem, 2, case.problem.init)
     rows = unravel(draw(5, 6, seed=5), case.phi)
     state, tangents = start(unroll, case.phi, rows)
-    state, tangents = push(unroll, 0, state, tangents, case.phi, rows, 5)
-    whole = push(unroll, 1, state, tangents, case.phi, rows, 5)
-    cut = push(unroll, 1, state, tangents, case.phi, rows, width)
-    for one, two in zip([*flat(whole[0]), *flat(whole[1])], [*flat(cut[0]), *flat(cut[1])], strict=True):
+    state, tangents = pushforward(unroll, 0, state, tangents, case.phi, rows, 5)
+    whole = pushforward(unroll, 1, state, tangents, case.phi, rows, 5)
+    cut = pushforward(unroll, 1, state, tangents, case.phi, rows, width)
+    for one, two in zip(
+        [*leaves(whole[0]), *leaves(whole[1])],
+        [*leaves(cut[0]), *leaves(cut[1])],
+        strict=True,
+    ):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-15)
 
 
@@ -94,7 +97,7 @@ def test_the_state_is_never_batched() -> None:
     unroll = Unroll(case.problem, 0, case.problem.init)
     rows = unravel(draw(3, 6, seed=5), case.phi)
     state, tangents = start(unroll, case.phi, rows)
-    state, tangents = push(unroll, 0, state, tangents, case.phi, rows, 3)
+    state, tangents = pushforward(unroll, 0, state, tangents, case.phi, rows, 3)
     assert [w.shape for w in state.theta] == [w.shape for w in case.problem.init.values()]
     assert [y.shape for y in tangents.theta] == [(3, *w.shape) for w in state.theta]
 
@@ -108,7 +111,7 @@ def test_a_start_that_is_phi_has_its_direction_and_a_constant_one_none() -> None
     constant = example_weights()
     rows = {"weight": draw(2, 6, seed=5)}
     _, tangents = start(Unroll(constant.problem, 0, constant.problem.init), constant.phi, rows)
-    assert all(float(part.abs().max()) == 0 for part in flat(tangents))
+    assert all(float(part.abs().max()) == 0 for part in leaves(tangents))
 
 
 def test_a_random_start_has_the_derivative_of_its_scale() -> None:
@@ -123,18 +126,18 @@ def test_a_random_start_has_the_derivative_of_its_scale() -> None:
 
 def test_growth_is_the_root_mean_square_over_directions_of_the_weights_alone() -> None:
     tangents = State([torch.tensor([[3.0, 4.0], [0.0, 0.0]])], ([torch.full((2, 2), 1e9)],))
-    first = lengths([torch.tensor([[1.0, 0.0], [0.0, 2.0]])])
+    first = row_norms([torch.tensor([[1.0, 0.0], [0.0, 2.0]])])
     assert first.tolist() == [1.0, 2.0]
-    assert growth([lengths(tangents.theta)], first) == pytest.approx([5 / math.sqrt(5)])
+    assert growth([row_norms(tangents.theta)], first) == pytest.approx([5 / math.sqrt(5)])
     assert growth([], first) == ()
 
 
-def test_lengths_are_over_all_leaves_also_over_numbers() -> None:
+def test_row_norms_are_over_all_leaves_also_over_numbers() -> None:
     leaves = [torch.tensor([3.0, 1.0]), torch.tensor([[[4.0]], [[0.0]]])]
-    assert lengths(leaves).tolist() == [5.0, 1.0]
+    assert row_norms(leaves).tolist() == [5.0, 1.0]
 
 
-def test_growth_leaves_out_a_direction_from_its_beginning_once_it_overflows() -> None:
+def test_growth_omits_a_direction_from_its_beginning_once_it_overflows() -> None:
     first = torch.tensor([1.0, 2.0])
     sizes = [torch.tensor([10.0, 2.0]), torch.tensor([math.inf, 6.0])]
     assert growth(sizes, first) == pytest.approx([1.0, 3.0])

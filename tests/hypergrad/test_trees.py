@@ -1,4 +1,4 @@
-"""Trees and the vectors that stand for them."""
+"""Trees of tensors and flat vectors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from sparing.hypergrad.trees import (
-    added,
+    add,
     bytes_of,
-    detached,
+    detach_tree,
     inner_product,
     leaves,
     ravel,
-    rebuilt,
+    rebuild,
     row_products,
     unravel,
 )
@@ -59,8 +59,8 @@ def test_products_and_sums() -> None:
     assert inner_product(a, b) == 32
     rows = [torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([3.0, 0.0])]
     assert row_products(rows, b).tolist() == [32, 5]
-    assert added(a, b)[0].tolist() == [5, 7]
-    assert added([torch.ones(1)], [torch.ones(1, dtype=torch.float64)])[0].dtype == torch.float32
+    assert add(a, b)[0].tolist() == [5, 7]
+    assert add([torch.ones(1)], [torch.ones(1, dtype=torch.float64)])[0].dtype == torch.float32
 
 
 def test_products_of_nothing_are_refused_by_strictness() -> None:
@@ -68,11 +68,11 @@ def test_products_of_nothing_are_refused_by_strictness() -> None:
         inner_product([torch.ones(1)], [torch.ones(1), torch.ones(1)])
 
 
-def test_detached_keeps_values_and_drops_history() -> None:
+def test_detach_tree_keeps_values_and_drops_history() -> None:
     watched = torch.ones(2, requires_grad=True) * 2
-    assert not detached({"x": watched})["x"].requires_grad
-    assert torch.equal(detached({"x": watched})["x"], watched)
+    assert not detach_tree({"x": watched})["x"].requires_grad
+    assert torch.equal(detach_tree({"x": watched})["x"], watched)
 
 
-def test_rebuilt_is_the_inverse_of_leaves() -> None:
-    assert torch.equal(ravel(rebuilt(TREE, leaves(TREE))), ravel(TREE))
+def test_rebuild_is_the_inverse_of_leaves() -> None:
+    assert torch.equal(ravel(rebuild(TREE, leaves(TREE))), ravel(TREE))

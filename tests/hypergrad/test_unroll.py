@@ -12,9 +12,8 @@ from oracles.problems import OPTIMIZERS, PROBLEMS, draw, dropout, example_weight
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.hypergrad.checks import check_problem
-from sparing.hypergrad.reverse import flat
 from sparing.hypergrad.trees import leaves
-from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
+from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
 def unroll_of(make: Any, optimizer: str = "adam", seed: int = 3) -> tuple[Unroll, Any]:
@@ -32,11 +31,11 @@ def test_a_step_is_the_same_in_each_of_its_forms(make: Any, optimizer: str) -> N
     unroll, phi = unroll_of(make, optimizer)
     state = unroll.run(phi, last=2)
     with unroll.at(2) as batch:
-        plain = flat(unroll.plain_step(2, state, phi, batch))
+        plain = leaves(unroll.plain_step(2, state, phi, batch))
     with unroll.at(2) as batch:
-        graph = flat(unroll.graph_step(2, watched(state), phi, batch))
+        graph = leaves(unroll.graph_step(2, watched(state), phi, batch))
     with unroll.at(2) as batch:
-        pure = flat(unroll.step(2, state, phi, batch)[0])
+        pure = leaves(unroll.step(2, state, phi, batch)[0])
     assert not any(tensor.requires_grad for tensor in plain)
     for one, two, three in zip(plain, graph, pure, strict=True):
         # functorch orders some sums otherwise
@@ -51,7 +50,7 @@ def test_a_run_in_pieces_is_the_run(make: Any) -> None:
     unroll = Unroll(case.problem, 3, case.problem.start(psi, 3))
     whole = unroll.run(psi)
     half = unroll.run(psi, last=1)
-    for one, two in zip(flat(whole), flat(unroll.run(psi, state=half, first=1)), strict=True):
+    for one, two in zip(leaves(whole), leaves(unroll.run(psi, state=half, first=1)), strict=True):
         assert torch.equal(one, two)
     torch.testing.assert_close(vector(whole.theta), vector(unrolled(*case, seed=3)[2]), rtol=1e-13, atol=1e-15)
 
@@ -71,7 +70,7 @@ def test_randomness_belongs_to_seed_and_step() -> None:
 
 @pytest.mark.parametrize("begin", [0, 1, 3])
 def test_masks_are_those_of_forward_mode_whenever_dropout_begins(begin: int) -> None:
-    """A transposed activation gets other masks in plain torch; only the first step is looked at beforehand."""
+    """A transposed activation gets other masks in plain torch; only the first step is checked beforehand."""
     x = draw(5, 3, seed=1)
 
     def inner(theta: Any, phi: Any, batch: int) -> torch.Tensor:
@@ -94,7 +93,7 @@ def test_masks_are_those_of_forward_mode_whenever_dropout_begins(begin: int) -> 
 
 def test_a_loss_that_draws_nothing_runs_once_and_without_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     unroll, phi = unroll_of(example_weights)
-    monkeypatch.setattr("sparing.hypergrad.unroll.SameMasks", None)
+    monkeypatch.setattr("sparing.hypergrad.unroll.ModeParity", None)
     unroll.run(phi)
     with pytest.raises(TypeError):
         unroll_of(dropout)[0].run(phi)
@@ -113,11 +112,11 @@ def test_the_global_generator_is_put_back_also_after_a_failure() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_outer_slopes_are_both_partial_derivatives() -> None:
+def test_outer_gradients_are_both_partial_derivatives() -> None:
     case = example_weights()
     unroll = Unroll(case.problem, 0, case.problem.init)
     state = unroll.start(case.phi)
-    value, d, c = unroll.outer_slopes(state, case.phi)
+    value, d, c = unroll.outer_gradients(state, case.phi)
     torch.testing.assert_close(c[0], 0.2 * case.phi["weight"])
     turn = [draw(*leaf.shape, seed=9) for leaf in state.theta]
     along = jvp(
@@ -128,12 +127,12 @@ def test_outer_slopes_are_both_partial_derivatives() -> None:
     assert not value.requires_grad
 
 
-def test_pulled_is_zero_where_nothing_reaches() -> None:
+def test_vjp_is_zero_where_nothing_reaches() -> None:
     x, spare = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
-    assert [part.tolist() for part in pulled((2 * x).sum(), [x, spare])] == [[2, 2], [0, 0, 0]]
-    assert [part.tolist() for part in pulled(torch.tensor(1.0), [x])] == [[0, 0]]
+    assert [part.tolist() for part in vjp((2 * x).sum(), [x, spare])] == [[2, 2], [0, 0, 0]]
+    assert [part.tolist() for part in vjp(torch.tensor(1.0), [x])] == [[0, 0]]
     constant = torch.ones(2)
-    found = pulled([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
+    found = vjp([3 * x, constant], [x], [torch.tensor([1.0, 2.0]), torch.ones(2)])
     assert found[0].tolist() == [3, 6]
 
 

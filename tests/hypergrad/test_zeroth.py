@@ -15,7 +15,7 @@ from oracles.quadratic import Quadratic, random
 from oracles.unrolled import unrolled, vector
 from sparing import hypergrad as hg
 from sparing.errors import RunError, UserError
-from sparing.hypergrad.sampled import draw_of
+from sparing.hypergrad.sampled import draw_directions
 from sparing.seeds import number
 
 
@@ -158,7 +158,7 @@ def test_an_outer_loss_that_is_not_finite_is_told_apart_from_the_solver() -> Non
 
 
 def test_a_solver_that_fails_along_one_direction_loses_that_direction_only() -> None:
-    """A solver may return NaN outside of its domain; the mean is over the rest and the loss is told."""
+    """A solver may return NaN outside of its domain; the mean is over the rest, and the result warns."""
     box = hg.BlackBox(solve=lambda x: (x + 1e-4).sqrt() + x, outer=lambda u, x: u.sum())
     x = torch.tensor([0.0, 4.0, 4.0], dtype=torch.float64)
     method = hg.ZerothOrder(directions=3, law=hg.Coordinate(), step=1e-2)
@@ -171,7 +171,7 @@ def test_a_solver_that_fails_along_one_direction_loses_that_direction_only() -> 
 def test_the_directions_are_the_documented_ones() -> None:
     case = Quadratic()
     found = hg.hypergradient(case.problem(), case.x, hg.ZerothOrder(directions=3), seed=9)
-    rows = draw_of(hg.Rademacher(), 3, case.x, number(9, "directions")).rows(range(3))
+    rows = draw_directions(hg.Rademacher(), 3, case.x, number(9, "directions")).rows(range(3))
     expected = found.report.weights @ rows / 3 + case.direct
     torch.testing.assert_close(found.grad, expected, rtol=1e-12, atol=1e-13)
 

@@ -3,7 +3,7 @@
 An inner run of T optimizer steps on g(θ, φ) ends at θ_T(φ); the hypergradient is that of the outer loss f(θ_T(φ), φ).
 (FG)²U estimates it without bias in memory constant in T; beside it stand reverse unrolling, whole, checkpointed or
 truncated, implicit methods, finite and zeroth-order differences. Every result reports how sure it is, and ``choose``
-tells beforehand which method fits, what it costs and how exact it is.
+says in advance which method fits, what it costs and how exact it is.
 
 Shen et al., "Memory-Efficient Gradient Unrolling for Large-Scale Bi-level Optimization", NeurIPS 2024
 (arXiv:2406.14095).
@@ -45,7 +45,7 @@ METHODS = (
     Checkpointed, ConjugateGradient, FiniteDifference, Forward, ForwardGradient, HessianFree, Neumann, Reverse,
     Truncated, ZerothOrder,
 )  # fmt: skip
-"""Ways to a hypergradient: values of one protocol, counted as one public name of the room; so are the next two."""
+"""Methods: values of one protocol."""
 
 LAWS = (Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere)
 """Laws of random directions."""

@@ -1,4 +1,4 @@
-"""The verb: one call for a hypergradient by any method; the only file here that reads a clock or an allocator."""
+"""One call for a hypergradient by any method."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sparing.errors import RunError, UserError
 from sparing.hypergrad.checks import check_kinds, check_problem, check_tree
 from sparing.hypergrad.estimate import Estimate, Method, Report, Result, finite
 from sparing.hypergrad.problem import Bilevel, BlackBox
-from sparing.hypergrad.trees import Tree, added, detached, leaves, rebuilt
-from sparing.hypergrad.unroll import Unroll, pulled, reproducible
+from sparing.hypergrad.trees import Tree, add, detach_tree, differentiable, leaves, rebuild
+from sparing.hypergrad.unroll import Unroll, reproducible, vjp
 from sparing.hypergrad.witness import sample
 from sparing.hypergrad.zeroth import ZerothOrder, black_box
 from sparing.memory import Ledger
@@ -62,81 +62,70 @@ def hypergradient(
     begin = time.perf_counter()
     check_kinds(problem, method)
     phi = check_tree("phi", phi)
-    place = leaves(phi)[0].device
-    held = _watched(place)
-    ledger = Ledger(nn.Module()) if measure and held is None else None
+    device = leaves(phi)[0].device
+    held_before = _start_cuda_peak(device)
+    ledger = Ledger(nn.Module()) if measure and held_before is None else None
     with ledger or contextlib.nullcontext():
         if isinstance(problem, BlackBox):
-            result = _differenced(problem, phi, method, seed, begin)
+            result = _black_box_result(problem, phi, method, seed, begin)
         else:
             psi, _ = bottleneck(problem, phi, seed)
             unroll = check_problem(problem, psi, seed)
-            unroll.hold("psi", 0, sample(leaves(psi)))
-            result = finished(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
-    peak = ledger.peak.total if ledger else None if held is None else torch.cuda.max_memory_allocated(place) - held
-    return warned(replace(result, report=replace(result.report, bytes=peak)))
+            # ψ(φ) is computed again for its graph at the end, and must then be the same
+            unroll.check_same("psi", 0, sample(leaves(psi)))
+            result = assemble_result(problem, unroll, phi, method, method.estimate(unroll, psi, phi), begin)
+    peak = (
+        ledger.peak.total
+        if ledger
+        else None
+        if held_before is None
+        else torch.cuda.max_memory_allocated(device) - held_before
+    )
+    return emit_warnings(replace(result, report=replace(result.report, bytes=peak)))
 
 
-def _differenced(problem: BlackBox, phi: Tree, method: Method, seed: int, begin: float) -> Result:
-    """The result around a black box, for ``ZerothOrder`` alone."""
+def _black_box_result(problem: BlackBox, phi: Tree, method: Method, seed: int, begin: float) -> Result:
+    """The result for a black box; ``ZerothOrder`` only."""
     if not isinstance(method, ZerothOrder):
         raise UserError(
             "method", got=str(method), why="a black box has no derivative", do="pass ZerothOrder(directions=...)"
         )
-    found, u = black_box(problem, phi, method, seed)
-    if not torch.isfinite(found.value):
+    estimate, u = black_box(problem, phi, method, seed)
+    if not torch.isfinite(estimate.value):
         raise RunError("the outer loss is not finite though solve(phi) is; look at outer(u, phi)")
-    _refuse_no_direction(found)
-    grad = rebuilt(phi, added(found.through, found.direct))
-    return _result(found, _report(method, found, begin, 0), grad, u, phi)
+    _refuse_no_direction(estimate)
+    grad = rebuild(phi, add(estimate.through, estimate.direct))
+    return _result(method, estimate, begin, 0, grad=grad, theta=u, psi=phi)
 
 
-def finished(
+def assemble_result(
     problem: Bilevel,
     unroll: Unroll,
     phi: Tree,
     method: Method,
-    found: Estimate,
+    estimate: Estimate,
     begin: float,
-    *,
     steps: int | None = None,
 ) -> Result:
-    """From an estimate in the space of ψ to the result in that of φ.
-
-    Args:
-        problem: The two-level problem.
-        unroll: Its run.
-        phi: φ, detached.
-        method: How it was got.
-        found: The estimate.
-        begin: When it was begun (s, of the performance counter).
-        steps: Inner steps taken; T by default.
-
-    Returns:
-        The result.
-
-    Raises:
-        RunError: If the run or the hypergradient overflowed.
-    """
-    psi, watched = bottleneck(problem, phi, unroll.seed)
-    if watched is not None:
-        unroll.hold("psi", 0, sample(leaves(psi)))
-    if unroll.seen is not None:
-        unroll.seen.settle()
-    if not (finite(found.state.theta) and torch.isfinite(found.value)):
-        raise RunError(_overflow(unroll, psi, found))
-    _refuse_no_direction(found)
-    through = (
-        found.through if watched is None else pulled(leaves(watched[0]), watched[1], found.through, name="through")
-    )
-    grad = rebuilt(phi, added(found.direct, through))
+    """From an estimate in the space of ψ to the result in that of φ; ``begin`` by ``perf_counter`` (s)."""
+    psi, graph = bottleneck(problem, phi, unroll.seed)
+    if graph is not None:
+        unroll.check_same("psi", 0, sample(leaves(psi)))
+    # before anything is said about the values: a run that differs each time has no meaningful ones
+    if unroll.first_pass is not None:
+        unroll.first_pass.compare_pending()
+    if not (finite(estimate.state.theta) and torch.isfinite(estimate.value)):
+        raise RunError(_overflow_message(unroll, psi, estimate))
+    _refuse_no_direction(estimate)
+    through = estimate.through if graph is None else vjp(leaves(graph[0]), graph[1], estimate.through, name="through")
+    grad = rebuild(phi, add(estimate.direct, through))
     if not finite(leaves(grad)):
         raise RunError(
             "the hypergradient is not finite though the run is: something has no derivative where it stands, such as a "
             "root or a norm at 0; add a small number under it"
         )
-    report = _report(method, found, begin, problem.steps if steps is None else steps)
-    return _result(found, report, grad, rebuilt(unroll.theta, found.state.theta), psi)
+    theta = rebuild(unroll.theta, estimate.state.theta)
+    return _result(method, estimate, begin, problem.steps if steps is None else steps, grad=grad, theta=theta, psi=psi)
 
 
 def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
@@ -153,7 +142,7 @@ def solve(problem: Bilevel, phi: Tree, *, seed: int = 0) -> Tree:
     phi = check_tree("phi", phi)
     psi, _ = bottleneck(problem, phi, seed)
     unroll = check_problem(problem, psi, seed)
-    return rebuilt(unroll.theta, unroll.run(psi).theta)
+    return rebuild(unroll.theta, unroll.run(psi).theta)
 
 
 def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
@@ -196,32 +185,23 @@ def phases(*parts: tuple[Method, int | None]) -> Callable[[int], Method]:
 
 
 def bottleneck(problem: Bilevel, phi: Tree, seed: int) -> tuple[Tree, tuple[Tree, list[Tensor]] | None]:
-    """ψ(φ), and its graph with the leaves of φ; φ itself where there is no bottleneck.
-
-    Args:
-        problem: The two-level problem.
-        phi: φ, detached.
-        seed: Seed of whatever is random inside ψ.
-
-    Returns:
-        ψ, detached; ψ with its graph and the leaves of φ it hangs on.
-    """
+    """ψ(φ) detached, and with its graph beside the leaves of φ; φ itself and None without a bottleneck."""
     if problem.through is None:
         return phi, None
     with torch.enable_grad(), reproducible(seed, "through"):
-        given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
-        psi = problem.through(rebuilt(phi, given))
+        inputs = differentiable(phi)
+        psi = problem.through(rebuild(phi, inputs))
     check_tree("through(phi)", psi)
-    return detached(psi), (psi, given)
+    return detach_tree(psi), (psi, inputs)
 
 
-def _overflow(unroll: Unroll, psi: Tree, found: Estimate) -> str:
-    """The sentence that names the inner step at which numbers were lost."""
+def _overflow_message(unroll: Unroll, psi: Tree, estimate: Estimate) -> str:
+    """Names the first inner step whose weights are not finite; the run is repeated to find it."""
     state = unroll.run(psi, last=0)
-    grown = found.facts.get("growth", ())
+    grown = estimate.details.get("growth", ())
     for step in range(unroll.steps):
         state = unroll.run(psi, state=state, first=step, last=step + 1)
-        if not finite([*state.theta]):
+        if not finite(state.theta):
             size = f", ‖y_t‖/‖v‖ = {grown[step]:.3g}" if step < len(grown) else ""
             return (
                 f"the inner run is not finite after step t = {step + 1} of {unroll.steps}{size}; its learning rate is "
@@ -230,42 +210,36 @@ def _overflow(unroll: Unroll, psi: Tree, found: Estimate) -> str:
     return "the outer loss is not finite though θ_T is; look at outer(theta, phi)"
 
 
-def _watched(place: torch.device) -> int | None:
-    """Bytes held on a CUDA device, whose peak is watched from now on."""
-    if place.type != "cuda":
+def _start_cuda_peak(device: torch.device) -> int | None:
+    """Bytes allocated on a CUDA device, whose peak is counted from now on; None for another device."""
+    if device.type != "cuda":
         return None
-    torch.cuda.reset_peak_memory_stats(place)
-    return torch.cuda.memory_allocated(place)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
-def _refuse_no_direction(found: Estimate) -> None:
-    """An estimate from no direction at all would be a zero that looks like an optimum.
-
-    Args:
-        found: The estimate.
-
-    Raises:
-        RunError: If every direction overflowed.
-    """
-    if found.facts.get("masked") and found.facts["masked"] == found.facts["directions"]:
+def _refuse_no_direction(estimate: Estimate) -> None:
+    """Refuse an estimate from no direction at all."""
+    # it would be zero, and look like an optimum
+    if estimate.details.get("masked") and estimate.details["masked"] == estimate.details["directions"]:
         raise RunError(
-            f"all {found.facts['masked']} directions were lost or overflowed though the run itself did not: the "
+            f"all {estimate.details['masked']} directions were lost or overflowed though the run itself did not: the "
             "tangents grow too fast, lower optimizer.lr or pass clip="
         )
 
 
-def warned(result: Result) -> Result:
-    """The result, once its warnings are raised as such at the line that called the caller."""
+def emit_warnings(result: Result) -> Result:
+    """Raise the warnings of a report, and return the result."""
     for warning in result.report.warnings:
+        # level 3 is the line of the user, who called ``hypergradient`` or ``peek``
         python_warnings.warn(warning, RuntimeWarning, stacklevel=3)
     return result
 
 
-def _report(method: Method, found: Estimate, begin: float, steps: int) -> Report:
-    """Time, and what the method tells."""
-    return Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **found.facts)
-
-
-def _result(found: Estimate, report: Report, grad: Tree, theta: Tree, psi: Tree) -> Result:
-    control = None if found.control is None else rebuilt(psi, found.control)
-    return Result(grad=grad, value=found.value, theta=theta, report=report, control=control)
+def _result(
+    method: Method, estimate: Estimate, begin: float, steps: int, *, grad: Tree, theta: Tree, psi: Tree
+) -> Result:
+    """The result with the report of the method."""
+    report = Report(method=str(method), steps=steps, seconds=time.perf_counter() - begin, **estimate.details)
+    control = None if estimate.control is None else rebuild(psi, estimate.control)
+    return Result(grad=grad, value=estimate.value, theta=theta, report=report, control=control)

@@ -1,4 +1,4 @@
-"""What is looked at before a run is paid for."""
+"""Checks of a problem before its run."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ from torch.utils._pytree import tree_map
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import finite
-from sparing.hypergrad.optimizers import rate_at
-from sparing.hypergrad.problem import Bilevel, BlackBox, same, scalar
-from sparing.hypergrad.trees import Tree, detached, leaves, rebuilt
-from sparing.hypergrad.unroll import SameMasks, Unroll, places, reproducible, same_places
-from sparing.hypergrad.witness import Seen, Untouched
+from sparing.hypergrad.optimizers import lr_at
+from sparing.hypergrad.problem import Bilevel, BlackBox, check_scalar, same_data
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, rebuild
+from sparing.hypergrad.unroll import ModeParity, Unroll, reproducible, rng_states, same_rng_states
+from sparing.hypergrad.witness import FirstPass, NoForeignWrites
 
 
 def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") -> Tree:
-    """A tree without its history.
-
-    Args:
-        name: What to call it in an error.
-        tree: Floating tensors.
-        do: What mends a leaf that is none.
-
-    Returns:
-        The same values, detached.
-
-    Raises:
-        UserError: If a leaf is no tensor or not floating, or there is none.
-    """
+    """The same values, detached; UserError unless all leaves are floating tensors (``do`` is the advice)."""
     parts = leaves(tree)
     if not parts:
         raise UserError(name, got=tree, why="there is nothing to differentiate", do="pass a tree of floating tensors")
@@ -43,49 +31,30 @@ def check_tree(name: str, tree: Tree, *, do: str = "put other data in batches") 
                 name, got="a tensor made inside torch.inference_mode()", why="nothing can be recorded about it",
                 do="clone it outside",
             )  # fmt: skip
-    return detached(tree)
+    return detach_tree(tree)
 
 
 def check_solution(tree: Tree, like: Tree = None) -> Tree:
-    """What a black-box solver returned, without its history.
-
-    Args:
-        tree: u, floating tensors.
-        like: What it returned at φ, finite already; None: this is that.
-
-    Returns:
-        The same values, detached.
-
-    Raises:
-        UserError: If u is no tree of floating tensors, is not finite at φ, or has other shapes beside φ than at it.
-    """
+    """What a solver returned, detached; ``like``: what it returned at φ, or None if this is that."""
     name = "solve(phi)"
-    found = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
+    solution = check_tree(name, tree, do="return tensors, for instance by torch.from_numpy, and nothing else")
     if like is None:
-        if not finite(leaves(found)):
+        if not finite(leaves(solution)):
             raise UserError(
                 name, got="values that are not finite", why="nothing can be differenced there",
                 do="pass a φ inside the domain of the solver",
             )  # fmt: skip
-        return found
-    if [leaf.shape for leaf in leaves(found)] != [leaf.shape for leaf in leaves(like)]:
+        return solution
+    if [leaf.shape for leaf in leaves(solution)] != [leaf.shape for leaf in leaves(like)]:
         raise UserError(
             name, got="other shapes than at φ itself", why="the two are subtracted",
             do="return u on the same grid for every φ",
         )  # fmt: skip
-    return found
+    return solution
 
 
 def check_kinds(problem: object, method: object) -> None:
-    """Refuse what is no problem or no method.
-
-    Args:
-        problem: A ``Bilevel`` or ``BlackBox``.
-        method: A value with ``estimate``.
-
-    Raises:
-        UserError: If either is something else.
-    """
+    """Refuse anything but a problem and a method."""
     if not isinstance(problem, Bilevel | BlackBox):
         raise UserError("problem", got=type(problem).__name__, why="a problem is run", do="pass a Bilevel or BlackBox")
     if isinstance(method, type) or not hasattr(method, "estimate"):
@@ -98,70 +67,41 @@ def check_kinds(problem: object, method: object) -> None:
 
 
 def check_problem(problem: Bilevel, psi: Tree, seed: int) -> Unroll:
-    """Look at the first step once: shapes, dependence, repeatable data.
-
-    Args:
-        problem: The two-level problem.
-        psi: φ or ψ(φ).
-        seed: Seed of the run.
-
-    Returns:
-        The run, bound to its seed.
-
-    Raises:
-        UserError: If something cannot work.
-    """
+    """The run, bound to its seed, after one forward pass of the first step: shapes, dependence, repeatable data."""
     _check_batches(problem, seed)
     _check_rate(problem, psi)
     with torch.no_grad(), reproducible(seed, "init"):
         theta = check_tree("init", problem.start(psi, seed))
-    unroll = Unroll(problem, seed, theta, seen=Seen())
+    unroll = Unroll(problem, seed, theta, first_pass=FirstPass())
     return replace(unroll, draws=_check_inner(unroll, psi))
 
 
 def _check_batches(problem: Bilevel, seed: int) -> None:
-    """Data of the first and last step are the same when asked again, and stay as they are when others are asked for.
-
-    Args:
-        problem: The two-level problem.
-        seed: Seed of the run.
-
-    Raises:
-        UserError: If they are not.
-    """
+    """Refuse batches that differ on a second call, or change in place when the next one is made."""
     if problem.batches is None:
         return
     batch = problem.batch(0, seed)
-    kept = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+    first_copy = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
     last = problem.batch(problem.steps - 1, seed)
-    if problem.steps > 1 and not same(batch, kept):
+    if problem.steps > 1 and not same_data(batch, first_copy):
         raise UserError(
             "batches", got="a batch that changes when the next one is asked for",
             why="a graph holds the batches of many steps", do="return a new tensor each time, not one buffer",
         )  # fmt: skip
-    if not (same(last, problem.batch(problem.steps - 1, seed)) and same(kept, problem.batch(0, seed))):
+    if not (same_data(last, problem.batch(problem.steps - 1, seed)) and same_data(first_copy, problem.batch(0, seed))):
         raise UserError(
-            "batches",
-            got="other data on a second call",
+            "batches", got="other data on a second call",
             why="the run and each of its directions must see the same batches",
             do="make it a function of the step, or draw from the generator it is given",
-        )
+        )  # fmt: skip
 
 
 def _check_rate(problem: Bilevel, psi: Tree) -> None:
-    """A schedule is a function of the step: torch's own schedulers count their calls.
-
-    Args:
-        problem: The two-level problem.
-        psi: φ or ψ(φ).
-
-    Raises:
-        UserError: If it gives another rate when asked again.
-    """
+    """Refuse a schedule that is no function of the step; torch's own schedulers count their calls."""
     if not callable(problem.optimizer.lr):
         return
-    first, second = ([rate_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
-    if not same(first, second):
+    first, second = ([lr_at(problem.optimizer.lr, step, psi) for step in (0, problem.steps - 1)] for _ in range(2))
+    if not same_data(first, second):
         raise UserError(
             "optimizer.lr", got="another rate at the same step on a second call",
             why="every pass over a run must take the same steps", do="make it a function of the step (and φ) alone",
@@ -169,27 +109,14 @@ def _check_rate(problem: Bilevel, psi: Tree) -> None:
 
 
 def _check_inner(unroll: Unroll, psi: Tree) -> bool:
-    """Whether the inner loss draws random numbers or puts hooks on tensors; it is one number that depends on θ.
-
-    Only the forward pass of the first step is paid for.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-
-    Returns:
-        Whether torch's generators moved, or a hook must be watched.
-
-    Raises:
-        UserError: If the loss is no such number.
-    """
-    watched = [weight.detach().requires_grad_() for weight in leaves(unroll.theta)]
-    with torch.enable_grad(), unroll.at(0, alone=True) as batch:
-        before = places()
-        with Untouched(), SameMasks() as mode:
-            loss = unroll.problem.inner(rebuilt(unroll.theta, watched), psi, batch)
-        draws = mode.hooked or not same_places(places(), before)
-    if not scalar("inner", loss).requires_grad:
+    """Whether the inner loss draws random numbers or registers hooks; it must be a scalar that depends on θ."""
+    weights = differentiable(unroll.theta)
+    with torch.enable_grad(), unroll.at(0, ignore_outer_hooks=True) as batch:
+        before = rng_states()
+        with NoForeignWrites(), ModeParity() as mode:
+            loss = unroll.problem.inner(rebuild(unroll.theta, weights), psi, batch)
+        draws = mode.has_hooks or not same_rng_states(rng_states(), before)
+    if not check_scalar("inner", loss).requires_grad:
         raise UserError("inner", got="a loss that does not depend on theta", why="nothing would move", do="use theta")
-    unroll.hold("loss", 0, loss)
+    unroll.check_same("loss", 0, loss)
     return draws

@@ -22,9 +22,8 @@ from sparing.hypergrad.unroll import Unroll
 from sparing.hypergrad.zeroth import ZerothOrder
 from sparing.memory import format_bytes, parse_bytes
 
+# Elements of φ (or ψ) up to which exact forward mode is an option: its work alone grows with their number.
 FEW = 64
-"""Elements of φ (or ψ) up to which exact forward mode is an option: it carries a tangent for each, so its work grows
-with their number as that of no other exact method does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,73 +94,66 @@ def choose(
     """
     budget, phi = parse_bytes(memory), check_tree("phi", phi)
     if isinstance(problem, BlackBox):
-        return _chosen(_differences(size(phi)), _solve_seconds(problem, phi), budget, seconds)
+        return _pick(_black_box_prices(size(phi)), _solve_seconds(problem, phi), budget, seconds)
     psi, _ = bottleneck(problem, phi, seed)
     unit = _step_seconds(check_problem(problem, psi, seed), psi)
-    return _chosen(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), unit, budget, seconds)
+    return _pick(prices(problem, phi, _candidates(problem, size(psi)), seed=seed), unit, budget, seconds)
 
 
-def _chosen(known: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
-    """The rule.
-
-    Args:
-        known: Prices of all options.
-        unit: Seconds of one unit of work.
-        budget: Bytes at most.
-        seconds: Time at most (s); None for no limit.
-
-    Returns:
-        The pick and all options.
-
-    Raises:
-        UserError: If nothing fits.
-    """
-    honest = [price for price in known if price.exact or price.cosine is not None]
-    fitting = [price for price in honest if price.bytes is None or price.bytes <= budget]
-    quick = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
+def _pick(all_prices: Sequence[Price], unit: float, budget: int, seconds: float | None) -> Choice:
+    """The pick and all options; ``unit``: seconds of one unit of work."""
+    comparable = [price for price in all_prices if price.exact or price.cosine is not None]
+    fitting = [price for price in comparable if price.bytes is None or price.bytes <= budget]
+    in_time = [price for price in fitting if seconds is None or price.gradient_steps * unit <= seconds]
     if not fitting:
-        least = min(honest, key=lambda price: price.bytes or 0)
+        least = min(comparable, key=lambda price: price.bytes or 0)
         raise UserError(
             "memory", got=format_bytes(budget),
             why=f"the leanest option, {least.method}, takes {format_bytes(least.bytes or 0)}",
             do="give more memory, or take fewer inner steps",
         )  # fmt: skip
-    if not quick:
+    if not in_time:
         least = min(fitting, key=lambda price: price.gradient_steps)
         raise UserError(
             "seconds", got=seconds,
             why=f"the quickest option that fits the memory, {least.method}, takes {least.gradient_steps * unit:.3g} s",
             do="give more time or memory, or take fewer inner steps",
         )  # fmt: skip
-    best = min(quick, key=lambda price: (not price.exact, 0 if price.exact else -_cosine(price), price.gradient_steps))
-    options = [_option(price, best, budget, seconds, unit) for price in known]
+    best = min(
+        in_time, key=lambda price: (not price.exact, 0 if price.exact else -(price.cosine or 0), price.gradient_steps)
+    )
+    options = [
+        Option(
+            price=price, seconds=price.gradient_steps * unit, fits=price.bytes is None or price.bytes <= budget,
+            verdict=_verdict(price, best, budget, seconds, price.gradient_steps * unit),
+        )
+        for price in all_prices
+    ]  # fmt: skip
     options.sort(key=lambda option: (option.price is not best, not option.fits, option.price.gradient_steps))
     return Choice(pick=best.method, why=options[0].verdict, options=tuple(options))
 
 
-def _cosine(price: Price) -> float:
-    return price.cosine or 0.0
-
-
 def _candidates(problem: Bilevel, elements: int) -> list[Method]:
-    """What is compared: all exact ways, samples of several sizes, and two biased ones for their price."""
+    """All exact methods, samples of several sizes, and two biased methods for comparison."""
     steps = problem.steps
     states = sorted({1, 3, 10, round(steps**0.5)} & set(range(1, steps)))
-    found: list[Method] = [Reverse(), Checkpointed(), *(Checkpointed(states=count) for count in states)]
+    methods: list[Method] = [Reverse(), Checkpointed(), *(Checkpointed(states=count) for count in states)]
     if elements <= FEW:
-        found += [Forward(chunk=chunk) for chunk in sorted({1, min(elements, 16)}, reverse=True)]
+        methods += [Forward(chunk=chunk) for chunk in sorted({1, min(elements, 16)}, reverse=True)]
     for count in (8, 32, 128):
         if count < elements:
             law: Law = Orthonormal() if count * 10 >= elements else Rademacher()
-            found.append(ForwardGradient(directions=count, chunk=min(count, 8), law=law))
-    if elements > 8:  # up to there the leanest exact way is as lean
-        found.append(ForwardGradient(directions=8, chunk=1))
-    return [*found, Truncated(steps=max(1, steps // 10)), HessianFree()]
+            methods.append(ForwardGradient(directions=count, chunk=min(count, 8), law=law))
+    # up to 8 elements ``Forward(chunk=1)`` takes as little memory and is exact
+    if elements > 8:
+        methods.append(ForwardGradient(directions=8, chunk=1))
+    return [*methods, Truncated(steps=max(1, steps // 10)), HessianFree()]
 
 
 def _step_seconds(unroll: Unroll, psi: Tree) -> float:
-    """Seconds of one inner gradient step, the second of two."""
-    unroll = unroll.apart()  # the second step is taken from another state
+    """Seconds of one inner gradient step."""
+    # the second of two, since the first loads kernels; it starts from another state, so it is compared with nothing
+    unroll = unroll.unchecked()
     state = unroll.run(psi, last=1)
     begin = time.perf_counter()
     unroll.run(psi, state=state, first=0, last=1)
@@ -169,20 +161,15 @@ def _step_seconds(unroll: Unroll, psi: Tree) -> float:
 
 
 def _solve_seconds(problem: BlackBox, phi: Tree) -> float:
-    """Seconds of one solve, the second of two."""
+    """Seconds of one solve, the second of two (the first may compile or load something)."""
     check_solution(problem.solve(phi))
     begin = time.perf_counter()
     problem.solve(phi)
     return time.perf_counter() - begin
 
 
-def _option(price: Price, best: Price, budget: int, seconds: float | None, unit: float) -> Option:
-    fits, time_ = price.bytes is None or price.bytes <= budget, price.gradient_steps * unit
-    return Option(price=price, seconds=time_, fits=fits, verdict=_verdict(price, best, budget, seconds, time_))
-
-
 def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time_: float) -> str:
-    """Why a price wins or loses."""
+    """Why a method is picked or not."""
     if price is best and price.exact:
         return "exact, and the fastest that fits"
     if price is best and price.bytes is None:
@@ -197,11 +184,11 @@ def _verdict(price: Price, best: Price, budget: int, seconds: float | None, time
         return "biased by an amount that nobody knows beforehand"
     if price.exact:
         return f"exact, but takes {price.gradient_steps / best.gradient_steps:.2g} times the work"
-    return f"expected cosine {_cosine(price):.2f} only"
+    return f"expected cosine {price.cosine or 0:.2f} only"
 
 
-def _differences(elements: int) -> list[Price]:
-    """What a black box leaves: differences along every direction where φ is small, along some of them elsewhere."""
+def _black_box_prices(elements: int) -> list[Price]:
+    """Options for a black box: differences along all directions where φ is small, else along some of them."""
     counts = {min(elements, count) for count in (4, 16, 64, elements if elements <= 256 else 64)}
     methods = [ZerothOrder(directions=count, law=Orthonormal()) for count in sorted(counts)]
     return [

@@ -36,20 +36,9 @@ class Law(Protocol):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Directions of the given numbers; row i depends on the law, ``seed``, i, ``count`` and ``size`` only.
+        """Directions of some of the numbers 0 … count − 1, shape (len(numbers), size).
 
-        So the same direction comes out of any chunking, on any rank, at any time, to the same bits.
-
-        Args:
-            numbers: Which of the directions 0 … count−1.
-            count: Directions of the whole estimate (count), b.
-            size: Length of a direction (count), N.
-            seed: Seed of the estimate.
-            dtype: Floating type of the result.
-            device: Where the result lies; it is drawn on the CPU.
-
-        Returns:
-            Tensor of shape (len(numbers), size).
+        Row i depends on the law, ``seed``, i, ``count`` and ``size`` only: every chunking and rank gives the same.
         """
         ...
 
@@ -67,8 +56,8 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Independent:
-    """What the laws of independent rows share: no limit, and one generator for each row."""
+class _Law:
+    """What all laws share."""
 
     def rows(
         self,
@@ -82,10 +71,38 @@ class _Independent:
     ) -> Tensor:
         """Directions of the given numbers, shape (len(numbers), size)."""
         _check(self, numbers, count, size)
+        # drawn on the CPU, whose generators give the same bits on every machine
+        return self._draw(numbers, count, size, seed, dtype).to(device)
+
+    def _draw(self, numbers: Sequence[int], count: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
+        raise NotImplementedError
+
+    def limit(self, size: int) -> int | None:
+        """Most directions there are for length ``size``; None where there is no end of them."""
+        raise NotImplementedError
+
+    def excess(self, count: int, size: int) -> float:
+        """Relative mean squared error of an estimate; the class gives its formula."""
+        raise NotImplementedError
+
+    def cosine(self, count: int, size: int) -> float:
+        """Expected cosine of ĝ with g, as 1/√(1 + excess); exact in the root mean square for orthogonal directions.
+
+        For independent ones it is within 3 % from b = 8 on; for b = 1 the truth is a factor √(2/π) ≈ 0.80 below it.
+        """
+        # E ĝ·g = ‖g‖² and E‖ĝ‖² = (1 + excess)‖g‖²: the ratio of means stands for the mean ratio
+        return 1 / math.sqrt(1 + self.excess(count, size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Independent(_Law):
+    """Laws of independent rows: no limit, and one generator for each row."""
+
+    def _draw(self, numbers: Sequence[int], count: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty(len(numbers), size, dtype=dtype)
         for row, number in zip(out, numbers, strict=True):
             self._fill(row, stream(seed, "direction", number))
-        return out.to(device)
+        return out
 
     def _fill(self, row: Tensor, generator: torch.Generator) -> None:
         raise NotImplementedError
@@ -98,9 +115,18 @@ class _Independent:
         """Relative mean squared error (N − 1)/b."""
         return (size - 1) / count
 
-    def cosine(self, count: int, size: int) -> float:
-        """About 1/√(1 + excess) for b ≥ 8, within 3 %; for b = 1 the truth is a factor √(2/π) ≈ 0.80 below it."""
-        return _cosine(self.excess(count, size))
+
+@dataclass(frozen=True, slots=True)
+class _Exhaustive(_Law):
+    """Laws of b orthogonal rows of length √N: exact at b = N."""
+
+    def limit(self, size: int) -> int | None:
+        """N: no more than N vectors of R^N are orthogonal."""
+        return size
+
+    def excess(self, count: int, size: int) -> float:
+        """Relative mean squared error N/b − 1."""
+        return size / count - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,44 +172,21 @@ class Sphere(_Independent):
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinate:
+class Coordinate(_Exhaustive):
     """√N e_j with j drawn without replacement: relative error N/b − 1, exact at b = N.
 
     Its estimate keeps b entries of g, scaled by N/b, and zeroes the others.
     """
 
-    def rows(
-        self,
-        numbers: Sequence[int],
-        *,
-        count: int,
-        size: int,
-        seed: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Directions of the given numbers, shape (len(numbers), size)."""
-        _check(self, numbers, count, size)
-        drawn = _subset(count, size, seed)
+    def _draw(self, numbers: Sequence[int], count: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
+        drawn = _sample_subset(count, size, seed)
         out = torch.zeros(len(numbers), size, dtype=dtype)
         out[range(len(numbers)), [drawn[number] for number in numbers]] = math.sqrt(size)
-        return out.to(device)
-
-    def limit(self, size: int) -> int | None:
-        """N: as many as there are coordinates."""
-        return size
-
-    def excess(self, count: int, size: int) -> float:
-        """Relative mean squared error N/b − 1."""
-        return size / count - 1
-
-    def cosine(self, count: int, size: int) -> float:
-        """Root mean square cosine √(b/N), exactly, since ĝ is a scaled projection; the mean is lower for uneven g."""
-        return _cosine(self.excess(count, size))
+        return out
 
 
 @dataclass(frozen=True, slots=True)
-class Orthonormal:
+class Orthonormal(_Exhaustive):
     """√N times the rows of a uniformly random orthonormal frame: relative error N/b − 1, exact at b = N.
 
     The frame is the Q of a Gaussian matrix, with the signs that make R's diagonal positive: O(b²N) work. It has to
@@ -193,35 +196,12 @@ class Orthonormal:
     Source: Feng & Wang 2022 (arXiv:2205.14737); sign correction: Mezzadri 2007 (arXiv:math-ph/0609050).
     """
 
-    def rows(
-        self,
-        numbers: Sequence[int],
-        *,
-        count: int,
-        size: int,
-        seed: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Directions of the given numbers, shape (len(numbers), size)."""
-        _check(self, numbers, count, size)
-        return _frame(count, size, seed)[list(numbers)].to(device=device, dtype=dtype)
-
-    def limit(self, size: int) -> int | None:
-        """N: no more than N vectors of R^N are orthogonal."""
-        return size
-
-    def excess(self, count: int, size: int) -> float:
-        """Relative mean squared error N/b − 1."""
-        return size / count - 1
-
-    def cosine(self, count: int, size: int) -> float:
-        """Root mean square cosine √(b/N), exactly, since ĝ is a scaled projection; the mean is a little below it."""
-        return _cosine(self.excess(count, size))
+    def _draw(self, numbers: Sequence[int], count: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
+        return _orthogonal_frame(count, size, seed)[list(numbers)].to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Hadamard:
+class Hadamard(_Law):
     """Rows of a Hadamard matrix, cut and randomly signed: relative error ((N − 1)/b)(P − b)/(P − 1), memory O(N + b).
 
     Of the P = 2^k ≥ N rows of Sylvester's matrix, H_rc = (−1)^(bits that r and c share), b are drawn without
@@ -233,45 +213,25 @@ class Hadamard:
         (512, 0.0)
     """
 
-    def rows(
-        self,
-        numbers: Sequence[int],
-        *,
-        count: int,
-        size: int,
-        seed: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Directions of the given numbers, shape (len(numbers), size)."""
-        _check(self, numbers, count, size)
-        drawn = _subset(count, _order(size), seed)
+    def _draw(self, numbers: Sequence[int], count: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
+        drawn = _sample_subset(count, _next_power_of_two(size), seed)
         signs = _signs(size, stream(seed, "direction", "signs"))
         out = torch.empty(len(numbers), size, dtype=dtype)
         for row, number in zip(out, numbers, strict=True):
             row.copy_(_sylvester(drawn[number], size) * signs)
-        return out.to(device)
+        return out
 
     def limit(self, size: int) -> int | None:
         """P, the least power of two that is no less than N."""
-        return _order(size)
+        return _next_power_of_two(size)
 
     def excess(self, count: int, size: int) -> float:
         """Relative mean squared error ((N − 1)/b)(P − b)/(P − 1)."""
-        order = _order(size)
+        order = _next_power_of_two(size)
         return (size - 1) / count * (order - count) / max(order - 1, 1)
 
-    def cosine(self, count: int, size: int) -> float:
-        """About 1/√(1 + excess) for b ≥ 8; exactly 1 at b = P."""
-        return _cosine(self.excess(count, size))
 
-
-def _cosine(excess: float) -> float:
-    """√(1/(1 + excess)): E ĝ·g = ‖g‖² and E‖ĝ‖² = (1 + excess)‖g‖²; the ratio of means stands for the mean ratio."""
-    return 1 / math.sqrt(1 + excess)
-
-
-def _check(law: Law, numbers: Sequence[int], count: int, size: int) -> None:
+def _check(law: _Law, numbers: Sequence[int], count: int, size: int) -> None:
     """Refuse what no law can draw."""
     if size < 1:
         raise UserError("size", got=size, why="a direction needs an entry", do="differentiate by at least one number")
@@ -293,23 +253,14 @@ def _signs(size: int, generator: torch.Generator) -> Tensor:
     return torch.empty(size, dtype=torch.int8).random_(0, 2, generator=generator).mul_(2).sub_(1)
 
 
-def _order(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     """Least power of two that is no less than ``size``."""
     return 1 << (size - 1).bit_length()
 
 
 def _sylvester(row: int, size: int) -> Tensor:
-    """First ``size`` entries of a row of Sylvester's matrix, int8: (−1) to the parity of ``row & column``.
-
-    Columns that share all bits but the highest differ by that bit's sign alone, so each doubling copies what is there.
-
-    Args:
-        row: Index of the row, r.
-        size: Entries wanted (count), N.
-
-    Returns:
-        Tensor of ±1, shape (size,).
-    """
+    """First ``size`` entries of a row of Sylvester's matrix, int8: (−1) to the parity of ``row & column``."""
+    # columns that share all bits but the highest differ by that bit's sign alone, so each doubling copies what is there
     out = torch.ones(size, dtype=torch.int8)
     for bit in range((size - 1).bit_length()):
         half, end = 1 << bit, min(2 << bit, size)
@@ -319,34 +270,27 @@ def _sylvester(row: int, size: int) -> Tensor:
     return out
 
 
-@lru_cache(maxsize=1)  # chunks of one estimate ask for the same frame again and again
-def _frame(count: int, size: int, seed: int) -> Tensor:
+# chunks of one estimate need the same frame, and each costs a QR decomposition
+@lru_cache(maxsize=1)
+def _orthogonal_frame(count: int, size: int, seed: int) -> Tensor:
     """Uniformly random orthogonal rows of length √N, float64, shape (count, size)."""
     normal = torch.randn(size, count, generator=stream(seed, "direction", "frame"), dtype=torch.float64)
     frame, triangle = torch.linalg.qr(normal)
+    # LAPACK's signs are not random: with R's diagonal positive, Q is uniform on the orthogonal group (Mezzadri 2007)
     rows: Tensor = math.sqrt(size) * (frame * triangle.diagonal().sign()).T
     return rows
 
 
-@lru_cache(maxsize=8)  # chunks of one estimate ask for the same b integers again and again
-def _subset(count: int, of: int, seed: int) -> tuple[int, ...]:
-    """First ``count`` of a uniformly random order of ``range(of)``, in O(count) memory.
-
-    Fisher and Yates' shuffle that writes down only the places it has touched.
-
-    Args:
-        count: Numbers wanted (count), b.
-        of: Numbers to choose among (count), N or P.
-        seed: Seed of the estimate.
-
-    Returns:
-        Distinct numbers; those of a smaller count come first among those of a larger one.
-    """
+# likewise the same b integers
+@lru_cache(maxsize=8)
+def _sample_subset(count: int, of: int, seed: int) -> tuple[int, ...]:
+    """First ``count`` entries of a random permutation of ``range(of)``; a larger count continues a smaller one."""
+    # Fisher-Yates shuffle that stores only the entries it has moved: O(count) memory where N may be millions
     draws = torch.empty(count, dtype=torch.int64).random_(generator=stream(seed, "direction", "subset")).tolist()
     moved: dict[int, int] = {}
     chosen = []
     for place, draw in enumerate(draws):
-        other = place + draw % (of - place)  # the remainder favours low places by of/2⁶³: nothing
+        other = place + draw % (of - place)  # modulo bias: of/2⁶³
         chosen.append(moved.get(other, other))
         moved[other] = moved.get(place, place)
     return tuple(chosen)

@@ -1,4 +1,4 @@
-"""What a method returns and a user reads: hypergradient, value, end of the run, and how sure it is."""
+"""Results: what a method returns, and what a user reads."""
 
 from __future__ import annotations
 
@@ -15,42 +15,27 @@ from sparing.hypergrad.unroll import State, Unroll
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A hypergradient in its two parts: through the inner run, in the space of ψ, and direct, in the space of φ."""
+    """What a method returns: a hypergradient in two parts, through the inner run and direct."""
 
-    through: list[Tensor]
-    """d_T·dθ_T/dψ, leaves as of ψ."""
-    direct: list[Tensor]
-    """∂f/∂φ at θ_T, leaves as of φ."""
-    value: Tensor
-    """f(θ_T, φ), shape ()."""
-    state: State
-    """θ_T and moments."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the report that the method alone knows."""
-    control: list[Tensor] | None = None
-    """The next control variate, leaves as of ψ."""
+    through: list[Tensor]  # d_T·dθ_T/dψ, leaves as of ψ
+    direct: list[Tensor]  # ∂f/∂φ at θ_T, leaves as of φ
+    value: Tensor  # f(θ_T, φ), shape ()
+    state: State  # θ_T and moments
+    details: Mapping[str, Any] = field(default_factory=dict)  # fields of the report that the method fills
+    control: list[Tensor] | None = None  # the next control variate, leaves as of ψ
 
 
 class Method(Protocol):
-    """A way to a hypergradient; a value, usually a frozen dataclass."""
+    """A method for a hypergradient; a value, usually a frozen dataclass."""
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
-        """Estimate the hypergradient.
-
-        Args:
-            unroll: The inner run.
-            psi: ψ(φ), or φ itself; detached.
-            phi: φ, detached.
-
-        Returns:
-            Both parts of it.
-        """
+        """Estimate the hypergradient; psi: ψ(φ), or φ itself."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How the hypergradient was got, what it cost and how sure it is; None where a method has nothing to say."""
+    """How the hypergradient was computed, its cost and its uncertainty; None for what a method does not report."""
 
     method: str
     """The method, in a few words."""

@@ -12,17 +12,25 @@ from torch import Tensor
 from sparing.errors import UserError
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.guided import Frame, frame_of, guided
-from sparing.hypergrad.sampled import Draw, combined, confidence, controlled, draw_of, exponent, masked_warning
+from sparing.hypergrad.guided import Frame, build_frame, guided_estimate
+from sparing.hypergrad.sampled import (
+    Directions,
+    combine,
+    combine_with_control,
+    confidence,
+    draw_directions,
+    exponent,
+    masked_warning,
+)
 from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.sweep import Sweep, sweep
 from sparing.hypergrad.trees import Tree, leaves, ravel, size, unravel
 from sparing.hypergrad.unroll import Unroll
-from sparing.hypergrad.witness import Seen
+from sparing.hypergrad.witness import FirstPass
 from sparing.seeds import number
 
+# Growth of ‖y_t‖ over the second half of a run above which a report warns of chaos.
 CHAOTIC = 1e3
-"""Growth of ‖y_t‖ over the second half of a run above which its gradient is called meaningless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +44,10 @@ class Forward:
     """Tangents carried through the run together (count); None for all."""
 
     def __post_init__(self) -> None:
-        """Refuse a chunk below one."""
         if self.chunk is not None and self.chunk < 1:
             raise UserError("chunk", got=self.chunk, why="tangents are counted", do="pass at least 1, or None")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "forward"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -55,7 +61,8 @@ class Forward:
 
         swept = sweep(unroll, psi, phi, basis, range(count), chunk=self.chunk)
         through = leaves(unravel(swept.weights, psi))
-        return _estimate(swept, through, {"growth": swept.growth, "exponent": exponent(swept.growth)})
+        details = {"growth": swept.growth, "exponent": exponent(swept.growth)}
+        return replace(swept.finish, through=through, details=details)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +98,6 @@ class ForwardGradient:
     """Processes to share the directions with."""
 
     def __post_init__(self) -> None:
-        """Refuse counts that cannot work."""
         for name in ("directions", "chunk", "width"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -108,7 +114,6 @@ class ForwardGradient:
             )  # fmt: skip
 
     def __str__(self) -> str:
-        """Name for tables."""
         extras = [("guided", self.guides), (f"tail {self.tail}", self.tail), ("control", self.control is not None)]
         return ", ".join([f"(FG)²U b={self.directions}", *(name for name, used in extras if used)])
 
@@ -116,28 +121,24 @@ class ForwardGradient:
         """The unbiased estimate."""
         seed = number(unroll.seed, "directions")
         if not self.guides:
-            return self._plain(unroll, psi, phi, seed)
+            draw = draw_directions(self.law, self.directions, psi, seed)
+            swept, weights = self._sweep(unroll, psi, phi, draw.rows)
+            return self.assembled(unroll, psi, draw, swept, weights)
         guesses = [_guess(guide, unroll, psi, phi) for guide in self.guides]
-        return self._guided(unroll, psi, phi, frame_of(guesses, self.directions, seed))
+        return self._estimate_guided(unroll, psi, phi, build_frame(guesses, self.directions, seed))
 
-    def _swept(self, unroll: Unroll, psi: Tree, phi: Tree, rows_of: Any) -> tuple[Sweep, Tensor]:
-        """Weights of all directions, those of other ranks included."""
+    def _sweep(self, unroll: Unroll, psi: Tree, phi: Tree, make_rows: Any) -> tuple[Sweep, Tensor]:
+        """The sweep of this rank's directions, and the weights of all ranks' directions."""
         numbers = self.spread.owned(self.directions) if self.spread else range(self.directions)
         tail = min(self.tail, unroll.steps)
-        swept = sweep(unroll, psi, phi, rows_of, numbers, chunk=self.chunk, width=self.width, tail=tail)
+        swept = sweep(unroll, psi, phi, make_rows, numbers, chunk=self.chunk, width=self.width, tail=tail)
         if self.spread is None:
             return swept, swept.weights
-        run = (unroll.seen or Seen()).mark(f"{self.directions} directions of {self.law}", unroll.seed)
+        run = (unroll.first_pass or FirstPass()).signature(f"{self.directions} directions of {self.law}", unroll.seed)
         return swept, self.spread.exchange(swept.weights, self.directions, run)
 
-    def _plain(self, unroll: Unroll, psi: Tree, phi: Tree, seed: int) -> Estimate:
-        """Directions of the law, with or without a control variate."""
-        draw = draw_of(self.law, self.directions, psi, seed)
-        swept, weights = self._swept(unroll, psi, phi, draw.rows)
-        return self.assembled(unroll, psi, draw, swept, weights)
-
-    def assembled(self, unroll: Unroll, psi: Tree, draw: Draw, swept: Sweep, weights: Tensor) -> Estimate:
-        """From the weights of all directions to the estimate and its facts.
+    def assembled(self, unroll: Unroll, psi: Tree, draw: Directions, swept: Sweep, weights: Tensor) -> Estimate:
+        """From the weights of all directions to the estimate and its report.
 
         Args:
             unroll: The inner run.
@@ -151,32 +152,40 @@ class ForwardGradient:
         """
         control = None
         known = _known(unroll, swept).to(weights)
-        grad, cross = combined(draw, weights, known)
+        grad, cross = combine(draw, weights, known)
         if self.control is not None:
-            grad, control = controlled(draw, weights, _vector("control", self.control, draw.size).to(weights))
+            grad, control = combine_with_control(draw, weights, _vector("control", self.control, draw.size).to(weights))
         if self.shrink:
+            # the minimizer of E‖cĝ − g‖² is c = 1/(1 + relative error)
             left = max(int(torch.isfinite(weights).sum()), 1)
             grad = grad / (1 + draw.law.excess(left, draw.size))
-        sure = confidence(draw, weights, known, cross)
-        facts = {"norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine}
-        return self._made(swept, psi, weights, grad, facts, control)
-
-    def _guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
-        """Guesses and a random frame of their complement."""
-        swept, weights = self._swept(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
-        found = guided(frame, weights)
-        known = _known(unroll, swept).to(found.grad)
-        whole = found.norm_squared + float(known.square().sum() + 2 * known @ found.grad)
-        facts = {
-            "norm_squared": found.norm_squared,
-            "cosine": (whole / (whole + found.error)) ** 0.5 if whole > 0 else 0.0,
-            "audit": {f"{n}: {_named(self.guides[n])}": value for n, value in found.audit.items()},
+        certainty = confidence(draw, weights, known, cross)
+        details = {
+            "norm_squared": certainty.norm_squared,
+            "norm_squared_interval": certainty.interval,
+            "cosine": certainty.cosine,
         }
-        return self._made(swept, psi, weights, found.grad, facts, None)
+        return self._report(swept, psi, weights, grad, details, control)
 
-    def _made(
-        self, swept: Sweep, psi: Tree, weights: Tensor, grad: Tensor, facts: dict[str, Any], control: Tensor | None
+    def _estimate_guided(self, unroll: Unroll, psi: Tree, phi: Tree, frame: Frame) -> Estimate:
+        """Along the guesses, and along a random frame of their complement."""
+        swept, weights = self._sweep(unroll, psi, phi, lambda numbers: frame.rows[list(numbers)])
+        guided = guided_estimate(frame, weights)
+        known = _known(unroll, swept).to(guided.grad)
+        names = [str(guide) if hasattr(guide, "estimate") else "given" for guide in self.guides]
+        # ‖k + g‖² with the cross term estimated, since only ĝ is known of g
+        whole = guided.norm_squared + float(known.square().sum() + 2 * known @ guided.grad)
+        details = {
+            "norm_squared": guided.norm_squared,
+            "cosine": (whole / (whole + guided.error)) ** 0.5 if whole > 0 else 0.0,
+            "audit": {f"{n}: {names[n]}": value for n, value in guided.audit.items()},
+        }
+        return self._report(swept, psi, weights, guided.grad, details, None)
+
+    def _report(
+        self, swept: Sweep, psi: Tree, weights: Tensor, grad: Tensor, details: dict[str, Any], control: Tensor | None
     ) -> Estimate:
+        """The estimate with its warnings and the fields that all kinds of directions report."""
         masked = int((~torch.isfinite(weights)).sum())
         slope = exponent(swept.growth)
         warnings = []
@@ -184,56 +193,40 @@ class ForwardGradient:
             warnings.append(masked_warning(masked, self.directions))
         if slope is not None and slope * len(swept.growth) / 2 > torch.tensor(CHAOTIC).log().item():
             warnings.append(f"‖y_t‖ grows by {slope:.2g} nat a step: the run is chaotic, lower the inner rate")
-        told = {"directions": self.directions, "masked": masked, "weights": weights, "growth": swept.growth}
-        through = [part + known for part, known in zip(leaves(unravel(grad, psi)), swept.known, strict=True)]
-        following = None if control is None else leaves(unravel(control, psi))
-        return _estimate(swept, through, told | facts | {"exponent": slope, "warnings": tuple(warnings)}, following)
-
-
-def _estimate(swept: Sweep, through: list[Tensor], facts: dict[str, Any], control: Any = None) -> Estimate:
-    end = swept.finish
-    return Estimate(through=through, direct=end.direct, value=end.value, state=end.state, facts=facts, control=control)
+        sampled = {"directions": self.directions, "masked": masked, "weights": weights, "growth": swept.growth}
+        return replace(
+            swept.finish,
+            through=[part + known for part, known in zip(leaves(unravel(grad, psi)), swept.known, strict=True)],
+            details=sampled | details | {"exponent": slope, "warnings": tuple(warnings)},
+            control=None if control is None else leaves(unravel(control, psi)),
+        )
 
 
 def _known(unroll: Unroll, swept: Sweep) -> Tensor:
-    """The exact part in the space of the directions; the direct part lies there only without a bottleneck."""
+    """The exact part in the space of the directions, shape (N,)."""
+    # with a bottleneck, directions live in the space of ψ and the direct part in that of φ
     tail = ravel(swept.known)
     return tail if unroll.problem.through else tail + ravel(swept.finish.direct)
 
 
 def _guess(guide: Any, unroll: Unroll, psi: Tree, phi: Tree) -> Tensor:
-    """A guess as a vector: a tree as it is, a method asked.
-
-    Beyond its first steps a method is held to its own passes alone. Its kernels are not those of the sweep, and where
-    small changes grow the two part by more than rounding; a guess may be of any run.
-
-    Args:
-        guide: A method, or a tree like ψ.
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        phi: φ.
-
-    Returns:
-        Shape (N,).
-    """
+    """A guess as a vector of shape (N,): a tree as it is, a method's through-part as it estimates it."""
     if hasattr(guide, "estimate"):
-        sweeps, own = unroll.seen or Seen(), Seen()
-        own.early(sweeps)
-        guess = ravel(guide.estimate(replace(unroll, seen=own), psi, phi).through)
-        own.settle()
-        sweeps.early(own)
+        # Beyond its first steps a method's run is compared with itself only. Its kernels are not those of the sweep,
+        # and in a chaotic run the two differ by more than rounding; a guess is allowed to be of any run.
+        sweeps, own = unroll.first_pass or FirstPass(), FirstPass()
+        own.adopt_early_losses(sweeps)
+        guess = ravel(guide.estimate(replace(unroll, first_pass=own), psi, phi).through)
+        own.compare_pending()
+        sweeps.adopt_early_losses(own)
         return guess
     return _vector("guides", guide, size(psi)).to(ravel(psi))
 
 
 def _vector(name: str, tree: Tree, count: int) -> Tensor:
-    """A tree that must be like ψ, as a vector."""
+    """A tree of as many elements as ψ, as a vector."""
     if size(tree) != count:
         raise UserError(
             name, got=f"{size(tree)} elements", why=f"φ (or ψ) has {count}", do="pass a tree of the same shapes"
         )
     return ravel(tree)
-
-
-def _named(guide: Any) -> str:
-    return str(guide) if hasattr(guide, "estimate") else "given"

@@ -1,4 +1,4 @@
-"""Directions that follow guesses of the gradient, and random ones for what the guesses miss; unbiased all the same."""
+"""Directions along guesses of the gradient, and random ones orthogonal to them; unbiased whatever the guesses are."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ _DEPENDENT = 1e-6  # a guess is dropped where less than this share of its length
 class Frame:
     """An orthonormal frame: guesses first, random directions of their complement after."""
 
-    rows: Tensor
-    """Shape (b, N), orthonormal."""
-    guides: tuple[int, ...]
-    """Which guesses are left; row k belongs to guess guides[k]."""
-    guesses: Tensor
-    """The guesses, each of length one, shape (r, N)."""
+    rows: Tensor  # shape (b, N), orthonormal
+    guides: tuple[int, ...]  # row k follows guess guides[k]; dependent guesses are dropped
+    guesses: Tensor  # the guesses, each of length one, shape (r, N)
 
     @property
     def known(self) -> int:
@@ -31,20 +28,8 @@ class Frame:
         return len(self.guides)
 
 
-def frame_of(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
-    """Orthonormalise guesses and fill up with random directions orthogonal to them.
-
-    Args:
-        guesses: Vectors of length N, at least one.
-        count: Directions in all b (count).
-        seed: Seed of the random ones.
-
-    Returns:
-        The frame; all b rows are held.
-
-    Raises:
-        UserError: If b is not above the number of guesses, or above N.
-    """
+def build_frame(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
+    """Orthonormalize guesses, vectors of shape (N,), and add random rows orthogonal to them, b = ``count`` in all."""
     size = len(guesses[0])
     if not len(guesses) < count <= size:
         raise UserError(
@@ -55,6 +40,7 @@ def frame_of(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
     left: list[int] = []
     units = [guess / guess.norm().clamp(min=torch.finfo(guess.dtype).tiny) for guess in guesses]
     for number, unit in enumerate(units):
+        # projected twice: one pass of Gram-Schmidt leaves a remainder of the size of rounding over |rest|
         rest = _without(_without(unit, basis), basis)
         if torch.isfinite(rest).all() and rest.norm() > _DEPENDENT:
             basis.append(rest / rest.norm())
@@ -67,6 +53,7 @@ def frame_of(guesses: Sequence[Tensor], count: int, seed: int) -> Frame:
 
 
 def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """The part of a vector that is orthogonal to an orthonormal basis."""
     for unit in basis:
         vector = vector - (vector @ unit) * unit
     return vector
@@ -74,35 +61,25 @@ def _without(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Guided:
-    """The estimate, and what it tells of the guesses."""
+    """The estimate, and how good the guesses were."""
 
-    grad: Tensor
-    """Shape (N,)."""
-    norm_squared: float
-    """Unbiased estimate of ‖g‖²."""
-    error: float
-    """Expected squared error of the estimate."""
-    audit: dict[int, float]
-    """Guess -> estimated cos² to the truth."""
+    grad: Tensor  # shape (N,)
+    norm_squared: float  # unbiased estimate of ‖g‖²
+    error: float  # expected squared error of the estimate
+    audit: dict[int, float]  # guess -> estimated cos² to the truth
 
 
-def guided(frame: Frame, weights: Tensor) -> Guided:
-    """ĝ = UUᵀg + ((N − r)/(b − r))·QQᵀg.
+def guided_estimate(frame: Frame, weights: Tensor) -> Guided:
+    """ĝ = UUᵀg + ((N − r)/(b − r))·QQᵀg from g along each row, shape (b,); NaN where a direction overflowed.
 
-    Its relative error is ((N − r)/(b − r) − 1)·(1 − cos²(U, g)): what the guesses hold has none.
-
-    Args:
-        frame: The directions.
-        weights: g along each row, shape (b,); not a number where it overflowed.
-
-    Returns:
-        Estimate, error and audit.
+    Its relative error is ((N − r)/(b − r) − 1)·(1 − cos²(U, g)): the part along the guesses has none.
 
     Source: Maheswaranathan et al. 2019 (Guided ES); Fournier et al. 2023 (gradient guesses).
     """
     size = frame.rows.shape[1]
     r, finite = frame.known, torch.isfinite(weights)
     clean = torch.where(finite, weights, torch.zeros_like(weights))
+    # the mean is over the random rows that did not overflow
     drawn = max(int(finite[r:].sum()), 1)
     scale = (size - r) / drawn
     inside = clean[:r] @ frame.rows[:r]

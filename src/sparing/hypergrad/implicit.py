@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, inner_product, leaves, rebuilt
-from sparing.hypergrad.unroll import State, Unroll, pulled
-from sparing.hypergrad.witness import refuse_cut
+from sparing.hypergrad.trees import Tree, differentiable, inner_product, rebuild, zeros_like
+from sparing.hypergrad.unroll import State, Unroll, vjp
+from sparing.hypergrad.witness import refuse_once_differentiable
 from sparing.seeds import stream
 
 Vector = list[Tensor]
@@ -21,69 +21,46 @@ Product = Callable[[Vector], Vector]
 
 
 @dataclass(frozen=True)
-class Stationary:
-    """The inner loss around θ_T, with its slopes as a graph: products with H and with Y cost one backward pass."""
+class SecondDerivatives:
+    """The inner gradient at θ_T with its graph: a product with H = ∂²g/∂θ² or Y = ∂²g/∂θ∂ψ is one backward pass."""
 
-    theta: Vector
-    """θ_T, requiring gradients."""
-    given: Vector
-    """Leaves of ψ, requiring gradients."""
-    slopes: Vector
-    """∇_θ g, part of a graph."""
-    decay: float
-    """λ of L2 decay inside the optimizer, which adds λI to H."""
+    theta: Vector  # θ_T, requiring gradients
+    psi_leaves: Vector  # leaves of ψ, requiring gradients
+    grads: Vector  # ∇_θ g, part of a graph
+    decay: float  # λ of L2 decay inside the optimizer, which adds λI to H
 
     def hessian(self, vector: Vector) -> Vector:
         """(H + λI)·vector."""
-        found = pulled(self.slopes, self.theta, vector, keep=True)
-        return [h + self.decay * v for h, v in zip(found, vector, strict=True)]
+        products = vjp(self.grads, self.theta, vector, keep=True)
+        return [h + self.decay * v for h, v in zip(products, vector, strict=True)]
 
     def mixed(self, vector: Vector) -> Vector:
-        """vector·Y with Y = ∂²g/∂θ∂ψ."""
-        return pulled(self.slopes, self.given, vector, keep=True)
+        """vector·Y."""
+        return vjp(self.grads, self.psi_leaves, vector, keep=True)
 
 
-def stationary(unroll: Unroll, state: State, psi: Tree) -> Stationary:
-    """Slopes of the inner loss at the end of the run, on the batch of the last step.
-
-    Args:
-        unroll: The inner run.
-        state: θ_T.
-        psi: φ or ψ(φ).
-
-    Returns:
-        The place.
-    """
-    theta = [weight.detach().requires_grad_() for weight in state.theta]
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+def second_derivatives(unroll: Unroll, state: State, psi: Tree) -> SecondDerivatives:
+    """Second derivatives of the inner loss at the end of the run, on the batch of the last step."""
+    theta = differentiable(state.theta)
+    psi_leaves = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss(theta, rebuilt(psi, given), batch)
-        unroll.hold("loss", unroll.steps, loss)
-        slopes = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
-    refuse_cut(slopes)
-    look(unroll, state, psi)
-    return Stationary(theta, given, list(slopes), unroll.problem.optimizer.coupled_decay)
+        loss = unroll.loss(theta, rebuild(psi, psi_leaves), batch)
+        unroll.check_same("loss", unroll.steps, loss)
+        grads = torch.autograd.grad(loss, theta, create_graph=True, materialize_grads=True)
+    refuse_once_differentiable(grads)
+    check_end_loss(unroll, state, psi)
+    return SecondDerivatives(theta, psi_leaves, list(grads), unroll.problem.optimizer.coupled_decay)
 
 
-def look(unroll: Unroll, state: State, psi: Tree) -> None:
-    """The loss at the end of the run, on the batch of the last step, held against what else is seen there."""
-    theta = [weight.detach().requires_grad_() for weight in state.theta]  # a loss may take gradients itself
+def check_end_loss(unroll: Unroll, state: State, psi: Tree) -> None:
+    """Compare the loss at the end of the run, on the batch of the last step, with that of other passes."""
+    theta = differentiable(state.theta)  # a loss may contain gradients itself, such as a penalty on them
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        unroll.hold("loss", unroll.steps, unroll.loss(theta, psi, batch))
+        unroll.check_same("loss", unroll.steps, unroll.loss(theta, psi, batch))
 
 
 def largest_eigenvalue(product: Product, like: Vector, *, rounds: int, seed: int) -> float:
-    """|λ| of largest size, by power iteration; from below.
-
-    Args:
-        product: v -> Hv.
-        like: Gives shapes.
-        rounds: Products to take (count).
-        seed: Seed of the start.
-
-    Returns:
-        ‖Hv‖ at the last unit v.
-    """
+    """Largest |λ| by power iteration, from below; ``like`` gives shapes."""
     generator = stream(seed, "power")
     vector = [torch.randn(part.shape, generator=generator).to(part) for part in like]
     size = 0.0
@@ -100,31 +77,21 @@ def _norm(vector: Sequence[Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in vector))
 
 
-def moved(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
-    """The vector plus ``step`` times another."""
+def add_scaled(vector: Vector, step: float | Tensor, along: Vector) -> Vector:
+    """Vector + step·along."""
     return [a + step * b for a, b in zip(vector, along, strict=True)]
 
 
-def solved(
-    unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[Stationary, Vector], tuple[Vector, dict[str, object]]]
+def implicit_estimate(
+    unroll: Unroll, psi: Tree, phi: Tree, solve: Callable[[SecondDerivatives, Vector], tuple[Vector, dict[str, object]]]
 ) -> Estimate:
-    """Run, solve for x ≈ H⁻¹d, and return −x·Y with its facts.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        phi: φ.
-        solve: (place, d) -> x and facts.
-
-    Returns:
-        Both parts of the hypergradient.
-    """
+    """Run, solve for x ≈ H⁻¹d by ``solve``: (derivatives, d) -> x and report fields, and return −x·Y (eq. 24)."""
     state = unroll.run(psi)
-    value, slopes, direct = unroll.outer_slopes(state, phi)
-    place = stationary(unroll, state, psi)
-    solution, facts = solve(place, slopes)
-    through = [-part for part in place.mixed(solution)]
-    return Estimate(through=through, direct=direct, value=value, state=state, facts=facts)
+    value, grads, direct = unroll.outer_gradients(state, phi)
+    point = second_derivatives(unroll, state, psi)
+    solution, details = solve(point, grads)
+    through = [-part for part in point.mixed(solution)]
+    return Estimate(through=through, direct=direct, value=value, state=state, details=details)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +105,11 @@ class HessianFree:
     """α, in place of H⁻¹."""
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "Hessian-free"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
-        return solved(unroll, psi, phi, lambda place, d: ([self.scale * part for part in d], {}))
+        return implicit_estimate(unroll, psi, phi, lambda point, d: ([self.scale * part for part in d], {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,53 +127,38 @@ class Neumann:
     """Power iterations that estimate λ_max before anything is summed (count); 0 trusts the step."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if not self.step > 0:
             raise UserError("Neumann.step", got=self.step, why="the series needs a step", do="pass step > 0")
         if self.terms < 0 or self.check < 0:
             raise UserError("Neumann.terms", got=min(self.terms, self.check), why="counted", do="pass numbers >= 0")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"Neumann {self.terms}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
 
-        def solve(place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
-            largest = self._refuse_divergence(place, unroll.seed)
+        def solve(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
+            largest = self._refuse_divergence(point, unroll.seed)
             total, term = d, d
             for _ in range(self.terms):
-                term = moved(term, -self.step, place.hessian(term))
-                total = moved(total, 1.0, term)
+                term = add_scaled(term, -self.step, point.hessian(term))
+                total = add_scaled(total, 1.0, term)
             solution = [self.step * part for part in total]
-            return solution, {"curvature": largest, "residual": _residual(place, solution, d)}
+            return solution, {"curvature": largest, "residual": _residual(point, solution, d)}
 
-        return solved(unroll, psi, phi, solve)
+        return implicit_estimate(unroll, psi, phi, solve)
 
-    def _refuse_divergence(self, place: Stationary, seed: int) -> float | None:
-        """λ_max, unless the series cannot converge.
-
-        Args:
-            place: θ_T.
-            seed: Seed of the start of the power iteration.
-
-        Returns:
-            λ_max, or None where it is not looked at.
-
-        Raises:
-            UserError: If α ≥ 2/λ_max.
-        """
+    def _refuse_divergence(self, point: SecondDerivatives, seed: int) -> float | None:
+        """λ_max (None if unchecked); UserError where α ≥ 2/λ_max."""
         if not self.check:
             return None
-        largest = largest_eigenvalue(place.hessian, place.theta, rounds=self.check, seed=seed)
+        largest = largest_eigenvalue(point.hessian, point.theta, rounds=self.check, seed=seed)
         if self.step * largest >= 2:
             raise UserError(
-                "Neumann.step",
-                got=f"{self.step:.3g}",
+                "Neumann.step", got=f"{self.step:.3g}", do=f"pass step <= {1 / largest:.2g}",
                 why=f"the series diverges from 2/λ_max = {2 / largest:.3g} on",
-                do=f"pass step <= {1 / largest:.2g}",
-            )
+            )  # fmt: skip
         return largest
 
 
@@ -226,36 +177,35 @@ class ConjugateGradient:
     """Stop at this ‖residual‖/‖d‖."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if self.terms < 1 or self.damping < 0:
             got = f"terms {self.terms}, damping {self.damping}"
             raise UserError("ConjugateGradient", got=got, why="it iterates", do="pass terms >= 1, damping >= 0")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"CG {self.terms}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
-        return solved(unroll, psi, phi, self._solve)
+        return implicit_estimate(unroll, psi, phi, self._solve)
 
-    def _solve(self, place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
-        solution = [torch.zeros_like(part) for part in d]
+    def _solve(self, point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
+        solution = zeros_like(d)
         residual, direction = list(d), list(d)
-        square, whole = _square(residual), _norm(d)
+        square, whole = inner_product(residual, residual), _norm(d)
         warnings: tuple[str, ...] = ()
         for _ in range(self.terms):
             if float(square) ** 0.5 <= self.tolerance * whole:
                 break
-            bent = moved(place.hessian(direction), self.damping, direction)
-            curve = inner_product(direction, bent)
+            product = add_scaled(point.hessian(direction), self.damping, direction)
+            curve = inner_product(direction, product)
+            # not `curve <= 0`: NaN must stop here as well
             if not float(curve) > 0:
                 warnings = ("the inner Hessian has negative curvature: more damping, or another method",)
                 break
             step = square / curve
-            solution, residual = moved(solution, step, direction), moved(residual, -step, bent)
-            before, square = square, _square(residual)
-            direction = moved(residual, square / before, direction)
+            solution, residual = add_scaled(solution, step, direction), add_scaled(residual, -step, product)
+            before, square = square, inner_product(residual, residual)
+            direction = add_scaled(residual, square / before, direction)
         return solution, {"residual": _norm(residual) / whole if whole else 0.0, "warnings": warnings}
 
 
@@ -272,44 +222,31 @@ class FiniteDifference:
     """ε·‖d‖: how far θ_T is moved."""
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "finite difference"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate."""
         state = unroll.run(psi)
-        look(unroll, state, psi)
-        look(unroll, state, psi)
-        value, d, direct = unroll.outer_slopes(state, phi)
+        # twice: its own passes are at other θ, so this is what shows a loss that differs each time
+        check_end_loss(unroll, state, psi)
+        check_end_loss(unroll, state, psi)
+        value, d, direct = unroll.outer_gradients(state, phi)
         length = _norm(d)
         step = self.radius / length if length else 1.0
-        up, down = (slopes_of_psi(unroll, moved(state.theta, sign * step, d), psi) for sign in (1, -1))
+        up, down = (psi_gradient(unroll, add_scaled(state.theta, sign * step, d), psi) for sign in (1, -1))
         through = [-self.scale * (a - b) / (2 * step) for a, b in zip(up, down, strict=True)]
         return Estimate(through=through, direct=direct, value=value, state=state)
 
 
-def slopes_of_psi(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
-    """∇_ψ g at some θ, on the batch of the last step.
-
-    Args:
-        unroll: The inner run.
-        theta: Leaves of θ.
-        psi: φ or ψ(φ).
-
-    Returns:
-        Leaves as of ψ.
-    """
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+def psi_gradient(unroll: Unroll, theta: Vector, psi: Tree) -> Vector:
+    """∇_ψ g at some θ, on the batch of the last step, leaves as of ψ."""
+    psi_leaves = differentiable(psi)
     with torch.enable_grad(), unroll.at(unroll.steps - 1) as batch:
-        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuilt(psi, given), batch)
-    return pulled(loss, given)
+        loss = unroll.loss([weight.requires_grad_() for weight in theta], rebuild(psi, psi_leaves), batch)
+    return vjp(loss, psi_leaves)
 
 
-def _square(vector: Vector) -> Tensor:
-    return inner_product(vector, vector)
-
-
-def _residual(place: Stationary, solution: Vector, d: Vector) -> float:
+def _residual(point: SecondDerivatives, solution: Vector, d: Vector) -> float:
     """‖d − Hx‖/‖d‖."""
     length = _norm(d)
-    return _norm(moved(d, -1.0, place.hessian(solution))) / length if length else 0.0
+    return _norm(add_scaled(d, -1.0, point.hessian(solution))) / length if length else 0.0

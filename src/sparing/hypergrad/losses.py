@@ -1,4 +1,4 @@
-"""Losses of torch that lose something in forward mode, written out by their formulas."""
+"""Losses whose forward-mode derivative in torch 2.13 is missing or wrong, by their formulas."""
 
 from __future__ import annotations
 
@@ -12,47 +12,50 @@ from torch.nn import functional as F
 
 
 def _reduced(kwargs: dict[str, Any]) -> str:
-    """What of a loss is asked for, the two old switches included."""
+    """The reduction that is asked for, also by the two deprecated switches."""
     old = kwargs.get("size_average"), kwargs.get("reduce")
     return str(kwargs["reduction"]) if old == (None, None) else _reduction.legacy_get_string(*old, emit_warning=False)
 
 
-def _mean_square(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
-    """The mean of squares: torch's rule for its derivative writes into a tangent of zeros where the target has none."""
+def _mean_square(prediction: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
+    """Mean squared error."""
+    # torch's rule writes in place into a tangent of zeros where the target has none, and fails
     if _reduced(kwargs) != "mean" or kwargs.get("weight") is not None:
-        return F.mse_loss(given, target, **kwargs)
-    return F.mse_loss(given, target, reduction="none").mean()
+        return F.mse_loss(prediction, target, **kwargs)
+    return F.mse_loss(prediction, target, reduction="none").mean()
 
 
 def _mean_by_class(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of classes whose weights may depend on φ: torch holds the sum that the mean divides by constant."""
+    """A loss of classes whose weights may depend on φ."""
+    # torch's rule takes the sum of weights that the mean divides by as constant: a wrong gradient without an error
 
-    def written_out(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
+    def weighted_mean(prediction: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
         weight = kwargs.get("weight")
         if _reduced(kwargs) != "mean" or weight is None or target.is_floating_point():
-            return loss(given, target, **kwargs)
+            return loss(prediction, target, **kwargs)
         summed = kwargs | {"size_average": None, "reduce": None, "reduction": "sum"}
         ignored = target == kwargs["ignore_index"]
         shares = weight[target.masked_fill(ignored, 0)].masked_fill(ignored, 0)
-        whole: Tensor = loss(given, target, **summed) / shares.sum()
+        whole: Tensor = loss(prediction, target, **summed) / shares.sum()
         return whole
 
-    return written_out
+    return weighted_mean
 
 
-def _absolute(given: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
-    """The absolute error: torch 2.13 forgets its weight on the way to a mode, so that is read where it was given."""
+def _absolute(prediction: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
+    """Mean absolute error."""
+    # torch does not pass its weight on to a function mode, so that is read from the frame of the call
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code is not F.l1_loss.__code__:
         frame = frame.f_back
     weight = None if frame is None else frame.f_locals.get("weight")
-    return F.l1_loss(given, target, **kwargs, **({} if weight is None else {"weight": weight}))
+    return F.l1_loss(prediction, target, **kwargs, **({} if weight is None else {"weight": weight}))
 
 
-WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+# Function of torch -> its replacement; a function mode receives two tensors, and the rest by name.
+REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     F.mse_loss: _mean_square,
     F.cross_entropy: _mean_by_class(F.cross_entropy),
     F.nll_loss: _mean_by_class(F.nll_loss),
     F.l1_loss: _absolute,
 }
-"""Function of torch -> the same, as a mode is given it: two tensors, and the rest by name."""

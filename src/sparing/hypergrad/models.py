@@ -39,22 +39,21 @@ def stateless(model: nn.Module) -> tuple[dict[str, Tensor], Callable[..., Any]]:
     for name, module in model.named_modules():
         if isinstance(module, _NORMS) and module.track_running_stats and module.training:
             raise UserError(
-                f"model.{name}",
-                got="batch norm that updates running statistics",
+                f"model.{name}", got="batch norm that updates running statistics",
                 why="a step must be a function of weights and data only",
                 do="use GroupNorm, or pass track_running_stats=False, or call model.eval()",
-            )
+            )  # fmt: skip
     theta = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if not theta:
         raise UserError("model", got="no parameter that requires gradients", why="nothing trains", do="unfreeze some")
     hooked = next((name for name, p in model.named_parameters() if p.requires_grad and p._backward_hooks), None)
     if hooked is not None:
         raise UserError(
-            f"model.{hooked}",
-            got="a hook on its gradient",
+            f"model.{hooked}", got="a hook on its gradient",
             why="the function's weights are not that parameter, so a mask kept by the hook would be lost",
             do="take the hooks off (scaling.apply.remove_) and multiply the weights by their masks in the step",
-        )
+        )  # fmt: skip
+    # the fused kernels of recurrent layers have no forward mode
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
 
     def call(weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

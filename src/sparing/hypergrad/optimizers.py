@@ -20,8 +20,7 @@ from sparing.errors import UserError
 
 Leaves = Sequence[Tensor]
 Slots = tuple[list[Tensor], ...]
-Rate = float | Callable[..., Any]
-"""Learning rate η: a number, (step) -> number, or (step, phi) -> number or tensor; step counts from 0."""
+Rate = float | Callable[..., Any]  # η, (step) -> η, or (step, phi) -> η, a number or a tensor; step counts from 0
 
 
 def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], float]:
@@ -42,42 +41,26 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Callable[[int], floa
     return lambda step: floor + (lr - floor) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2
 
 
-def rate_at(rate: Rate, step: int, phi: Any) -> Any:
-    """The learning rate of a step.
-
-    Args:
-        rate: Number, (step) -> rate or (step, phi) -> rate.
-        step: From 0.
-        phi: What the inner loss sees.
-
-    Returns:
-        A number or a tensor that may depend on ``phi``.
-    """
+def lr_at(rate: Rate, step: int, phi: Any) -> Any:
+    """The learning rate of a step, a number or a tensor that may depend on φ (or ψ)."""
     if not callable(rate):
         return rate
-    return rate(step, phi) if takes(rate, 2) else rate(step)
+    return rate(step, phi) if accepts_positional(rate, 2) else rate(step)
 
 
-def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function asks for ``count`` positional arguments; those with a default are the caller's own.
-
-    Args:
-        function: Any callable.
-        count: Positional arguments offered.
-
-    Returns:
-        True also where the signature cannot be read.
-    """
+def accepts_positional(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function requires ``count`` positional arguments; true also where its signature cannot be read."""
     try:
-        asked = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return True
-    positional = [one for one in asked if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    positional = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    # parameters with a default are the user's own, such as a loop variable bound by ``lambda step, k=k: ...``
     required = sum(one.default is one.empty for one in positional)
-    return required >= count or any(one.kind is one.VAR_POSITIONAL for one in asked)
+    return required >= count or any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
-def _clipped(grads: Leaves, limit: float | None) -> list[Tensor]:
+def _clip(grads: Leaves, limit: float | None) -> list[Tensor]:
     """Gradients scaled to a global norm of at most ``limit``, as ``clip_grad_norm_`` does."""
     if limit is None:
         return list(grads)
@@ -86,19 +69,22 @@ def _clipped(grads: Leaves, limit: float | None) -> list[Tensor]:
     return [grad * factor for grad in grads]
 
 
-def _root(square: Tensor) -> Tensor:
-    """√s with derivative 0 where s = 0; a plain root gives inf · 0 = NaN there, in both modes."""
+def _safe_sqrt(square: Tensor) -> Tensor:
+    """√s with derivative 0 where s = 0."""
+    # A plain root has derivative inf · 0 = NaN there, in both modes. The inner ``where`` keeps the root away from 0,
+    # since autograd multiplies the branch not taken by 0.
     dead = square == 0
     return torch.where(dead, torch.zeros_like(square), torch.where(dead, torch.ones_like(square), square).sqrt())
 
 
-def _down(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
-    """One kernel where the rate is a number; a rate may also depend on φ."""
+def _descend(weight: Tensor, lr: Any, move: Tensor) -> Tensor:
+    """θ − η·move."""
+    # one fused kernel, as torch.optim uses, unless the rate is a tensor
     return weight - lr * move if isinstance(lr, Tensor) else torch.add(weight, move, alpha=-lr)
 
 
-def _checked(optimizer: SGD | Adam) -> None:
-    """Refuse settings that no run can use."""
+def _check_settings(optimizer: SGD | Adam) -> None:
+    """Refuse settings that cannot work."""
     if not callable(optimizer.lr) and not float(optimizer.lr) >= 0:
         raise UserError("lr", got=optimizer.lr, why="a step goes downhill", do="pass a rate >= 0 or a schedule")
     if optimizer.weight_decay < 0:
@@ -128,8 +114,7 @@ class SGD:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
-        _checked(self)
+        _check_settings(self)
         if self.nesterov and (self.momentum <= 0 or self.dampening):
             raise UserError("nesterov", got="no momentum", why="it looks ahead along it", do="pass momentum > 0")
 
@@ -151,7 +136,7 @@ class SGD:
     @property
     def steered(self) -> bool:
         """Whether the rate depends on φ; tangents then also move by −η̇ along the step."""
-        return callable(self.lr) and takes(self.lr, 2)
+        return callable(self.lr) and accepts_positional(self.lr, 2)
 
     def update(self, theta: Leaves, grads: Leaves, slots: Slots, step: int, phi: Any) -> tuple[list[Tensor], Slots]:
         """One step.
@@ -166,9 +151,9 @@ class SGD:
         Returns:
             The next weights and moments.
         """
-        lr = rate_at(self.lr, step, phi)
+        lr = lr_at(self.lr, step, phi)
         moves, slots = self.moves(theta, grads, slots, step)
-        return [_down(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], slots
+        return [_descend(weight, lr, move) for weight, move in zip(theta, moves, strict=True)], slots
 
     def moves(self, theta: Leaves, grads: Leaves, slots: Slots, step: int) -> tuple[list[Tensor], Slots]:
         """The step before it is scaled by the rate.
@@ -182,21 +167,21 @@ class SGD:
         Returns:
             What is subtracted, over η; the next moments.
         """
-        moves = _clipped(grads, self.clip)
+        moves = _clip(grads, self.clip)
         if self.weight_decay:
             moves = [torch.add(g, weight, alpha=self.weight_decay) for g, weight in zip(moves, theta, strict=True)]
         if not self.momentum:
             return moves, ()
-        kept = moves if step == 0 else self._moment(slots[0], moves)
+        # as in torch, the first moment is the gradient itself, undamped
+        if step == 0:
+            kept = moves
+        else:
+            fresh = moves if not self.dampening else [(1 - self.dampening) * move for move in moves]
+            kept = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(fresh, slots[0], strict=True)]
         if not self.nesterov:
             return kept, (list(kept),)
         ahead = [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(moves, kept, strict=True)]
         return ahead, (list(kept),)
-
-    def _moment(self, old: Leaves, moves: Leaves) -> list[Tensor]:
-        """The next moment m' = μm + (1 − τ)g."""
-        fresh = moves if not self.dampening else [(1 - self.dampening) * move for move in moves]
-        return [torch.add(move, moment, alpha=self.momentum) for move, moment in zip(fresh, old, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +206,7 @@ class Adam:
     """Largest global norm of the gradient; None for none."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
-        _checked(self)
+        _check_settings(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError("betas", got=self.betas, why="they are decays", do="pass two numbers in [0, 1)")
 
@@ -236,7 +220,7 @@ class Adam:
         """λ that acts as a quadratic term of the inner loss."""
         return self.weight_decay
 
-    def _decayed(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def _decay(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here λθ joins the gradient."""
         if not self.weight_decay:
             return list(theta), list(grads)
@@ -255,15 +239,15 @@ class Adam:
         Returns:
             The next weights and moments.
         """
-        lr = rate_at(self.lr, step, phi)
-        theta, grads = self._decayed(theta, _clipped(grads, self.clip), lr)
+        lr = lr_at(self.lr, step, phi)
+        theta, grads = self._decay(theta, _clip(grads, self.clip), lr)
         one, two = self.betas
         first = [torch.lerp(old, grad, 1 - one) for old, grad in zip(slots[0], grads, strict=True)]
         second = [torch.addcmul(two * old, g, g, value=1 - two) for old, g in zip(slots[1], grads, strict=True)]
         size = lr / (1 - one ** (step + 1))
         scale = math.sqrt(1 - two ** (step + 1))
         moved = [
-            weight - size * (mean / (_root(square) / scale + self.eps))
+            weight - size * (mean / (_safe_sqrt(square) / scale + self.eps))
             for weight, mean, square in zip(theta, first, second, strict=True)
         ]
         return moved, (first, second)
@@ -284,10 +268,9 @@ class AdamW(Adam):
         """Zero: this decay is no term of the inner loss."""
         return 0.0
 
-    def _decayed(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def _decay(self, theta: Leaves, grads: Leaves, lr: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and gradients after decay: here the weights shrink."""
         return [weight * (1 - lr * self.weight_decay) for weight in theta], list(grads)
 
 
 Optimizer = SGD | Adam
-"""Any inner optimizer of this room."""

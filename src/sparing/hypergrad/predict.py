@@ -1,4 +1,4 @@
-"""The price of a hypergradient before it is paid: bytes on fake tensors, work in gradient steps, expected cosine."""
+"""Predicted cost of a hypergradient: bytes on fake tensors, work in gradient steps, expected cosine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sparing.hypergrad.implicit import (
     FiniteDifference,
     HessianFree,
     Neumann,
-    Stationary,
+    SecondDerivatives,
     Vector,
-    moved,
-    slopes_of_psi,
-    solved,
+    add_scaled,
+    implicit_estimate,
+    psi_gradient,
 )
 from sparing.hypergrad.problem import Bilevel
 from sparing.hypergrad.replay import work
-from sparing.hypergrad.reverse import Reverse, Truncated, pull
-from sparing.hypergrad.sweep import carried
+from sparing.hypergrad.reverse import Reverse, Truncated, pullback
+from sparing.hypergrad.sweep import carry_tangents
 from sparing.hypergrad.trees import Tree, bytes_of, ravel, size, unravel
 from sparing.hypergrad.unroll import Unroll
 from sparing.hypergrad.zeroth import ZerothOrder
@@ -38,24 +38,23 @@ from sparing.memory import Ledger
 # Measured in CPU time on one thread, the least of 9 to 15 interleaved rounds of ten momentum steps, two to three times
 # over. MLP: 64-128-10, 256 examples, φ their weights. ConvNet: three blocks of 16 channels with instance norm on 10
 # images of 28 by 28, φ the images. The machine was shared; the ranges are those of the repeats.
+
+# Gradient steps that building the graph of a step and pulling through it take: 1.4 to 1.7 on the MLP, 2.2 to 2.5 on the
+# ConvNet; 1.9 to 2.1 in the table of results.
 _PULL = 2.0
-"""Gradient steps that building the graph of a step and pulling through it take: 1.4 to 1.7 on the MLP, 2.2 to 2.5 on
-the ConvNet; 1.9 to 2.1 in the table of results."""
+# Directions at once -> gradient steps a direction, beside the one of the primal. At 1, 2, 4, 8 and 32: 3.2 to 4.8, 1.7
+# to 2.7, 1.2 to 1.4, 0.8 to 1.0, 0.5 to 0.7 on the MLP, whose steps are so short that the calls count; 2.3 to 2.9, 1.4
+# to 1.9, 1.2 to 1.3, 0.9 to 1.0, 0.9 to 1.0 on the ConvNet; 2.4, 1.07 and 0.96 at 1, 8 and 32 in the table of results.
 _TANGENTS = ((1, 2.7), (2, 1.8), (4, 1.25), (8, 1.0), (1 << 62, 0.85))
-"""Directions at once -> gradient steps a direction, beside the one of the primal. At 1, 2, 4, 8 and 32: 3.2 to 4.8,
-1.7 to 2.7, 1.2 to 1.4, 0.8 to 1.0, 0.5 to 0.7 on the MLP, whose steps are so short that the calls count; 2.3 to 2.9,
-1.4 to 1.9, 1.2 to 1.3, 0.9 to 1.0, 0.9 to 1.0 on the ConvNet; 2.4, 1.07 and 0.96 at 1, 8 and 32 in the table of
-results."""
+# Gradient steps that a product with the inner Hessian takes: 0.5 to 0.8 on the MLP, 1.3 to 1.7 on the ConvNet.
 _PRODUCT = 1.0
-"""Gradient steps that a product with the inner Hessian takes: 0.5 to 0.8 on the MLP, 1.3 to 1.7 on the ConvNet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What a method will take."""
+    """Predicted cost of a method."""
 
     method: Method
-    """The method."""
     bytes: int | None
     """Peak of live tensors beside problem and φ (B); None where it is not known, as of a black box."""
     gradient_steps: float
@@ -88,40 +87,30 @@ def predict(problem: Bilevel, phi: Tree, method: Method, *, seed: int = 0) -> Pr
 
 
 def prices(problem: Bilevel, phi: Tree, methods: Sequence[Method], *, seed: int = 0) -> list[Price]:
-    """Price several methods; what they share is gauged once.
-
-    Args:
-        problem: The two-level problem.
-        phi: Tree of floating tensors; only shapes matter.
-        methods: How.
-        seed: Seed of batches, asked for their shapes.
-
-    Returns:
-        One price each.
-    """
+    """Price several methods; what they share is measured once."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map(mode.from_tensor, phi)
         psi = problem.through(fake) if problem.through else fake
         psi = tree_map(lambda leaf: leaf.detach(), psi)
         start = tree_map(mode.from_tensor, problem.start(psi, seed)) if not callable(problem.init) else None
-        made = problem if start is None else replace(problem, init=start)
-        drawing = True  # fake generators do not move, and what is not known is priced
-        gauge = _Gauge(Unroll(made, seed, made.start(psi, seed), drawing), psi, fake)
-        return [_price(gauge, method) for method in methods]
+        problem = problem if start is None else replace(problem, init=start)
+        # fake generators do not move, so whether the loss draws is not seen: the dearer case is priced
+        meter = _PeakMeter(Unroll(problem, seed, problem.start(psi, seed), draws=True), psi, fake)
+        return [_price(meter, method) for method in methods]
 
 
 @dataclass(frozen=True)
-class _Gauge:
-    """Peaks of pieces of a run on fake tensors, each gauged once."""
+class _PeakMeter:
+    """Peaks (bytes) of pieces of a run on fake tensors, each measured once."""
 
     unroll: Unroll
     psi: Tree
     phi: Tree
-    seen: dict[tuple[object, ...], int] = field(default_factory=dict)
+    peaks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
-        """Unroll depth T."""
+        """T."""
         return self.unroll.steps
 
     @property
@@ -135,31 +124,30 @@ class _Gauge:
         return self.theta * (1 + self.unroll.problem.optimizer.slots)
 
     def peak(self, key: tuple[object, ...], run: Callable[[], object]) -> int:
-        """Bytes alive at the worst moment of a piece of a run."""
-        if key not in self.seen:
+        """Most bytes alive at once in a piece of a run."""
+        if key not in self.peaks:
             with Ledger(nn.Module()) as ledger:
                 run()
-            self.seen[key] = ledger.peak.total
-        return self.seen[key]
+            self.peaks[key] = ledger.peak.total
+        return self.peaks[key]
 
-    def pull(self, steps: int) -> int:
+    def pullback(self, steps: int) -> int:
         """Peak of a backward pass through the first ``steps`` steps and the outer loss."""
 
         def at(count: int) -> int:
             start = self.unroll.start
             return self.peak(
-                ("pull", count),
-                lambda: pull(self.unroll, start(self.psi), self.psi, 0, count, None, self.phi),
+                ("pull", count), lambda: pullback(self.unroll, start(self.psi), self.psi, 0, count, None, self.phi)
             )
 
-        return _line(at, steps, (0, 1, 2, 3, 4))
+        return _extrapolate(at, steps, (0, 1, 2, 3, 4))
 
     def carry(self, count: int, width: int) -> int:
         """Peak of ``count`` tangents carried through two steps, directions included."""
 
         def run() -> None:
             rows = unravel(torch.ones(count, size(self.psi), dtype=ravel(self.psi).dtype), self.psi)
-            carried(self.unroll, self.psi, rows, min(2, self.steps), width)
+            carry_tangents(self.unroll, self.psi, rows, min(2, self.steps), width)
 
         return self.peak(("carry", count, width), run)
 
@@ -171,102 +159,102 @@ class _Gauge:
 _EXACT: dict[str, Any] = {"exact": True, "cosine": 1.0}
 
 
-def _price(gauge: _Gauge, method: Any) -> Price:
-    steps = gauge.steps
+def _price(meter: _PeakMeter, method: Any) -> Price:
+    steps = meter.steps
     if isinstance(method, Reverse):
-        return Price(method=method, bytes=gauge.pull(steps), gradient_steps=_PULL * steps, **_EXACT)
+        return Price(method=method, bytes=meter.pullback(steps), gradient_steps=_PULL * steps, **_EXACT)
     if isinstance(method, Truncated):
         reach = min(method.steps, steps)
-        done = steps - reach + _PULL * reach
-        room = gauge.pull(reach) + gauge.theta
-        return Price(method=method, bytes=room, gradient_steps=done, exact=reach == steps, cosine=None)
+        work_steps = steps - reach + _PULL * reach
+        peak = meter.pullback(reach) + meter.theta
+        return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=reach == steps, cosine=None)
     if isinstance(method, Checkpointed):
-        return _replay_price(gauge, method)
+        return _replay_price(meter, method)
     if isinstance(method, Forward | ForwardGradient):
-        return _forward_price(gauge, method)
+        return _forward_price(meter, method)
     if isinstance(method, ZerothOrder):
-        done = (2 * method.directions + 1.0) * steps
-        cosine = method.law.cosine(method.directions, size(gauge.psi))
-        room = gauge.plain() + gauge.held + 2 * gauge.theta
-        return Price(method=method, bytes=room, gradient_steps=done, exact=False, cosine=cosine)
-    return _implicit_price(gauge, method)
+        work_steps = (2 * method.directions + 1.0) * steps
+        cosine = method.law.cosine(method.directions, size(meter.psi))
+        peak = meter.plain() + meter.held + 2 * meter.theta
+        return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=cosine)
+    return _implicit_price(meter, method)
 
 
-def _replay_price(gauge: _Gauge, method: Checkpointed) -> Price:
-    """Snapshots beside one stretch; in a longer run a cotangent comes in and another goes out besides."""
-    leaf, states = method.schedule(gauge.unroll, gauge.psi, gauge.unroll.start(gauge.psi))
-    units = -(-gauge.steps // leaf)
+def _replay_price(meter: _PeakMeter, method: Checkpointed) -> Price:
+    """Snapshots beside the graph of one unit; in a longer run an old and a new cotangent besides."""
+    leaf, states = method.schedule(meter.unroll, meter.psi, meter.unroll.start(meter.psi))
+    units = -(-meter.steps // leaf)
     kept = states if states >= units - 1 else states + 2
-    room = gauge.pull(min(leaf, gauge.steps)) + kept * gauge.held + 2 * bytes_of(gauge.psi)
-    done = leaf * work(units, states) + _PULL * gauge.steps
-    return Price(method=method, bytes=room, gradient_steps=done, **_EXACT)
+    peak = meter.pullback(min(leaf, meter.steps)) + kept * meter.held + 2 * bytes_of(meter.psi)
+    work_steps = leaf * work(units, states) + _PULL * meter.steps
+    return Price(method=method, bytes=peak, gradient_steps=work_steps, **_EXACT)
 
 
-def _forward_price(gauge: _Gauge, method: Forward | ForwardGradient) -> Price:
+def _forward_price(meter: _PeakMeter, method: Forward | ForwardGradient) -> Price:
     """Tangents of one chunk through one step, and the outer loss reversed once (with the tail, if there is one)."""
     if isinstance(method, Forward):
-        whole, count, given, tail = True, size(gauge.psi), None, 0
+        exact, count, max_width, tail = True, size(meter.psi), None, 0
     else:
-        whole, count, given, tail = False, method.directions, method.width, min(method.tail, gauge.steps)
+        exact, count, max_width, tail = False, method.directions, method.width, min(method.tail, meter.steps)
     chunk = min(method.chunk or count, count)
-    width = min(given or chunk, chunk)
-    measured = chunk if width == chunk else min(2 * width, chunk)  # two pieces show what any number of them holds
+    width = min(max_width or chunk, chunk)
+    # two pieces hold the activations of one and the tangents of both; each further direction adds only its tangent
+    measured = chunk if width == chunk else min(2 * width, chunk)
     points = (1, 2, 3) if width == chunk else (measured,)
-    carry = _line(lambda b: gauge.carry(b, min(width, b)), measured, points)
+    carry = _extrapolate(lambda b: meter.carry(b, min(width, b)), measured, points)
     if width < chunk:
-        carry += (chunk - measured) * (bytes_of(gauge.psi) + gauge.held)
+        carry += (chunk - measured) * (bytes_of(meter.psi) + meter.held)
     if chunk < count:
-        carry += 2 * gauge.held + bytes_of(gauge.psi)  # the first chunk leaves the cotangent and the end of the run
-    back = gauge.pull(tail) + chunk * (gauge.held + bytes_of(gauge.psi))
+        # kept from the first chunk on: the cotangent and the end of the run
+        carry += 2 * meter.held + bytes_of(meter.psi)
+    back = meter.pullback(tail) + chunk * (meter.held + bytes_of(meter.psi))
     rate = next(rate for most, rate in _TANGENTS if width <= most)
-    done = (gauge.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
-    cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(gauge.psi))
-    return Price(method=method, bytes=max(carry, back), gradient_steps=done, exact=whole, cosine=cosine)
+    work_steps = (meter.steps - tail) * (-(-count // chunk) + rate * count) + _PULL * tail
+    cosine = 1.0 if isinstance(method, Forward) else method.law.cosine(count, size(meter.psi))
+    return Price(method=method, bytes=max(carry, back), gradient_steps=work_steps, exact=exact, cosine=cosine)
 
 
-def _implicit_price(gauge: _Gauge, method: Any) -> Price:
-    """One step's run, then the vectors of the solver beside the graph of the slopes."""
-    unroll, psi, phi = gauge.unroll, gauge.psi, gauge.phi
+def _implicit_price(meter: _PeakMeter, method: Any) -> Price:
+    """A run of plain steps, then the vectors of the solver beside the graph of one inner gradient."""
+    unroll, psi, phi = meter.unroll, meter.psi, meter.phi
 
     def differenced() -> None:
         state = unroll.run(psi, last=min(2, unroll.steps))
-        _, slopes, _ = unroll.outer_slopes(state, phi)
-        slopes_of_psi(unroll, moved(state.theta, 1.0, slopes), psi)
+        _, grads, _ = unroll.outer_gradients(state, phi)
+        psi_gradient(unroll, add_scaled(state.theta, 1.0, grads), psi)
 
     if not isinstance(method, FiniteDifference | HessianFree | Neumann | ConjugateGradient):
-        raise UserError("method", got=method, why="nothing is known of its price", do="pass a method of this room")
+        raise UserError("method", got=method, why="nothing is known of its price", do="pass one of hypergrad.METHODS")
     products = method.terms + method.check if isinstance(method, Neumann) else getattr(method, "terms", 0)
     if isinstance(method, FiniteDifference):
-        room = gauge.peak(("differenced",), differenced)
+        peak = meter.peak(("differenced",), differenced)
     else:
-        inverse = _free if isinstance(method, HessianFree) else _vectors
-        room = gauge.peak(("solved", inverse), lambda: solved(_shortened(unroll, 2), psi, phi, inverse))
-    done = unroll.steps + _PULL + _PRODUCT * products
-    return Price(method=method, bytes=room, gradient_steps=done, exact=False, cosine=None)
+        inverse = _scaled if isinstance(method, HessianFree) else _iterated
+        # plain steps hold the same from the second on, so two stand for T
+        short = replace(unroll, problem=replace(unroll.problem, steps=2))
+        peak = meter.peak(("solved", inverse), lambda: implicit_estimate(short, psi, phi, inverse))
+    work_steps = unroll.steps + _PULL + _PRODUCT * products
+    return Price(method=method, bytes=peak, gradient_steps=work_steps, exact=False, cosine=None)
 
 
-def _free(place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
+def _scaled(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
     return [1.0 * part for part in d], {}
 
 
-def _vectors(place: Stationary, d: Vector) -> tuple[Vector, dict[str, object]]:
-    """What an iterative solver holds at its end: a sum, a direction, the solution, and the product that checks it."""
+def _iterated(point: SecondDerivatives, d: Vector) -> tuple[Vector, dict[str, object]]:
+    """Stands for an iterative solver: a sum, a direction, the solution, and the product that checks it."""
     held = [[1.0 * part for part in d] for _ in range(3)]
-    bent = place.hessian(held[-1])
-    off = [a - b for a, b in zip(d, bent, strict=True)]
-    del bent, off
+    product = point.hessian(held[-1])
+    residual = [a - b for a, b in zip(d, product, strict=True)]
+    del product, residual
     return held[-1], {}
 
 
-def _line(at: Callable[[int], int], where: int, points: tuple[int, ...]) -> int:
-    """A value at ``where`` by the line through the last two of a few points."""
+def _extrapolate(at: Callable[[int], int], where: int, points: tuple[int, ...]) -> int:
+    """``at(where)``, where it is not among ``points`` by the line through the last two of them."""
     known = [point for point in points if point <= where]
     if where in points or len(points) == 1:
         return at(where if where in points else points[0])
     last, before = known[-1], known[-2]
     high, low = at(last), at(before)
     return high + (where - last) * (high - low) // (last - before)
-
-
-def _shortened(unroll: Unroll, steps: int) -> Unroll:
-    return replace(unroll, problem=replace(unroll.problem, steps=steps))

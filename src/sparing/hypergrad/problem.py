@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from sparing.errors import UserError
-from sparing.hypergrad.optimizers import Optimizer, takes
+from sparing.hypergrad.optimizers import Optimizer, accepts_positional
 from sparing.hypergrad.trees import Tree
 from sparing.seeds import stream
 
@@ -64,49 +64,41 @@ class Bilevel:
     every method then works in the space of ψ, with one backward pass from ψ to φ at the end."""
 
     def __post_init__(self) -> None:
-        """Refuse a problem that cannot be run.
-
-        Raises:
-            UserError: If it cannot.
-        """
         if not isinstance(self.steps, int) or self.steps < 1:
             raise UserError("steps", got=self.steps, why="an inner run takes at least one", do="pass steps >= 1")
         for name in ("inner", "outer"):
             if not callable(getattr(self, name)):
                 raise UserError(name, got=getattr(self, name), why="it is called", do="pass a function")
-        indexed = hasattr(self.batches, "__len__") and hasattr(self.batches, "__getitem__")  # a DataLoader is not
-        if self.batches is not None and not callable(self.batches) and not indexed:
+        listed = self.batches is not None and not callable(self.batches)
+        # a DataLoader has a length but no items by index, and gives each batch once
+        if listed and not (hasattr(self.batches, "__len__") and hasattr(self.batches, "__getitem__")):
             raise UserError(
                 "batches", got=type(self.batches).__name__, why="a run is repeated, so its data must be there again",
                 do="list() it, or pass a function of the step",
             )  # fmt: skip
-        listed = self.batches is not None and not callable(self.batches)
         if listed and len(self.batches) < self.steps:  # type: ignore[arg-type]
             raise UserError(
-                "batches",
-                got=f"{len(self.batches)} for {self.steps} steps",  # type: ignore[arg-type]
-                why="each step takes its own",
-                do="give one batch a step, or a function of the step",
-            )
+                "batches", got=f"{len(self.batches)} for {self.steps} steps",  # type: ignore[arg-type]
+                why="each step takes its own", do="give one batch a step, or a function of the step",
+            )  # fmt: skip
 
     def composed(self) -> Bilevel:
         """The same problem with ψ(φ) evaluated inside every inner step: directions then live in the space of φ."""
         through = self.through
         if through is None:
             return self
-        init = self.init
-        made: Any = init
-        if callable(init) and takes(init, 2):
-            made = lambda phi, generator: init(through(phi), generator)  # noqa: E731
+        init = start = self.init
+        if callable(init) and accepts_positional(init, 2):
+            start = lambda phi, generator: init(through(phi), generator)  # noqa: E731
         elif callable(init):
-            made = lambda phi: init(through(phi))  # noqa: E731
+            start = lambda phi: init(through(phi))  # noqa: E731
         optimizer, lr = self.optimizer, self.optimizer.lr
-        if callable(lr) and takes(lr, 2):
+        if callable(lr) and accepts_positional(lr, 2):
             optimizer = replace(optimizer, lr=lambda step, phi: lr(step, through(phi)))
         return replace(
             self,
             inner=lambda theta, phi, batch: self.inner(theta, through(phi), batch),
-            init=made,
+            init=start,
             optimizer=optimizer,
             through=None,
         )
@@ -125,7 +117,7 @@ class Bilevel:
             return None
         if not callable(self.batches):
             return self.batches[step]
-        if takes(self.batches, 2):
+        if accepts_positional(self.batches, 2):
             return self.batches(step, stream(seed, "batch", step))
         return self.batches(step)
 
@@ -142,7 +134,7 @@ class Bilevel:
         """
         if not callable(self.init):
             return self.init
-        return self.init(psi, generator or stream(seed, "init")) if takes(self.init, 2) else self.init(psi)
+        return self.init(psi, generator or stream(seed, "init")) if accepts_positional(self.init, 2) else self.init(psi)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,19 +153,8 @@ class BlackBox:
     """f: (u, φ) -> scalar."""
 
 
-def scalar(name: str, value: Any) -> Tensor:
-    """A loss, if it is one number.
-
-    Args:
-        name: What to call it in an error.
-        value: What the loss function returned.
-
-    Returns:
-        The value.
-
-    Raises:
-        UserError: If it is not a floating tensor of shape ().
-    """
+def check_scalar(name: str, value: Any) -> Tensor:
+    """The value of a loss; UserError unless it is a floating tensor of shape ()."""
     if not isinstance(value, Tensor) or value.shape != ():
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UserError(
@@ -184,20 +165,10 @@ def scalar(name: str, value: Any) -> Tensor:
     return value
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two batches hold the same data.
-
-    Args:
-        a: Any tree; tensors are compared element by element.
-        b: The other.
-
-    Returns:
-        False if a leaf, a shape or the nesting differs.
-    """
+def same_data(a: Any, b: Any) -> bool:
+    """Whether two trees hold the same data, NaNs included."""
     (left, shape), (right, other) = tree_flatten(a), tree_flatten(b)
-    if shape != other:
-        return False
-    return all(_equal(x, y) for x, y in zip(left, right, strict=True))
+    return shape == other and all(_equal(x, y) for x, y in zip(left, right, strict=True))
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -207,5 +178,6 @@ def _equal(x: Any, y: Any) -> bool:
         return bool(torch.equal(x, y)) or (x.is_floating_point() and torch.equal(x.nan_to_num(), y.nan_to_num()))
     try:
         return bool(x == y)
-    except (RuntimeError, ValueError):  # arrays have no single truth value: not ours to judge
+    # arrays of other libraries have no single truth value; nothing can be said about them
+    except (RuntimeError, ValueError):
         return True

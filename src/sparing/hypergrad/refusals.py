@@ -1,4 +1,4 @@
-"""Failures of torch's forward mode and second derivatives, turned into what a user can do about them."""
+"""Errors of torch about missing derivatives, turned into what a user can do about them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from sparing.errors import UserError
 
+# Pattern in torch's message -> the fix; the first match is shown.
 FIXES = (
     (
         r"autograd\.Function",
@@ -27,89 +28,58 @@ FIXES = (
         'give the loss no weights or targets that depend on φ: take reduction="none" and weight its elements yourself',
     ),
 )
-"""Pattern of a complaint -> what mends it; the first that matches is told."""
 
-KNOWN = re.compile(
+FORWARD_MODE = re.compile(
     r"forward AD|forward-mode AD|jvp|in-?place|vmap|functorch|derivative for .* is not implemented|"
     r"data pointer of Tensor that doesn't have storage|ZeroTensors are immutable|itself has a forward gradient",
     re.IGNORECASE,
 )
 
+# What torch says where reverse mode lacks a derivative.
 MISSING = re.compile(r"derivative for .* is not implemented|not differentiable with respect to argument")
-"""What torch says where reverse mode lacks a derivative."""
 
 
-def operation(complaint: str) -> str:
-    """The name of the operation that a complaint of torch is about.
-
-    Args:
-        complaint: Text of the exception.
-
-    Returns:
-        Its name, or "an operation".
+def operation_name(message: str) -> str:
+    """Name of the operation that an error message of torch is about.
 
     Example:
-        >>> operation("Trying to use forward AD with _cdist_forward that does not support it")
+        >>> operation_name("Trying to use forward AD with _cdist_forward that does not support it")
         '_cdist_forward'
     """
-    for pattern in (
-        r"The function (\S+)",
-        r"forward AD with (\S+)",
-        r"derivative for (\S+)",
-        r"over (aten::\S+)",
+    # the most specific wording first: an aten name alone may be that of a helper
+    wordings = (
+        r"The function (\S+)", r"forward AD with (\S+)", r"derivative for (\S+)", r"over (aten::\S+)",
         r"(aten::[\w.]+)",
-    ):
-        found = re.search(pattern, complaint)
-        if found:
-            return found.group(1).strip("'\",.")
-    return "an operation"
+    )  # fmt: skip
+    matches = (re.search(wording, message) for wording in wordings)
+    return next((match.group(1).strip("'\",.") for match in matches if match), "an operation")
 
 
 def forward_mode_refusal(failure: BaseException) -> UserError | None:
-    """The error to show for a failure inside forward mode.
-
-    Args:
-        failure: What torch raised.
-
-    Returns:
-        An error with the fix, or None where the failure is not about forward mode.
-    """
-    complaint = str(failure)
-    if isinstance(failure, UserError) or not KNOWN.search(complaint):
+    """The error to show for a failure inside forward mode, with the fix; None for another failure."""
+    message = str(failure)
+    if isinstance(failure, UserError) or not FORWARD_MODE.search(message):
         return None
-    return _refusal(
-        "inner",
-        complaint,
-        "it cannot be differentiated forward",
-        "a method that needs no forward mode, such as Checkpointed",
-    )
+    other = "a method that needs no forward mode, such as Checkpointed"
+    return _refusal("inner", message, "it cannot be differentiated forward", other)
 
 
 @contextlib.contextmanager
-def derivatives(name: str) -> Iterator[None]:
-    """Inside, an operation that reverse mode lacks a derivative of is refused in a line.
-
-    Args:
-        name: What of the problem is differentiated.
-
-    Raises:
-        UserError: In place of torch's complaint about a derivative.
-        RuntimeError: Whatever else was raised.
-    """
+def refuse_missing_derivatives(name: str) -> Iterator[None]:
+    """Turn torch's error about an operation without a derivative into a UserError; others pass."""
     try:
         yield
-    except RuntimeError as failure:  # NotImplementedError is one
-        complaint = str(failure)
-        if not MISSING.search(complaint):
+    except RuntimeError as failure:  # a NotImplementedError is a RuntimeError
+        message = str(failure)
+        if not MISSING.search(message):
             raise
-        refusal = _refusal(name, complaint, "torch has no derivative of it", "ZerothOrder")
-        raise refusal from failure
+        raise _refusal(name, message, "torch has no derivative of it", "ZerothOrder") from failure
 
 
-def _refusal(name: str, complaint: str, why: str, other: str) -> UserError:
-    """An error that names operation, complaint, fix and another method."""
-    fix = next((fix for pattern, fix in FIXES if re.search(pattern, complaint, re.IGNORECASE)), None)
+def _refusal(name: str, message: str, why: str, other: str) -> UserError:
+    """An error that names the operation, torch's message, the fix and another method."""
+    fix = next((fix for pattern, fix in FIXES if re.search(pattern, message, re.IGNORECASE)), None)
     return UserError(
-        name, got=operation(complaint), why=f"{why} ({complaint.splitlines()[0][:160]})",
+        name, got=operation_name(message), why=f"{why} ({message.splitlines()[0][:160]})",
         do=f"{fix or 'replace that operation'}, or use {other}",
     )  # fmt: skip

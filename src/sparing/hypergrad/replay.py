@@ -1,4 +1,8 @@
-"""How many states to keep, and which stretch to replay when: binomial schedules."""
+"""Binomial checkpointing: how many states to keep, and where.
+
+A unit is what is differentiated at once: a step, or a block of steps. Lengths, snapshots and replays are counts.
+Source: Griewank & Walther 2000, Algorithm 799.
+"""
 
 from __future__ import annotations
 
@@ -8,103 +12,48 @@ from sparing.errors import UserError
 
 
 def capacity(states: int, replays: int) -> int:
-    """Longest run that so many snapshots reverse with each step advanced at most ``replays`` times.
-
-    Args:
-        states: Snapshots, the start among them (count).
-        replays: Times a step may be advanced (count).
-
-    Returns:
-        Units (count).
-
-    Source: Griewank & Walther 2000, Algorithm 799: C(states + replays, states).
-    """
+    """Longest run (units) that ``states`` snapshots, start included, reverse with each unit run ``replays`` times."""
     return math.comb(states + replays, states)
 
 
-def replays_of(length: int, states: int) -> int:
-    """Least number of times any step is advanced.
-
-    Args:
-        length: Units in the run (count).
-        states: Snapshots besides the start (count).
-
-    Returns:
-        Least r with capacity(states + 1, r) >= length.
-    """
+def min_replays(length: int, states: int) -> int:
+    """Least number of replays r with capacity(states + 1, r) ≥ length; ``states`` besides the start."""
     replays = 0
     while capacity(states + 1, replays) < length:
         replays += 1
     return replays
 
 
-def split(length: int, states: int) -> int:
-    """Where to put the next snapshot of a stretch.
-
-    Args:
-        length: Units in the stretch, at least 2 (count).
-        states: Snapshots free, at least 1 (count).
-
-    Returns:
-        Units before the snapshot, 1 … length − 1; a choice of least total work.
-    """
-    replays = replays_of(length, states)
+def next_snapshot(length: int, states: int) -> int:
+    """Units before the next snapshot, 1 … length − 1, for least total work; length ≥ 2, states ≥ 1 free."""
+    replays = min_replays(length, states)
+    # the shortest head of least work: the tail must fit with one snapshot less, the head has one replay less
     fewest = capacity(states + 1, replays - 2) if replays >= 2 else 1
     place = max(fewest, length - capacity(states, replays))
     return min(max(place, 1), length - 1)
 
 
 def work(length: int, states: int) -> int:
-    """Units advanced in all, the graph-building pass over each unit not counted.
-
-    Args:
-        length: Units in the run (count).
-        states: Snapshots besides the start (count).
-
-    Returns:
-        The least possible.
-    """
+    """Least number of units run in all, without the pass over each unit that builds its graph."""
     if length <= 1:
         return 0
-    replays = replays_of(length, states)
+    replays = min_replays(length, states)
     return replays * length - capacity(states + 2, replays - 1)
 
 
-def square_root(steps: int) -> tuple[int, int]:
-    """The schedule of √T: stretches of about √T steps, a snapshot before each.
-
-    Args:
-        steps: T (count).
-
-    Returns:
-        Steps whose graph is held at once, and snapshots besides the start.
-    """
+def sqrt_schedule(steps: int) -> tuple[int, int]:
+    """About √T steps whose graph is held at once, and the snapshots besides the start."""
     leaf = math.isqrt(steps - 1) + 1
     return leaf, max(math.ceil(steps / leaf) - 1, 0)
 
 
-def affordable(budget: int, steps: int, *, state: int, graph: int) -> int:
-    """Snapshots that fit into a budget beside the graph of one step.
-
-    Args:
-        budget: Bytes for the whole backward pass.
-        steps: T (count).
-        state: Bytes of one state.
-        graph: Bytes of the graph of one step.
-
-    Returns:
-        At most T − 1 (count).
-
-    Raises:
-        UserError: If not even the start and one graph fit.
-    """
-    spare = budget - graph - 2 * state  # the start of the run, and the state that moves
+def affordable_states(budget: int, steps: int, *, state: int, graph: int) -> int:
+    """Snapshots, at most T − 1, that fit into a budget beside the graph of one step; all sizes in bytes."""
+    spare = budget - graph - 2 * state  # the start of the run, and the current state
     if spare < 0:
         need = graph + 2 * state
         raise UserError(
-            "memory",
-            got=f"{budget} B",
-            why=f"the graph of one step and two states take {need} B",
+            "memory", got=f"{budget} B", why=f"the graph of one step and two states take {need} B",
             do=f"give at least {need} B, or use ForwardGradient",
-        )
+        )  # fmt: skip
     return min(spare // max(state, 1), steps - 1)

@@ -2,85 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparing.errors import UserError
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.trees import Tree, added, leaves, rebuilt
-from sparing.hypergrad.unroll import State, Unroll, pulled, reproducible
+from sparing.hypergrad.trees import Tree, add, differentiable, leaves, rebuild, zeros_like
+from sparing.hypergrad.unroll import State, Unroll, reproducible, vjp
 
 
-def flat(state: State) -> list[Tensor]:
-    """All tensors of a state: weights, then moments."""
-    return [*state.theta, *(tensor for slot in state.slots for tensor in slot)]
-
-
-def shaped(state: State, tensors: Sequence[Tensor]) -> State:
-    """The inverse of ``flat``: tensors in the shape of ``state``."""
-    count = len(state.theta)
-    slots = tuple(list(tensors[count * (k + 1) : count * (k + 2)]) for k in range(len(state.slots)))
-    return State(list(tensors[:count]), slots)
-
-
-def pull(
+def pullback(
     unroll: Unroll, state: State, psi: Tree, first: int, last: int, cotangent: State | None, end: Tree = None
 ) -> tuple[State, list[Tensor], Estimate | None]:
-    """Run steps with their graph and pull a cotangent back through them (eq. 5 and 6).
+    """Run steps ``first`` … ``last`` − 1 with their graph and pull a cotangent back through them (eq. 5 and 6).
 
-    Args:
-        unroll: The inner run.
-        state: State at ``first``.
-        psi: φ or ψ(φ).
-        first: From 0.
-        last: End of the stretch.
-        cotangent: d at ``last``; None: take it from the outer loss there.
-        end: φ, needed where the cotangent comes from the outer loss.
-
-    Returns:
-        d at ``first``; what the stretch adds to c, leaves as of ψ; and, with the outer loss, its value, its direct
-        part and the last state as an estimate.
+    Without a cotangent, that of the outer loss at step ``last`` and φ = ``end`` is taken. Returns d at ``first``, what
+    the steps add to c, and, with the outer loss, its value, its direct part and the last state.
     """
-    start = [tensor.detach().requires_grad_() for tensor in flat(state)]
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
-    watched, now = rebuilt(psi, given), shaped(state, start)
+    start = differentiable(state)
+    inputs = differentiable(psi)
+    psi_graph, current = rebuild(psi, inputs), rebuild(state, start)
     for step in range(first, last):
         with unroll.at(step) as batch:
-            now = unroll.graph_step(step, now, watched, batch)
-    ends = flat(unroll.reached(last, now))
+            current = unroll.graph_step(step, current, psi_graph, batch)
+    ends = leaves(unroll.check_end(last, current))
     finish = None
     if cotangent is None:
-        value, slopes, direct = unroll.outer_slopes(now, end)
-        cotangent = State(slopes, tuple([torch.zeros_like(w) for w in slot] for slot in now.slots))
-        reached = shaped(now, [tensor.detach() for tensor in ends])
-        finish = Estimate(through=[], direct=direct, value=value, state=reached)
-    if first == 0 and not callable(unroll.problem.init):  # nobody asks for the cotangent of a constant
-        through = pulled(ends, given, flat(cotangent))
-        return shaped(state, [torch.zeros_like(part) for part in start]), through, finish
-    found = pulled(ends, [*start, *given], flat(cotangent))
-    return shaped(state, found[: len(start)]), found[len(start) :], finish
+        value, grads, direct = unroll.outer_gradients(current, end)
+        cotangent = State(grads, zeros_like(current.slots))
+        end_state = rebuild(current, [tensor.detach() for tensor in ends])
+        finish = Estimate(through=[], direct=direct, value=value, state=end_state)
+    # where θ₀ is a constant, its cotangent would be thrown away
+    if first == 0 and not callable(unroll.problem.init):
+        through = vjp(ends, inputs, leaves(cotangent))
+        return zeros_like(state), through, finish
+    cotangents = vjp(ends, [*start, *inputs], leaves(cotangent))
+    return rebuild(state, cotangents[: len(start)]), cotangents[len(start) :], finish
 
 
-def pull_start(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
-    """d₀·∂Ω₀/∂ψ: what the initial weights owe to φ.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        cotangent: d₀.
-
-    Returns:
-        Leaves as of ψ; zero where θ₀ is a constant.
-    """
-    given = [leaf.detach().requires_grad_() for leaf in leaves(psi)]
+def pullback_init(unroll: Unroll, psi: Tree, cotangent: State) -> list[Tensor]:
+    """d₀·∂Ω₀/∂ψ, leaves as of ψ: the part of the gradient that goes through the initial weights."""
+    inputs = differentiable(psi)
     if not callable(unroll.problem.init):
-        return [torch.zeros_like(leaf) for leaf in given]
+        return list(zeros_like(inputs))
     with torch.enable_grad(), reproducible(unroll.seed, "init"):
-        theta = leaves(unroll.problem.start(rebuilt(psi, given), unroll.seed))
-    return pulled(theta, given, cotangent.theta, name="init")
+        theta = leaves(unroll.problem.start(rebuild(psi, inputs), unroll.seed))
+    return vjp(theta, inputs, cotangent.theta, name="init")
 
 
 @dataclass(frozen=True)
@@ -92,16 +61,16 @@ class Reverse:
     """
 
     def __str__(self) -> str:
-        """Name for tables."""
         return "reverse"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The exact hypergradient."""
-        start = _begin(unroll, psi)
-        cotangent, through, finish = pull(unroll, start, psi, 0, unroll.steps, None, phi)
+        with torch.no_grad():
+            start = unroll.start(psi)
+        cotangent, through, finish = pullback(unroll, start, psi, 0, unroll.steps, None, phi)
         assert finish is not None
-        through = added(through, pull_start(unroll, psi, cotangent))
-        return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
+        through = add(through, pullback_init(unroll, psi, cotangent))
+        return replace(finish, through=through)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +86,10 @@ class Truncated:
     """Steps s that the backward pass reaches back (count); at T or beyond it is exact."""
 
     def __post_init__(self) -> None:
-        """Refuse a count below one."""
         if self.steps < 1:
             raise UserError("Truncated.steps", got=self.steps, why="it reaches back s steps", do="pass steps >= 1")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"truncated {self.steps}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
@@ -130,11 +97,6 @@ class Truncated:
         if self.steps >= unroll.steps:
             return Reverse().estimate(unroll, psi, phi)
         cut = unroll.steps - self.steps
-        _, through, finish = pull(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
+        _, through, finish = pullback(unroll, unroll.run(psi, last=cut), psi, cut, unroll.steps, None, phi)
         assert finish is not None
-        return Estimate(through=through, direct=finish.direct, value=finish.value, state=finish.state)
-
-
-def _begin(unroll: Unroll, psi: Tree) -> State:
-    with torch.no_grad():
-        return unroll.start(psi)
+        return replace(finish, through=through)

@@ -1,4 +1,4 @@
-"""From the derivatives along b directions to a gradient, and to how sure it is."""
+"""From derivatives along b directions to a gradient, its norm and its expected cosine."""
 
 from __future__ import annotations
 
@@ -13,23 +13,18 @@ from sparing.hypergrad.directions import Coordinate, Gaussian, Law, Rademacher, 
 from sparing.hypergrad.trees import Tree, ravel, size
 
 Z = 1.959963984540054  # two-sided 95 % of the standard normal
-_BLOCK = 16  # directions regenerated at once when they are summed up
+_BLOCK = 16  # directions generated at once when they are summed
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Which directions an estimate uses: nothing but seeds and counts, so any rank can make any of them again."""
+class Directions:
+    """The directions of an estimate, as a seed and counts: any rank can generate any of them."""
 
     law: Law
-    """Law of the directions."""
-    count: int
-    """b."""
-    size: int
-    """N, or n of ψ."""
+    count: int  # b
+    size: int  # N, or n of ψ
     seed: int
-    """Seed of the estimate."""
-    like: Tree
-    """Gives dtype and device."""
+    like: Tree  # gives dtype and device
 
     def rows(self, numbers: Sequence[int]) -> Tensor:
         """Directions by number, shape (len(numbers), N)."""
@@ -38,82 +33,52 @@ class Draw:
             numbers, count=self.count, size=self.size, seed=self.seed, dtype=sample.dtype, device=sample.device
         )
 
-    def blocks(self) -> list[range]:
-        """All numbers, a few at a time."""
-        return [range(low, min(low + _BLOCK, self.count)) for low in range(0, self.count, _BLOCK)]
 
-
-def draw_of(law: Law, count: int, psi: Tree, seed: int) -> Draw:
-    """The directions of an estimate in the space of ψ.
-
-    Args:
-        law: Law of the directions.
-        count: b.
-        psi: φ or ψ(φ).
-        seed: Seed of the estimate.
-
-    Returns:
-        The draw.
-
-    Raises:
-        UserError: If there are no such directions (fewer than one, or more than the law has).
-    """
-    draw = Draw(law, count, size(psi), seed, psi)
-    draw.rows([0])
+def draw_directions(law: Law, count: int, psi: Tree, seed: int) -> Directions:
+    """Directions in the space of ψ; UserError where the law has fewer than ``count``."""
+    draw = Directions(law, count, size(psi), seed, psi)
+    draw.rows([0])  # checks the count before anything is run
     return draw
 
 
 def masked_warning(masked: int, count: int) -> str:
-    """What to say of directions that are left out."""
+    """The warning about directions that are left out."""
     return f"{masked} of {count} directions were lost or overflowed and are left out"
 
 
-def combined(draw: Draw, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """ĝ = (1/b) Σ w_i·v_i over the directions whose weight is finite (eq. 10).
+def combine(draw: Directions, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """ĝ = (1/b) Σ w_i·v_i over the directions whose weight w_i is finite (eq. 10), and known·v_i, shape (b,).
 
-    Args:
-        draw: The directions, made again here.
-        weights: w_i = g·v_i, shape (b,); not a number where a direction overflowed.
-        known: A vector to multiply with each direction while it is there, shape (N,).
-
-    Returns:
-        ĝ of shape (N,), whose mean is over the directions that are left, and known·v_i of shape (b,).
+    ``known`` is multiplied here because each direction exists only while it is summed.
     """
     left = torch.isfinite(weights)
     clean = torch.where(left, weights, torch.zeros_like(weights)) / left.sum().clamp(min=1)
     total, cross = torch.zeros_like(known), []
-    for block in draw.blocks():
-        rows = draw.rows(block)
-        total = total + clean[block.start : block.stop] @ rows
+    for low in range(0, draw.count, _BLOCK):
+        rows = draw.rows(range(low, min(low + _BLOCK, draw.count)))
+        total = total + clean[low : low + _BLOCK] @ rows
         cross.append(rows @ known)
     return total, torch.cat(cross)
 
 
-def controlled(draw: Draw, weights: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
-    """The estimate with a control variate, and the variate for the next step (SEGA).
+def combine_with_control(draw: Directions, weights: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+    """The estimate with a control variate h, shape (N,), and h + P_V(g − h) for the next step (SEGA).
 
     ĝ = (1/b) Σ [ω_i·h + (w_i − ω_i·h·v_i) v_i], where ω_i is the regression of w on h·v over the other directions,
     clipped to [0, 1]: it does not depend on v_i, so ĝ stays unbiased whatever h is, and a stale h costs little. Where
     directions depend on each other (drawn without replacement), ω is 1.
-
-    Args:
-        draw: The directions; all b rows are held at once.
-        weights: w_i, shape (b,).
-        control: h, shape (N,).
-
-    Returns:
-        ĝ, and h + P_V(g − h) with P_V the projection onto the directions; both of shape (N,).
 
     Source: Hanzely, Mishchenko & Richtárik 2018; the leave-one-out multiplier is ours.
     """
     left = torch.isfinite(weights)
     rows, kept = draw.rows(range(draw.count))[left], weights[left]
     along = rows @ control
+    # leave-one-out regression: sums over all directions minus the direction's own term
     both, square = kept * along, along * along
     others = square.sum() - square
     omega = torch.where(others > 0, (both.sum() - both) / others.clamp(min=torch.finfo(others.dtype).tiny), 1.0)
-    apart = isinstance(draw.law, Rademacher | Gaussian | Sphere) and len(kept) > 1
-    omega = omega.clamp(0.0, 1.0) if apart else torch.ones_like(kept)
+    independent = isinstance(draw.law, Rademacher | Gaussian | Sphere) and len(kept) > 1
+    omega = omega.clamp(0.0, 1.0) if independent else torch.ones_like(kept)
     estimate = omega.mean() * control + (kept - omega * along) @ rows / len(kept)
     step = torch.linalg.pinv(rows @ rows.T) @ (kept - along)
     return estimate, control + step @ rows
@@ -123,25 +88,13 @@ def controlled(draw: Draw, weights: Tensor, control: Tensor) -> tuple[Tensor, Te
 class Confidence:
     """How sure a sampled gradient is, from its weights alone."""
 
-    norm_squared: float
-    interval: tuple[float, float] | None
-    cosine: float
+    norm_squared: float  # of the sampled part
+    interval: tuple[float, float] | None  # of norm_squared, 95 %
+    cosine: float  # expected, of the whole
 
 
-def confidence(draw: Draw, weights: Tensor, known: Tensor, cross: Tensor) -> Confidence:
-    """‖g‖² and the expected cosine of the estimate.
-
-    w_i² has mean ‖g‖² and at most the variance it has under Gaussian directions, where b·mean/‖g‖² is χ² with b degrees
-    of freedom; so the interval covers at least 95 % for Rademacher, Gaussian and sphere directions.
-
-    Args:
-        draw: The directions.
-        weights: w_i of the sampled part, shape (b,).
-        known: The part that is not sampled but exact, shape (N,).
-        cross: known·v_i, shape (b,).
-
-    Returns:
-        ‖g‖² of the sampled part, its interval, and the expected cosine of the whole.
+def confidence(draw: Directions, weights: Tensor, known: Tensor, cross: Tensor) -> Confidence:
+    """‖g‖² and the expected cosine, from weights and known·v_i of shape (b,) and the exact part ``known`` (N,).
 
     Source: Shen et al. 2024, Lemma 3.1 for the error; Wilson & Hilferty 1931 for the quantiles.
     """
@@ -156,6 +109,8 @@ def confidence(draw: Draw, weights: Tensor, known: Tensor, cross: Tensor) -> Con
 
 def _interval(mean: float, count: int) -> tuple[float, float] | None:
     """The 95 % interval of a variance from the mean of ``count`` squares."""
+    # w_i² has mean ‖g‖² and at most the variance it has under Gaussian directions, where b·mean/‖g‖² is χ² with b
+    # degrees of freedom; so the interval covers at least 95 % for Rademacher, Gaussian and sphere directions
     if count < 1 or not math.isfinite(mean):
         return None
     spread = 2 / (9 * count)
@@ -164,14 +119,7 @@ def _interval(mean: float, count: int) -> tuple[float, float] | None:
 
 
 def exponent(growth: Sequence[float]) -> float | None:
-    """Growth per step over the second half of a run (nat/step).
-
-    Args:
-        growth: ‖y_t‖/‖v‖ after each step.
-
-    Returns:
-        Slope of the logarithm by least squares; None where there is too little to fit or y vanishes.
-    """
+    """Growth per step over the second half of a run (nat/step), by least squares; None with fewer than three points."""
     late = [
         (step, math.log(size)) for step, size in enumerate(growth) if 2 * step >= len(growth) and 0 < size < math.inf
     ]

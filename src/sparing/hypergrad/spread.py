@@ -1,4 +1,4 @@
-"""Directions shared out over processes: each rank takes some, only scalars travel, a lost rank is left out."""
+"""Directions shared among processes: each rank takes some, only scalars travel, a lost rank is left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class Spread:
     """How long rank 0 waits for another (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse a rank outside the group."""
         if not 0 <= self.rank < self.size:
             raise UserError("rank", got=self.rank, why=f"there are {self.size}", do="pass 0 <= rank < size")
 
@@ -54,8 +53,8 @@ class Spread:
         Args:
             weights: Of the owned directions, in order, shape (len(owned),).
             count: Directions in all b.
-            run: What tells one run from another, as of ``Seen.mark``: a name, a sum, its rounding (which stays here);
-                or nothing.
+            run: What tells one run from another, as of ``FirstPass.signature``: a name, a sum, and its rounding
+                (which is not sent); or nothing.
 
         Returns:
             Shape (b,); not a number where a rank was lost.
@@ -67,17 +66,17 @@ class Spread:
         self.leave(weights, run)
         others: list[tuple[int, list[float]]] = []
         if self.rank == 0:
-            whole, others = self._collected(count, len(run[:2]))
-            self.store.set(self._key("all"), _packed([*run[:2], *whole]))
+            whole, others = self._collect(count, len(run[:2]))
+            self.store.set(self._key("all"), _pack([*run[:2], *whole]))
         try:
             self.store.wait([self._key("all")], timedelta(seconds=self.timeout * (self.size + 1)))
         except RuntimeError as failure:
             raise RunError(f"rank 0 did not answer within {self.timeout * (self.size + 1):.0f} s: {failure}") from None
-        found = _unpacked(self.store.get(self._key("all")))
-        ahead = len(run[:2])
+        shared = _unpack(self.store.get(self._key("all")))
+        header = len(run[:2])
         for rank, theirs in [*others, (self.rank, list(run[:2]))]:
-            _refuse_another(rank, theirs, found[:ahead], run[-1] if run else 0.0)
-        return torch.tensor(found[ahead:], dtype=weights.dtype, device=weights.device)
+            _refuse_other_run(rank, theirs, shared[:header], run[-1] if run else 0.0)
+        return torch.tensor(shared[header:], dtype=weights.dtype, device=weights.device)
 
     def leave(self, weights: Tensor, run: Sequence[float] = ()) -> None:
         """Put this rank's part into the store.
@@ -86,20 +85,20 @@ class Spread:
             weights: As of ``exchange``.
             run: Likewise.
         """
-        self.store.set(self._key(self.rank), _packed([*run[:2], *weights.double().tolist()]))
+        self.store.set(self._key(self.rank), _pack([*run[:2], *weights.double().tolist()]))
 
-    def _collected(self, count: int, ahead: int) -> tuple[list[float], list[tuple[int, list[float]]]]:
-        """All weights by number, not numbers for lost ranks; and the runs of those that came."""
+    def _collect(self, count: int, header: int) -> tuple[list[float], list[tuple[int, list[float]]]]:
+        """Weights of all directions, NaN for those of lost ranks; (rank, signature) of the ranks that answered."""
         whole, runs = [math.nan] * count, []
         for rank in range(self.size):
             numbers = range(rank, count, self.size)
             try:
                 self.store.wait([self._key(rank)], timedelta(seconds=self.timeout))
-            except RuntimeError:  # it did not deliver: its directions are left out
+            except RuntimeError:  # a timeout: the directions of this rank are left out
                 continue
-            left = _unpacked(self.store.get(self._key(rank)))
-            runs.append((rank, left[:ahead]))
-            for number, weight in zip(numbers, left[ahead:], strict=True):
+            received = _unpack(self.store.get(self._key(rank)))
+            runs.append((rank, received[:header]))
+            for number, weight in zip(numbers, received[header:], strict=True):
                 whole[number] = weight
         return whole, runs
 
@@ -107,9 +106,9 @@ class Spread:
         return f"hypergrad/{self.key}/{who}"
 
 
-def _refuse_another(rank: int, run: Sequence[float], first: Sequence[float], room: float) -> None:
-    """Refuse a rank whose run has another name, or another sum by more than rounding."""
-    if not run or (run[0] == first[0] and abs(run[1] - first[1]) <= room):
+def _refuse_other_run(rank: int, run: Sequence[float], first: Sequence[float], tolerance: float) -> None:
+    """Refuse a rank whose signature has another hash, or another sum by more than rounding."""
+    if not run or (run[0] == first[0] and abs(run[1] - first[1]) <= tolerance):
         return
     raise UserError(
         "spread", got=f"another run on rank {rank} than on rank 0",
@@ -118,11 +117,11 @@ def _refuse_another(rank: int, run: Sequence[float], first: Sequence[float], roo
     )  # fmt: skip
 
 
-def _packed(numbers: Sequence[float]) -> str:
-    """Eight bytes a number, in letters."""
+def _pack(numbers: Sequence[float]) -> str:
+    """Numbers as text, to the bit: a store takes strings."""
     return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode()
 
 
-def _unpacked(left: bytes | str) -> list[float]:
-    held = base64.b64decode(left)
-    return list(struct.unpack(f"<{len(held) // 8}d", held))
+def _unpack(text: bytes | str) -> list[float]:
+    raw = base64.b64decode(text)
+    return list(struct.unpack(f"<{len(raw) // 8}d", raw))

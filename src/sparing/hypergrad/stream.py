@@ -1,28 +1,25 @@
-"""(FG)²U as a process: step the inner run with its tangents, ask for a hypergradient at any time, stop and go on."""
+"""(FG)²U step by step: a hypergradient at any time, φ that changes on the way, save and resume."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparing.errors import UserError
-from sparing.hypergrad.apply import bottleneck, finished, warned
+from sparing.hypergrad.apply import assemble_result, bottleneck, emit_warnings
 from sparing.hypergrad.checks import check_problem, check_tree
 from sparing.hypergrad.estimate import Result
 from sparing.hypergrad.forward import ForwardGradient
 from sparing.hypergrad.problem import Bilevel
-from sparing.hypergrad.reverse import flat, shaped
-from sparing.hypergrad.sampled import draw_of
-from sparing.hypergrad.sweep import Sweep, reversed_tail
-from sparing.hypergrad.tangents import growth, lengths, push, start
-from sparing.hypergrad.trees import Tree, leaves, rebuilt, row_products, unravel
-from sparing.hypergrad.unroll import State
-from sparing.hypergrad.witness import Seen
+from sparing.hypergrad.sampled import draw_directions
+from sparing.hypergrad.sweep import Sweep, reverse_tail
+from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
+from sparing.hypergrad.trees import Tree, leaves, rebuild, row_products, unravel, zeros_like
+from sparing.hypergrad.witness import FirstPass
 from sparing.seeds import number
 
 
@@ -30,7 +27,7 @@ class Stream:
     """The inner run and its tangents, a step at a time.
 
     One run gives hypergradients of every depth, which no reverse method can. Steps may go beyond ``problem.steps``;
-    ``turn`` changes φ on the way and, unless told otherwise, carries the tangents into the next window: with a slowly
+    ``turn`` changes φ on the way and, by default, carries the tangents into the next window: with a slowly
     moving φ they are mildly stale, without them each window has only the gradient of itself.
 
     Source: Shen et al. 2024, eq. 8; Silver et al. 2022 (DODGE) for tangents carried while φ moves.
@@ -69,16 +66,16 @@ class Stream:
                 do="pass ForwardGradient(directions=…, law=…, width=…)",
             )  # fmt: skip
         self.problem, self.method, self.seed, self.late = problem, method, seed, late
-        self.steps = 0
-        """Steps taken so far."""
+        self.steps = 0  # taken so far
         self.phi = check_tree("phi", phi)
         self._psi, _ = bottleneck(problem, self.phi, seed)
         self._unroll = check_problem(problem, self._psi, seed)
-        self._draw = draw_of(method.law, method.directions, self._psi, number(seed, "directions"))
+        self._draw = draw_directions(method.law, method.directions, self._psi, number(seed, "directions"))
         self._state, self._tangents = start(self._unroll, self._psi, self._rows())
         self._sizes: list[Tensor] = []
+        # the part that comes through θ₀ is dropped with that of the first steps
         if late:
-            self._tangents = _zeros(self._tangents)
+            self._tangents = zeros_like(self._tangents)
 
     def _rows(self) -> Tree:
         return unravel(self._draw.rows(range(self.method.directions)), self._psi)
@@ -89,10 +86,10 @@ class Stream:
             self._state = self._unroll.run(self._psi, state=self._state, first=self.steps, last=self.steps + 1)
         else:
             rows, width = self._rows(), self.method.width or self.method.directions
-            self._state, self._tangents = push(
+            self._state, self._tangents = pushforward(
                 self._unroll, self.steps, self._state, self._tangents, self._psi, rows, width
             )
-            self._sizes.append(lengths(self._tangents.theta))
+            self._sizes.append(row_norms(self._tangents.theta))
         self.steps += 1
 
     def peek(self) -> Result:
@@ -102,12 +99,13 @@ class Stream:
             As of ``hypergradient`` at T = steps.
         """
         begin = time.perf_counter()
-        back, known, finish = reversed_tail(self._unroll, self._state, self._psi, self.phi, self.steps, self.steps)
-        weights = row_products(flat(self._tangents), back)
-        grown = growth(self._sizes, lengths(leaves(self._rows())))
+        back, known, finish = reverse_tail(self._unroll, self._state, self._psi, self.phi, self.steps, self.steps)
+        weights = row_products(leaves(self._tangents), back)
+        grown = growth(self._sizes, row_norms(leaves(self._rows())))
         swept = Sweep(weights=weights, known=known, finish=finish, growth=grown)
         found = self.method.assembled(self._unroll, self._psi, self._draw, swept, weights)
-        return warned(finished(self.problem, self._unroll, self.phi, self.method, found, begin, steps=self.steps))
+        result = assemble_result(self.problem, self._unroll, self.phi, self.method, found, begin, self.steps)
+        return emit_warnings(result)
 
     def turn(self, phi: Tree, *, carry: bool = True) -> None:
         """Go on with another φ.
@@ -124,9 +122,10 @@ class Stream:
             raise UserError("phi", got="other shapes or dtypes", why="the directions have the old ones", do="keep them")
         self.phi = fresh
         self._psi, _ = bottleneck(self.problem, fresh, self.seed)
-        self._unroll = replace(self._unroll, seen=Seen())
+        # a run at another φ has other losses: it is compared from here on with itself
+        self._unroll = replace(self._unroll, first_pass=FirstPass())
         if not carry:
-            self._tangents = _zeros(self._tangents)
+            self._tangents = zeros_like(self._tangents)
 
     def state_dict(self) -> dict[str, Tensor]:
         """State, tangents and counters as tensors by name, fit for safetensors; directions are made again from seeds.
@@ -134,7 +133,7 @@ class Stream:
         Returns:
             Copies.
         """
-        parts = {"state": flat(self._state), "tangents": flat(self._tangents), "phi": leaves(self.phi)}
+        parts = {"state": leaves(self._state), "tangents": leaves(self._tangents), "phi": leaves(self.phi)}
         held = {f"{name}.{k}": part.clone() for name, listed in parts.items() for k, part in enumerate(listed)}
         return held | {
             "steps": torch.tensor(self.steps),
@@ -160,12 +159,7 @@ class Stream:
         def like(name: str, parts: list[Tensor]) -> list[Tensor]:
             return [held[f"{name}.{k}"].to(part).clone() for k, part in enumerate(parts)]
 
-        phi: Any = rebuilt(self.phi, like("phi", leaves(self.phi)))
-        self.turn(phi)
-        self._state = shaped(self._state, like("state", flat(self._state)))
-        self._tangents = shaped(self._tangents, like("tangents", flat(self._tangents)))
+        self.turn(rebuild(self.phi, like("phi", leaves(self.phi))))
+        self._state = rebuild(self._state, like("state", leaves(self._state)))
+        self._tangents = rebuild(self._tangents, like("tangents", leaves(self._tangents)))
         self.steps, self._sizes = int(held["steps"]), list(held["sizes"])
-
-
-def _zeros(tangents: State) -> State:
-    return shaped(tangents, [torch.zeros_like(part) for part in flat(tangents)])

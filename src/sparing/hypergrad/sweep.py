@@ -1,4 +1,4 @@
-"""Derivatives of the outer loss along given directions, chunk by chunk: the work that all forward methods share."""
+"""Derivatives of the outer loss along given directions, chunk by chunk, for all forward methods."""
 
 from __future__ import annotations
 
@@ -9,52 +9,39 @@ import torch
 from torch import Tensor
 
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.reverse import flat, pull, pull_start
-from sparing.hypergrad.tangents import growth, lengths, push, start
-from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel
+from sparing.hypergrad.reverse import pullback, pullback_init
+from sparing.hypergrad.tangents import growth, pushforward, row_norms, start
+from sparing.hypergrad.trees import Tree, leaves, ravel, row_products, unravel, zeros_like
 from sparing.hypergrad.unroll import State, Unroll
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What one pass over the directions leaves."""
+    """Result of one pass over the directions."""
 
-    weights: Tensor
-    """w_i = d·y_i by position in ``numbers``, shape (len(numbers),)."""
-    known: list[Tensor]
-    """What the reversed tail adds exactly, leaves as of ψ."""
-    finish: Estimate
-    """Value, direct part and end of the run."""
-    growth: tuple[float, ...]
-    """‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite."""
+    weights: Tensor  # w_i = d·y_i by position in ``numbers``, shape (len(numbers),)
+    known: list[Tensor]  # exact part, from the reversed tail; leaves as of ψ
+    finish: Estimate  # value, direct part and end of the run
+    growth: tuple[float, ...]  # ‖y_t‖/‖v‖ after each step of the head, over all directions that stayed finite
 
 
-def carried(unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None) -> tuple[State, State, list[Tensor]]:
-    """Run the first steps with tangents beside the state.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        rows: Directions, leading axis b.
-        steps: Steps to take (count).
-        width: Directions that pass through a step together; None for all.
-
-    Returns:
-        State, tangents, and ‖y_t‖ of each direction after each step, shape (b,).
-    """
+def carry_tangents(
+    unroll: Unroll, psi: Tree, rows: Tree, steps: int, width: int | None
+) -> tuple[State, State, list[Tensor]]:
+    """Run the first ``steps`` steps with tangents; also ‖y_t‖ of each direction after each step, shape (b,) each."""
     state, tangents = start(unroll, psi, rows)
     sizes = []
     for step in range(steps):
-        state, tangents = push(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
-        sizes.append(lengths(tangents.theta))
-    return unroll.reached(steps, state), tangents, sizes
+        state, tangents = pushforward(unroll, step, state, tangents, psi, rows, width or len(leaves(rows)[0]))
+        sizes.append(row_norms(tangents.theta))
+    return unroll.check_end(steps, state), tangents, sizes
 
 
 def sweep(
     unroll: Unroll,
     psi: Tree,
     phi: Tree,
-    rows_of: Callable[[Sequence[int]], Tensor],
+    make_rows: Callable[[Sequence[int]], Tensor],
     numbers: Sequence[int],
     *,
     chunk: int | None = None,
@@ -63,20 +50,8 @@ def sweep(
 ) -> Sweep:
     """Push directions to step T − s, reverse the last s steps and the outer loss once, take inner products.
 
-    The primal run repeats for each chunk, so memory is that of one chunk; inside a chunk it runs once.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        phi: φ.
-        rows_of: Numbers -> directions, shape (len, N).
-        numbers: Directions to take; none still makes the run, with the first of them, and weighs nothing.
-        chunk: Directions carried through the run together (count); None for all.
-        width: Directions that pass through a step together (count); None for the chunk.
-        tail: Steps s reversed at the end (count).
-
-    Returns:
-        Weights, exact part, end of the run, growth.
+    The primal run repeats for each chunk, so memory is that of one chunk; inside a chunk it runs once. ``make_rows``:
+    numbers -> directions, shape (len, N); ``chunk``, ``width`` and ``tail`` are those of ``ForwardGradient``.
     """
     head = unroll.steps - tail
     step = chunk or max(len(numbers), 1)
@@ -86,41 +61,32 @@ def sweep(
     sizes: list[list[Tensor]] = []
     first: list[Tensor] = []
     for part in chunks:
-        rows = unravel(rows_of(part), psi)
-        state, tangents, long = carried(unroll, psi, rows, head, width)
-        back = back or reversed_tail(unroll, state, psi, phi, head, unroll.steps)
-        weights.append(row_products(flat(tangents), back[0]))
-        sizes.append(long)
-        first.append(lengths(leaves(rows)))
-        del rows, state, tangents  # before the next chunk brings its own
-    if back is None:  # by the kernels of the others, whose run this one is compared with: one direction, thrown away
-        state = carried(unroll, psi, unravel(rows_of(range(1)), psi), head, None)[0]
-        back = reversed_tail(unroll, state, psi, phi, head, unroll.steps)
-    wide = ravel(psi)
-    found = torch.cat(weights).to(wide) if weights else wide.new_zeros(0)
-    grown = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()
-    return Sweep(weights=found, known=back[1], finish=back[2], growth=grown)
+        rows = unravel(make_rows(part), psi)
+        state, tangents, norms = carry_tangents(unroll, psi, rows, head, width)
+        back = back or reverse_tail(unroll, state, psi, phi, head, unroll.steps)
+        weights.append(row_products(leaves(tangents), back[0]))
+        sizes.append(norms)
+        first.append(row_norms(leaves(rows)))
+        del rows, state, tangents  # free them before the next chunk allocates its own
+    # A rank without directions still runs, with one direction that is thrown away: its run is compared with that of the
+    # other ranks, so it must use the same kernels.
+    if back is None:
+        state = carry_tangents(unroll, psi, unravel(make_rows(range(1)), psi), head, None)[0]
+        back = reverse_tail(unroll, state, psi, phi, head, unroll.steps)
+    like = ravel(psi)
+    all_weights = torch.cat(weights).to(like) if weights else like.new_zeros(0)
+    ratios = growth([torch.cat(chunks) for chunks in zip(*sizes, strict=True)], torch.cat(first)) if first else ()
+    return Sweep(weights=all_weights, known=back[1], finish=back[2], growth=ratios)
 
 
-def reversed_tail(
+def reverse_tail(
     unroll: Unroll, state: State, psi: Tree, phi: Tree, head: int, last: int
 ) -> tuple[list[Tensor], list[Tensor], Estimate]:
-    """The outer loss and the last steps, reversed.
-
-    Args:
-        unroll: The inner run.
-        state: State at ``head``.
-        psi: φ or ψ(φ).
-        phi: φ.
-        head: First step that is reversed.
-        last: End of the run.
-
-    Returns:
-        d at ``head``, as of ``flat``; what the stretch gives exactly, leaves as of ψ; end of the run.
-    """
-    cotangent, known, finish = pull(unroll, state, psi, head, last, None, phi)
+    """D at step ``head``, the exact part of the steps from there to ``last``, and the end of the run."""
+    cotangent, known, finish = pullback(unroll, state, psi, head, last, None, phi)
     assert finish is not None
-    if head == 0:  # nothing is left to sample but θ₀, whose part costs one backward pass: the whole is exact
-        known = [a + b for a, b in zip(known, pull_start(unroll, psi, cotangent), strict=True)]
-        return [torch.zeros_like(part) for part in flat(cotangent)], known, finish
-    return flat(cotangent), known, finish
+    # only θ₀ would be left to sample, and its part costs one backward pass: the whole is exact
+    if head == 0:
+        known = [a + b for a, b in zip(known, pullback_init(unroll, psi, cotangent), strict=True)]
+        return leaves(zeros_like(cotangent)), known, finish
+    return leaves(cotangent), known, finish

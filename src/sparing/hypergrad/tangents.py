@@ -1,4 +1,4 @@
-"""Tangents pushed through the inner run beside it: y_t = A_t·y_{t−1} + B_t·v for many directions v at once."""
+"""Tangents of the inner run: y_t = A_t·y_{t−1} + B_t·v for b directions v at once, on a leading axis."""
 
 from __future__ import annotations
 
@@ -13,29 +13,15 @@ from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils._pytree import tree_map
 
-from sparing.hypergrad.optimizers import SGD, rate_at
+from sparing.hypergrad.optimizers import SGD, lr_at
 from sparing.hypergrad.refusals import forward_mode_refusal
-from sparing.hypergrad.reverse import flat, shaped
-from sparing.hypergrad.trees import Tree, leaves
+from sparing.hypergrad.trees import Tree, leaves, rebuild
 from sparing.hypergrad.unroll import State, Unroll, reproducible
 from sparing.seeds import stream
 
 
-def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A function and its derivatives along a batch of directions; the function itself runs once.
-
-    Args:
-        function: Trees in, tree out.
-        primals: Its arguments.
-        tangents: As the primals, each leaf with a leading axis of b directions.
-
-    Returns:
-        The value, and its derivatives with a leading axis of b.
-
-    Raises:
-        UserError: If an operation has no forward mode; it is named, with the fix.
-        RuntimeError: Whatever else the function raised.
-    """
+def batched_jvp(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A function's value, and its derivatives along b directions; the function itself runs once."""
 
     def along(*directions: Any) -> tuple[Any, Any]:
         value, tangent = jvp(function, primals, directions)[:2]
@@ -55,115 +41,89 @@ def lifted(function: Callable[..., Any], primals: tuple[Any, ...], tangents: tup
 
 @cache
 def _load_rules() -> None:
-    """Load torch's rules for forward mode without its own warning that what they are written in is deprecated."""
+    """Import torch's forward-mode rules early, without the warning that TorchScript, which they use, is deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def start(unroll: Unroll, psi: Tree, rows: Tree) -> tuple[State, State]:
-    """Ω₀ and y₀ = B₀v.
-
-    Args:
-        unroll: The inner run.
-        psi: φ or ψ(φ).
-        rows: Directions, leaves as of ψ with a leading axis of b.
-
-    Returns:
-        State, and tangents with a leading axis of b (zero where θ₀ is a constant).
-    """
+    """Ω₀, and y₀ = B₀v (zero where θ₀ is a constant); ``rows``: directions, leaves (b, *leaf)."""
     with reproducible(unroll.seed, "init"):
         if callable(unroll.problem.init):
-            made = partial(unroll.start, generator=stream(unroll.seed, "init"))  # setting a state is no pure operation
-            state, tangents = _as_states(lifted(made, (psi,), (rows,)))
-            return state, shaped(tangents, [part.contiguous() for part in flat(tangents)])
+            # the generator is made outside: torch.func does not let a transformed function set a generator's state
+            init = partial(unroll.start, generator=stream(unroll.seed, "init"))
+            state, tangents = batched_jvp(init, (psi,), (rows,))
+            return state, rebuild(tangents, [part.contiguous() for part in leaves(tangents)])
         state = unroll.start(psi)
-    count = len(_first(rows))
-    zeros = [[torch.zeros(count, *w.shape, dtype=w.dtype, device=w.device) for w in part] for part in _parts(state)]
-    return state, State(zeros[0], tuple(zeros[1:]))
+    count = len(leaves(rows)[0])
+    return state, rebuild(state, [w.new_zeros(count, *w.shape) for w in leaves(state)])
 
 
-def push(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:
-    """One inner step for the state and all its tangents, taken at the old θ (eq. 8).
-
-    Args:
-        unroll: The inner run.
-        step: t, from 0.
-        state: θ_t and moments.
-        tangents: y_t, leading axis b.
-        psi: φ or ψ(φ).
-        rows: Directions, leading axis b.
-        width: Directions that pass through the step together (count); bounds its activations.
-
-    Returns:
-        The next state and tangents; where directions pass in several pieces, the tangents given are overwritten.
-    """
-    count = len(_first(rows))
+def pushforward(unroll: Unroll, step: int, state: State, tangents: State, psi: Tree, rows: Tree, width: int) -> Any:
+    """One inner step for the state and its tangents, at the old θ (eq. 8); ``width`` directions pass at a time."""
+    count = len(leaves(rows)[0])
     for low in range(0, count, width):
-        piece = _cut((tangents, rows), low, low + width) if width < count else (tangents, rows)
+        piece = (tangents, rows)
+        if width < count:
+            piece = tree_map(lambda leaf, low=low: leaf[low : low + width], piece)
         with unroll.at(step) as batch:
-            following, moved, loss = _moved(unroll, step, batch, (state, psi), piece)
-        unroll.hold("loss", step, loss)
+            following, moved, loss = _step_with_tangents(unroll, step, batch, (state, psi), piece)
+        unroll.check_same("loss", step, loss)
         if width >= count:
-            return _as_states((following, moved))
-        for place, part in zip(flat(piece[0]), flat(State(*moved)), strict=True):
-            place.copy_(part)  # a piece depends on itself alone, so b tangents never exist twice
+            return State(*following), State(*moved)
+        # a piece depends on itself alone, so it is overwritten in place: the b tangents never exist twice
+        for old, new in zip(leaves(piece[0]), leaves(moved), strict=True):
+            old.copy_(new)
         del moved
     return State(*following), tangents
 
 
-def _moved(unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any) -> tuple[Any, Any, Tensor]:
-    """A step for state and tangents, and its loss; only the gradient is lifted where the update itself is linear."""
+def _step_with_tangents(
+    unroll: Unroll, step: int, batch: Any, primals: tuple[State, Tree], piece: Any
+) -> tuple[Any, Any, Tensor]:
+    """The next state, its tangents, and the loss."""
     (state, psi), (tangents, rows) = primals, piece
     optimizer = unroll.problem.optimizer
     if not isinstance(optimizer, SGD) or not optimizer.linear:
-        (following, loss), (moved, _) = lifted(partial(_step, unroll, step, batch), primals, piece)
+        whole = lambda state, psi: unroll.step(step, state, psi, batch)  # noqa: E731
+        (following, loss), (moved, _) = batched_jvp(whole, primals, piece)
         return following, moved, loss
-    (slopes, loss), (bent, _) = lifted(partial(unroll.slopes, batch), (state.theta, psi), (tangents.theta, rows))
+    # A linear update takes its tangents by the same code as its state, so forward mode is needed for the gradient only:
+    # about twice as fast on small nets.
+    (grads, loss), (grad_tangents, _) = batched_jvp(
+        partial(unroll.inner_gradient, batch), (state.theta, psi), (tangents.theta, rows)
+    )
     with torch.no_grad():
-        following = optimizer.update(state.theta, slopes, state.slots, step, psi)
-        moved, slots = optimizer.update(tangents.theta, bent, tangents.slots, step, psi)
+        following = optimizer.update(state.theta, grads, state.slots, step, psi)
+        moved, slots = optimizer.update(tangents.theta, grad_tangents, tangents.slots, step, psi)
         if not optimizer.steered:
             return following, (moved, slots), loss
-        steps, _ = optimizer.moves(state.theta, slopes, state.slots, step)
-        _, faster = lifted(lambda at: torch.as_tensor(rate_at(optimizer.lr, step, at)), (psi,), (rows,))
-        turned = [part - _beside(faster, move) * move for part, move in zip(moved, steps, strict=True)]
-        return following, (turned, slots), loss
+        # product rule: a rate that depends on φ moves tangents by −η̇ along the step as well
+        steps, _ = optimizer.moves(state.theta, grads, state.slots, step)
+        _, rates = batched_jvp(lambda at: torch.as_tensor(lr_at(optimizer.lr, step, at)), (psi,), (rows,))
+        steered = [part - _broadcast_rates(rates, move) * move for part, move in zip(moved, steps, strict=True)]
+        return following, (steered, slots), loss
 
 
-def _beside(rates: Tensor, move: Tensor) -> Tensor:
-    """Rates of b directions, shaped so that each multiplies a whole leaf."""
+def _broadcast_rates(rates: Tensor, move: Tensor) -> Tensor:
+    """Rates of b directions, reshaped so that each multiplies a whole leaf."""
     missing = move.dim() - (rates.dim() - 1)
     return rates.reshape(len(rates), *[1] * missing, *rates.shape[1:])
 
 
-def _step(unroll: Unroll, step: int, batch: Any, state: State, psi: Tree) -> tuple[State, Tensor]:
-    return unroll.step(step, state, psi, batch)
-
-
-def lengths(rows: Sequence[Tensor]) -> Tensor:
-    """‖y‖ of each direction, over all leaves.
-
-    Args:
-        rows: Leaves with a leading axis of b.
-
-    Returns:
-        Shape (b,).
-    """
+def row_norms(rows: Sequence[Tensor]) -> Tensor:
+    """‖y‖ of each direction over all leaves, shape (b,)."""
+    # the axis added last keeps a leaf of shape (b,) from an empty ``dim``, which would mean all axes
     parts = [torch.linalg.vector_norm(row.unsqueeze(-1), dim=tuple(range(1, row.dim() + 1))) for row in rows]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     return whole
 
 
 def growth(sizes: Sequence[Tensor], first: Tensor) -> tuple[float, ...]:
-    """‖y_t‖/‖v‖ after each step, root mean square over the directions that stayed finite all along.
+    """‖y_t‖/‖v‖ after each step, from ‖y_t‖ of each direction and step and ‖v‖ of each direction.
 
-    Args:
-        sizes: ‖y_t‖ of each direction after each step, shape (b,) each; weights only, without moments.
-        first: ‖v‖ of each direction, shape (b,).
-
-    Returns:
-        One number a step; over all directions where none stayed finite.
+    Root mean square over the directions that stayed finite all along; over all where none did.
     """
     if not sizes or not len(first):
         return ()
@@ -172,19 +132,3 @@ def growth(sizes: Sequence[Tensor], first: Tensor) -> tuple[float, ...]:
     kept = finite if finite.any() else torch.ones_like(finite)
     ratios = torch.linalg.vector_norm(table[:, kept], dim=1) / torch.linalg.vector_norm(first[kept])
     return tuple(ratios.tolist())
-
-
-def _as_states(pair: tuple[Any, Any]) -> tuple[State, State]:
-    return State(*pair[0]), State(*pair[1])
-
-
-def _parts(state: State) -> list[list[Tensor]]:
-    return [state.theta, *state.slots]
-
-
-def _first(rows: Tree) -> Tensor:
-    return leaves(rows)[0]
-
-
-def _cut(tree: Tree, low: int, high: int) -> Any:
-    return tree_map(lambda leaf: leaf[low:high], tree)

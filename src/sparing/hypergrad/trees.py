@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,35 +11,37 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-Tree = Any
-"""Tensors in any nesting of dicts, lists, tuples and named tuples."""
+Tree = Any  # tensors in any nesting of dicts, lists, tuples and named tuples
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in its order."""
+    """Tensors of a tree, in its order."""
     return list(tree_flatten(tree)[0])
 
 
-def rebuilt(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
-    """A tree of the shape of ``tree`` that holds ``tensors``.
-
-    Args:
-        tree: Gives the nesting.
-        tensors: As many as ``tree`` has leaves, in its order.
-
-    Returns:
-        The new tree.
-    """
+def rebuild(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """A tree of the shape of ``tree`` that holds ``tensors``."""
     return tree_unflatten(list(tensors), tree_flatten(tree)[1])
 
 
-def detached(tree: Tree) -> Tree:
+def detach_tree(tree: Tree) -> Tree:
     """The same values without their history."""
-    return tree_map(lambda leaf: apart(leaf.detach()) if isinstance(leaf, Tensor) else leaf, tree)
+    return tree_map(lambda leaf: materialize(leaf.detach()) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def apart(leaf: Tensor) -> Tensor:
-    """The tensor with a place in memory for each element; that of ``expand`` has one for many, and no tangents."""
+def differentiable(tree: Tree) -> list[Tensor]:
+    """Detached leaves that require gradients."""
+    return [leaf.detach().requires_grad_() for leaf in leaves(tree)]
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros in the shapes and dtypes of another."""
+    return tree_map(torch.zeros_like, tree)
+
+
+def materialize(leaf: Tensor) -> Tensor:
+    """The tensor with its own memory for each element."""
+    # forward mode cannot give a tangent to the result of ``expand``, whose elements share memory
     return leaf.clone(memory_format=torch.contiguous_format) if 0 in leaf.stride() and leaf.numel() > 1 else leaf
 
 
@@ -53,36 +56,21 @@ def bytes_of(tree: Tree) -> int:
 
 
 def ravel(tree: Tree) -> Tensor:
-    """All leaves, one after another, as one vector.
-
-    Args:
-        tree: Floating tensors on one device.
-
-    Returns:
-        Shape (size,), in the widest dtype of the leaves.
-    """
+    """All leaves as one vector of shape (size,), in the widest of their dtypes."""
     parts = leaves(tree)
     if not parts:
         return torch.zeros(0)
-    wide = _widest(parts)
+    wide = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     return torch.cat([part.reshape(-1).to(wide) for part in parts])
 
 
 def unravel(vector: Tensor, tree: Tree) -> Tree:
-    """Cut a vector into the leaves of a tree; leading axes are kept.
-
-    Args:
-        vector: Shape (..., size).
-        tree: Gives nesting, shapes and dtypes.
-
-    Returns:
-        A tree of tensors of shape (..., *leaf.shape).
-    """
+    """The inverse of ``ravel``: (..., size) -> leaves of shape (..., *leaf) in the dtypes of ``tree``."""
     parts = leaves(tree)
     ahead = vector.shape[:-1]
     cuts = torch.split(vector, [math.prod(part.shape) for part in parts], dim=-1)
     shaped = [cut.reshape((*ahead, *part.shape)).to(part.dtype) for cut, part in zip(cuts, parts, strict=True)]
-    return rebuilt(tree, shaped)
+    return rebuild(tree, shaped)
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
@@ -91,27 +79,12 @@ def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 
 def row_products(rows: Sequence[Tensor], vector: Sequence[Tensor]) -> Tensor:
-    """Inner product of each row with one vector, over all leaves.
-
-    Args:
-        rows: Leaves with a leading axis, shape (b, *leaf).
-        vector: Leaves, shape (*leaf).
-
-    Returns:
-        Shape (b,).
-    """
+    """Inner products of rows, leaves of shape (b, *leaf), with one vector, leaves of shape (*leaf); shape (b,)."""
     parts = [row.reshape(len(row), -1) @ leaf.reshape(-1).to(row.dtype) for row, leaf in zip(rows, vector, strict=True)]
     return torch.stack(parts).sum(0)
 
 
-def added(a: Tree, b: Tree) -> Tree:
+def add(a: Tree, b: Tree) -> Tree:
     """Leaf by leaf sum, in the shape and dtypes of ``a``."""
     pairs = zip(leaves(a), leaves(b), strict=True)
-    return rebuilt(a, [x + y.to(x.dtype) for x, y in pairs])
-
-
-def _widest(parts: Sequence[Tensor]) -> torch.dtype:
-    wide = parts[0].dtype
-    for part in parts[1:]:
-        wide = torch.promote_types(wide, part.dtype)
-    return wide
+    return rebuild(a, [x + y.to(x.dtype) for x, y in pairs])

@@ -14,21 +14,19 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from sparing.hypergrad.losses import WRITTEN_OUT
-from sparing.hypergrad.problem import Bilevel, scalar
-from sparing.hypergrad.refusals import derivatives
-from sparing.hypergrad.trees import Tree, apart, detached, leaves, rebuilt
-from sparing.hypergrad.witness import Seen, no_recomputation, refuse_cut, sample, watching
+from sparing.hypergrad.losses import REPLACEMENTS
+from sparing.hypergrad.problem import Bilevel, check_scalar
+from sparing.hypergrad.refusals import refuse_missing_derivatives
+from sparing.hypergrad.trees import Tree, detach_tree, differentiable, leaves, materialize, rebuild
+from sparing.hypergrad.witness import FirstPass, no_recomputation, observe_only, refuse_once_differentiable, sample
 from sparing.seeds import number
 
 
 class State(NamedTuple):
     """The whole inner state: everything that a step reads and the next one writes."""
 
-    theta: list[Tensor]
-    """Leaves of θ."""
-    slots: tuple[list[Tensor], ...]
-    """Moments of the optimizer, each as the leaves of θ."""
+    theta: list[Tensor]  # leaves of θ
+    slots: tuple[list[Tensor], ...]  # moments of the optimizer, each as the leaves of θ
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +34,11 @@ class Unroll:
     """An inner run bound to a seed and to the nesting of θ."""
 
     problem: Bilevel
-    """What is run."""
-    seed: int
-    """Seed of batches, initial weights and dropout."""
-    theta: Tree
-    """Gives the nesting of θ; its values are not read."""
+    seed: int  # seed of batches, initial weights and dropout
+    theta: Tree  # gives the nesting of θ; its values are not read
+    # whether the first inner loss draws random numbers; a loss that starts drawing later runs twice at those steps
     draws: bool = False
-    """Whether the first inner loss draws random numbers. One that begins to draw later is run twice where it does."""
-    seen: Seen | None = None
-    """What the first pass saw; None: nothing is compared."""
+    first_pass: FirstPass | None = None  # None: nothing is compared
 
     @property
     def steps(self) -> int:
@@ -52,158 +46,90 @@ class Unroll:
         return self.problem.steps
 
     def start(self, psi: Tree, generator: torch.Generator | None = None) -> State:
-        """Ω₀: weights that may depend on ψ, moments of zero.
-
-        Args:
-            psi: φ or ψ(φ).
-            generator: That of the initial weights, made beforehand where the call is transformed.
-
-        Returns:
-            The state before the first step.
-        """
+        """Ω₀: weights that may depend on ψ, moments of zero."""
         with reproducible(self.seed, "init"):
-            theta = [apart(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
+            theta = [materialize(weight) for weight in leaves(self.problem.start(psi, self.seed, generator))]
         zeros = tuple([torch.zeros_like(weight) for weight in theta] for _ in range(self.problem.optimizer.slots))
         return State(theta, zeros)
 
-    def apart(self) -> Unroll:
+    def unchecked(self) -> Unroll:
         """The same run for another ψ, which the first pass says nothing about."""
-        return replace(self, seen=None)
+        return replace(self, first_pass=None)
 
-    def hold(self, kind: str, step: int, value: Tensor) -> None:
-        """Compare with what the first pass saw, if that is watched."""
-        if self.seen is not None:
-            self.seen.hold(kind, step, value)
+    def check_same(self, kind: str, step: int, value: Tensor) -> None:
+        """Compare a value with that of the first pass, where one is recorded."""
+        if self.first_pass is not None:
+            self.first_pass.check_same(kind, step, value)
 
-    def reached(self, step: int, state: State) -> State:
+    def check_end(self, step: int, state: State) -> State:
         """The state before a step, compared with that of the first pass."""
-        if self.seen is not None:
-            self.seen.hold("end", step, sample(state.theta))
+        if self.first_pass is not None:
+            self.first_pass.check_same("end", step, sample(state.theta))
         return state
 
     @contextlib.contextmanager
-    def at(self, step: int, *, alone: bool = False) -> Iterator[Any]:
-        """The batch and the randomness of a step.
-
-        Attention runs by its plain formula meanwhile: the fused kernels have neither forward mode nor a second
-        derivative on the CPU.
-
-        Args:
-            step: From 0.
-            alone: As of ``no_recomputation``.
-
-        Yields:
-            The batch.
-        """
+    def at(self, step: int, *, ignore_outer_hooks: bool = False) -> Iterator[Any]:
+        """Yield the batch of a step, with the random generators set to that step."""
         batch = self.problem.batch(step, self.seed)
-        plain = no_recomputation("inner", first=step == 0, alone=alone)
-        with reproducible(self.seed, "step", step), sdpa_kernel(SDPBackend.MATH), plain, derivatives("inner"):
+        no_hooks = no_recomputation("inner", check_warning=step == 0, ignore_outer_hooks=ignore_outer_hooks)
+        # fused attention kernels have neither forward mode nor, on the CPU, a second derivative
+        rng, derivatives = reproducible(self.seed, "step", step), refuse_missing_derivatives("inner")
+        with rng, sdpa_kernel(SDPBackend.MATH), no_hooks, derivatives:
             yield batch
 
     def loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
-        """Inner loss g at leaves of θ, outside of torch.func.
-
-        The mode that makes masks the same takes 6 to 17 % of a step of a small net, so it is entered only where random
-        numbers are drawn: by the first step, or, as the generators tell, by this very call.
-
-        Args:
-            theta: Leaves of θ.
-            psi: φ or ψ(φ).
-            batch: Data of the step.
-
-        Returns:
-            Shape ().
-        """
+        """Inner loss g at leaves of θ, shape (), outside of torch.func."""
+        # ModeParity takes 6 to 17 % of a step of a small net, so it is entered only where random numbers are drawn: in
+        # the first step, or in this very call, as a move of the generators shows
         if not self.draws:
-            before = places()
-            loss = self.problem.inner(rebuilt(self.theta, theta), psi, batch)
-            if same_places(places(), before):
+            before = rng_states()
+            loss = self.problem.inner(rebuild(self.theta, theta), psi, batch)
+            if same_rng_states(rng_states(), before):
                 return loss
-            del loss  # its graph goes before the next one comes
-            _put_back(before)
-        return self.masked(theta, psi, batch)
+            del loss  # free its graph before the next one is built
+            _restore_rng(before)
+        return self.transformable_loss(theta, psi, batch)
 
-    def masked(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
-        """The same with its masks those of torch.func, inside of it or not."""
-        with SameMasks():
-            return self.problem.inner(rebuilt(self.theta, theta), psi, batch)
+    def transformable_loss(self, theta: Sequence[Tensor], psi: Tree, batch: Any) -> Tensor:
+        """Inner loss g with the random masks of torch.func, inside or outside of it."""
+        with ModeParity():
+            return self.problem.inner(rebuild(self.theta, theta), psi, batch)
 
     def step(self, step: int, state: State, psi: Tree, batch: Any) -> tuple[State, Tensor]:
-        """Ω_{t+1} in a form that torch.func can transform (forward mode, vmap).
+        """Ω_{t+1} and the inner loss, in a form that torch.func can transform (forward mode, vmap)."""
+        grads, loss = self.inner_gradient(batch, state.theta, psi)
+        return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi)), loss
 
-        Args:
-            step: t, from 0.
-            state: θ_t and moments.
-            psi: φ or ψ(φ).
-            batch: Data of the step.
-
-        Returns:
-            The next state, and the inner loss.
-        """
-        slopes, loss = self.slopes(batch, state.theta, psi)
-        return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi)), loss
-
-    def slopes(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
+    def inner_gradient(self, batch: Any, theta: Sequence[Tensor], psi: Tree) -> tuple[list[Tensor], Tensor]:
         """∇_θ g, and g, in a form that torch.func can transform."""
-        found: tuple[list[Tensor], Tensor] = grad_and_value(self.masked)(list(theta), psi, batch)
-        return found
+        pair: tuple[list[Tensor], Tensor] = grad_and_value(self.transformable_loss)(list(theta), psi, batch)
+        return pair
 
     def graph_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """The same step with its graph kept, for reverse mode; the weights must require gradients.
-
-        Args:
-            step: t, from 0.
-            state: θ_t and moments, part of a graph.
-            psi: φ or ψ(φ), with or without gradients.
-            batch: Data of the step.
-
-        Returns:
-            The next state.
-        """
+        """Ω_{t+1} with its graph, for reverse mode; the weights must require gradients."""
         with torch.enable_grad():
             loss = self.loss(state.theta, psi, batch)
-            self.hold("loss", step, loss)
-            slopes = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
-            if self.seen is not None and self.seen.first_graph():
-                refuse_cut(slopes)
-            return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+            self.check_same("loss", step, loss)
+            grads = torch.autograd.grad(loss, state.theta, create_graph=True, materialize_grads=True)
+            if self.first_pass is not None and self.first_pass.first_graph():
+                refuse_once_differentiable(grads)
+            return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
 
     def plain_step(self, step: int, state: State, psi: Tree, batch: Any) -> State:
-        """The same step with no graph left behind.
-
-        Args:
-            step: t, from 0.
-            state: θ_t and moments.
-            psi: φ or ψ(φ).
-            batch: Data of the step.
-
-        Returns:
-            The next state, without history.
-        """
+        """Ω_{t+1} without a graph."""
         with torch.enable_grad():
-            watched = [weight.detach().requires_grad_() for weight in state.theta]
-            loss = self.loss(watched, psi, batch)
-            self.hold("loss", step, loss)
-            slopes = torch.autograd.grad(loss, watched, materialize_grads=True)
+            weights = differentiable(state.theta)
+            loss = self.loss(weights, psi, batch)
+            self.check_same("loss", step, loss)
+            grads = torch.autograd.grad(loss, weights, materialize_grads=True)
         with torch.no_grad():
-            return State(*self.problem.optimizer.update(state.theta, slopes, state.slots, step, psi))
+            return State(*self.problem.optimizer.update(state.theta, grads, state.slots, step, psi))
 
     def run(
-        self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, again: int = 0
+        self, psi: Tree, *, state: State | None = None, first: int = 0, last: int | None = None, repeat_every: int = 0
     ) -> State:
-        """Run steps ``first`` … ``last`` − 1 without a graph.
-
-        Args:
-            psi: φ or ψ(φ).
-            state: State at ``first``; Ω₀ by default.
-            first: From 0.
-            last: T by default.
-            again: Take every so-manieth step, and the last one, a second time and compare; 0: none.
-
-        Returns:
-            The state at ``last``.
-        """
-        psi = detached(psi)
+        """Run steps ``first`` … ``last`` − 1 without a graph; each ``repeat_every``-th step, and the last, twice."""
+        psi = detach_tree(psi)
         with torch.no_grad():
             state = self.start(psi) if state is None else state
         last = self.steps if last is None else last
@@ -211,69 +137,44 @@ class Unroll:
             before = state
             with self.at(step) as batch:
                 state = self.plain_step(step, before, psi, batch)
-            if again and (step == last - 1 or (step + 1) % again == 0):
-                self.reached(step + 1, state)
+            # runs at other φ have no first pass to compare with, so some of their steps are repeated instead
+            if repeat_every and (step == last - 1 or (step + 1) % repeat_every == 0):
+                self.check_end(step + 1, state)
                 with self.at(step) as batch:
-                    self.reached(step + 1, self.plain_step(step, before, psi, batch))
-        return self.reached(last, state)
+                    self.check_end(step + 1, self.plain_step(step, before, psi, batch))
+        return self.check_end(last, state)
 
     def outer(self, state: State, phi: Tree) -> Tensor:
         """Outer loss f at a state, shape ()."""
-        quiet = no_recomputation("outer")
-        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), SameMasks(), quiet:
-            return scalar("outer", self.problem.outer(rebuilt(self.theta, state.theta), phi))
+        no_hooks = no_recomputation("outer")
+        with reproducible(self.seed, "outer"), sdpa_kernel(SDPBackend.MATH), ModeParity(), no_hooks:
+            return check_scalar("outer", self.problem.outer(rebuild(self.theta, state.theta), phi))
 
-    def outer_slopes(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass.
-
-        Args:
-            state: θ_T.
-            phi: φ.
-
-        Returns:
-            Value of shape (); leaves like θ; leaves like φ. Zero where f does not depend on a leaf.
-        """
+    def outer_gradients(self, state: State, phi: Tree) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """f, d = ∂f/∂θ_T and c = ∂f/∂φ by one backward pass; zero where f does not depend on a leaf."""
         with torch.enable_grad():
-            theta = [weight.detach().requires_grad_() for weight in state.theta]
-            given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
-            with derivatives("outer"):
-                value = self.outer(State(theta, state.slots), rebuilt(phi, given))
-        slopes = pulled(value, [*theta, *given], name="outer")
-        return value.detach(), slopes[: len(theta)], slopes[len(theta) :]
+            theta = differentiable(state.theta)
+            phi_leaves = differentiable(phi)
+            with refuse_missing_derivatives("outer"):
+                value = self.outer(State(theta, state.slots), rebuild(phi, phi_leaves))
+        grads = vjp(value, [*theta, *phi_leaves], name="outer")
+        return value.detach(), grads[: len(theta)], grads[len(theta) :]
 
 
-def pulled(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    cotangents: Any = None,
-    *,
-    keep: bool = False,
-    name: str = "inner",
+def vjp(
+    outputs: Any, inputs: Sequence[Tensor], cotangents: Any = None, *, keep: bool = False, name: str = "inner"
 ) -> list[Tensor]:
-    """Cotangents of the inputs, zero where nothing reaches them.
-
-    Args:
-        outputs: One tensor or several; those without a graph are skipped.
-        inputs: Leaves of the graph.
-        cotangents: As the outputs; None for one scalar.
-        keep: Whether the graph is used again.
-        name: What of the problem is pulled back through, for a refusal.
-
-    Returns:
-        One tensor per input.
-
-    Raises:
-        UserError: If torch lacks a derivative of an operation.
-    """
-    listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    weights = [None] * len(listed) if cotangents is None else list(cotangents)
-    kept = [(out, weight) for out, weight in zip(listed, weights, strict=True) if out.requires_grad]
+    """Vector-Jacobian product: cotangents of the inputs, zero where no path reaches them."""
+    tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    weights = [None] * len(tensors) if cotangents is None else list(cotangents)
+    # torch raises for an output without a graph, such as a loss that ignores φ; its derivative is zero
+    kept = [(out, weight) for out, weight in zip(tensors, weights, strict=True) if out.requires_grad]
     if not kept:
         return [torch.zeros_like(leaf) for leaf in inputs]
     outs, ws = zip(*kept, strict=True)
-    with derivatives(name):
-        found = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
-    return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, found, strict=True)]
+    with refuse_missing_derivatives(name):
+        grads = torch.autograd.grad(outs, inputs, ws, retain_graph=keep, allow_unused=True)
+    return [torch.zeros_like(leaf) if got is None else got for leaf, got in zip(inputs, grads, strict=True)]
 
 
 _DRAWS = {
@@ -282,62 +183,55 @@ _DRAWS = {
 }  # fmt: skip
 
 
-class SameMasks(TorchFunctionMode):
-    """Random masks are drawn for contiguous tensors, and what no_grad holds constant is so in forward mode too.
+class ModeParity(TorchFunctionMode):
+    """Makes a loss compute the same function in plain torch, reverse mode and forward mode."""
 
-    Plain torch fills a mask in the order of memory, torch.func in that of the indices: a transposed activation would
-    get other masks in forward mode than in the run itself. Forward mode also goes on inside ``torch.no_grad()``, and
-    lacks a rule for some losses, which are written out.
-    """
-
-    hooked = False
-    """Whether a hook was put on a tensor meanwhile."""
+    has_hooks = False  # whether the loss registered a hook on a tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, its tensor made contiguous where it draws."""
+        # forward mode goes on inside torch.no_grad()
         if func is torch._C._set_grad_enabled:
             torch._C._set_fwd_grad_enabled(args[0])
         elif func is torch.Tensor.register_hook:
-            self.hooked, args = True, (args[0], watching(args[1]), *args[2:])
-        elif getattr(func, "__self__", None) is torch.Tensor.data:  # torch.func would look through it
+            self.has_hooks, args = True, (args[0], observe_only(args[1]), *args[2:])
+        # torch.func differentiates through .data
+        elif getattr(func, "__self__", None) is torch.Tensor.data:
             return args[0].detach()
+        # Plain torch fills a mask in memory order, torch.func in index order: a transposed activation would get another
+        # mask in forward mode than in the run itself.
         elif func in _DRAWS and args:
             args = (args[0].contiguous(), *args[1:])
-        elif func in WRITTEN_OUT:
-            func = WRITTEN_OUT[func]
+        # losses whose forward-mode rule is wrong or missing in torch 2.13
+        elif func in REPLACEMENTS:
+            func = REPLACEMENTS[func]
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def reproducible(seed: int, *labels: str | int) -> Iterator[None]:
-    """Inside, torch's global generators stand where (seed, labels) put them; afterwards they are as before.
-
-    Dropout has no generator of its own, so this is the one place where the global one is set.
-
-    Args:
-        seed: Seed of the run.
-        labels: What the randomness is for.
-    """
-    before = places()
+    """Seed torch's global generators from (seed, labels), and restore them afterwards."""
+    # dropout takes no generator, so the global one is set; nothing else in the package does so
+    before = rng_states()
     for generator in _generators():
         generator.manual_seed(number(seed, "dropout", *labels))
     try:
         yield
     finally:
-        _put_back(before)
+        _restore_rng(before)
 
 
-def places() -> list[Tensor]:
-    """Where torch's global generators stand: those that dropout draws from on the CPU and on the current device."""
+def rng_states() -> list[Tensor]:
+    """States of the global generators that dropout draws from: the CPU's and the current device's."""
     return [generator.get_state() for generator in _generators()]
 
 
-def same_places(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Whether nothing was drawn between two looks; by bytes, since every torch operation has modes to pass through."""
+def same_rng_states(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether nothing was drawn between two calls of ``rng_states``."""
+    # by bytes: torch.equal would go through every active mode
     return all(x.numpy().tobytes() == y.numpy().tobytes() for x, y in zip(a, b, strict=True))
 
 
-def _put_back(states: Sequence[Tensor]) -> None:
+def _restore_rng(states: Sequence[Tensor]) -> None:
     for generator, state in zip(_generators(), states, strict=True):
         generator.set_state(state)
 

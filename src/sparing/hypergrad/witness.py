@@ -1,4 +1,4 @@
-"""Whether a run is the same each time it is made: what a pass saw, what a loss may not touch."""
+"""Checks that a run is repeatable: later passes are compared with the first, and side effects of a loss are refused."""
 
 from __future__ import annotations
 
@@ -18,206 +18,163 @@ from sparing.seeds import number as number_of
 
 Key = tuple[str, int]
 
-EARLY = 2
-"""First steps whose losses two passes by other kernels are compared by (count): one update on, nothing has grown."""
+# Passes by different kernels are compared by the losses of this many first steps: rounding has not grown by then.
+EARLY_STEPS = 2
 
+# Elements of each leaf of θ that are compared where a run ends; the loss of every step is compared too.
 SAMPLE = 16
-"""Elements of each leaf of θ that two passes are compared by (count); the loss of every step is compared besides."""
 
-_ASKED_AGAIN = {
+# Kind of comparison -> the argument at fault, and what differed.
+_MISMATCHES = {
     "loss": ("inner", "another loss at step {step} when the run was repeated"),
     "end": ("inner or optimizer.lr", "other weights before step {step} when the run was repeated"),
     "psi": ("through", "another ψ when it was asked again"),
     "outer": ("outer", "another value at the same θ and φ"),
 }
-"""Kind of comparison -> what is at fault, and what was seen."""
 
 
-def refused(kind: str, step: int, told: str = "") -> UserError:
+def not_repeatable(kind: str, step: int, message: str = "") -> UserError:
     """The error of a comparison that failed."""
-    what, got = _ASKED_AGAIN[kind]
+    what, got = _MISMATCHES[kind]
     return UserError(
-        what, got=got.format(step=step) + told, why="every pass must see the same run, or the gradient is of none",
+        what, got=got.format(step=step) + message, why="every pass must see the same run, or the gradient is of none",
         do="draw from torch's global generators or from the generator that batches and init are given, and keep "
         "counters, iterators and statistics out of it",
     )  # fmt: skip
 
 
-class Seen:
-    """What the first pass over a run saw; every later pass is held to it.
-
-    On the CPU numbers are compared as they come. On a device that would stop the queue at each step, so there they are
-    compared together, by ``settle``.
-    """
+class FirstPass:
+    """Losses and weights recorded in the first pass over a run; every later pass is compared with them."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self._first: dict[Key, Any] = {}
         self._later: list[tuple[Key, Tensor]] = []
         self._highest: dict[str, float] = {}
-        self._walked = False
-        self.eps = 0.0
-        """Of the widest rounding among what was seen."""
+        self._graph_checked = False
+        self.eps = 0.0  # of the coarsest dtype recorded
 
     def first_graph(self) -> bool:
-        """Whether this is asked for the first time: the graph of one step is looked through for all."""
-        first, self._walked = not self._walked, True
+        """True on the first call only: the graph of one step is checked, for all steps."""
+        first, self._graph_checked = not self._graph_checked, True
         return first
 
-    def hold(self, kind: str, step: int, value: Tensor) -> None:
-        """Keep what is seen for the first time; compare what is seen again.
-
-        Args:
-            kind: A key of ``_ASKED_AGAIN``.
-            step: From 0.
-            value: Any shape; few elements.
-
-        Raises:
-            UserError: If it differs by more than rounding from what was seen first.
-        """
+    def check_same(self, kind: str, step: int, value: Tensor) -> None:
+        """Record the first value of (kind, step), and compare later ones with it."""
         key, now = (kind, step), value.detach().clone()
         self.eps = max(self.eps, torch.finfo(now.dtype).eps)
+        # on a device, reading a value would stop the queue at each step: those wait for ``compare_pending``
         if now.device.type != "cpu":
             if key in self._first:
                 self._later.append((key, now))
             else:
                 self._first[key] = now
             return
-        numbers = _numbers(now)
+        numbers = _to_list(now)
         if key in self._first:
             self._compare(key, self._first[key], numbers)
         else:
             self._first[key] = numbers
-            self._highest[kind] = max(self._highest.get(kind, 0.0), _size(numbers))
+            self._highest[kind] = max(self._highest.get(kind, 0.0), _max_abs(numbers))
 
-    def early(self, other: Seen) -> None:
-        """Hold this pass to another one by other kernels: rounding grows along a run, so only the first losses count.
-
-        Args:
-            other: What that pass saw.
-        """
+    def adopt_early_losses(self, other: FirstPass) -> None:
+        """Compare this pass with one by other kernels too, by its first losses: later ones differ by grown rounding."""
         self._highest.setdefault("loss", 0.0)
-        for step in range(EARLY):
+        for step in range(EARLY_STEPS):
             key = ("loss", step)
             if key in other._first and key not in self._first:
                 self._first[key] = other._first[key]
 
-    def settle(self) -> None:
-        """Compare what waits on a device.
-
-        Raises:
-            UserError: If a later pass saw something else.
-        """
+    def compare_pending(self) -> None:
+        """Compare the values that are still on a device."""
         for key, now in self._later:
-            numbers = _numbers(self._first[key])
-            self._highest[key[0]] = max(self._highest.get(key[0], 0.0), _size(numbers))
-            self._compare(key, numbers, _numbers(now))
+            numbers = _to_list(self._first[key])
+            self._highest[key[0]] = max(self._highest.get(key[0], 0.0), _max_abs(numbers))
+            self._compare(key, numbers, _to_list(now))
         self._later.clear()
 
-    def mark(self, told: str, seed: int) -> tuple[float, float, float]:
-        """Three numbers that tell this run from another.
-
-        Args:
-            told: What must be the same to the letter.
-            seed: Seed of the run.
-
-        Returns:
-            A name of ``told`` and the seed; a sum of all that was seen first, with changing weights; its rounding.
-        """
-        held = [x if isinstance(x, list) else _numbers(x) for x in self._first.values()]
-        finite = [number for listed in held for number in listed if math.isfinite(number)]
+    def signature(self, label: str, seed: int) -> tuple[float, float, float]:
+        """What identifies this run: a hash of (label, seed), a weighted sum of recorded values, its rounding."""
+        held = [x if isinstance(x, list) else _to_list(x) for x in self._first.values()]
+        finite = [number for values in held for number in values if math.isfinite(number)]
         total = math.fsum(number * math.cos(place) for place, number in enumerate(finite))
-        name = float(number_of(seed, told) % 2**52)
+        name = float(number_of(seed, label) % 2**52)
         return name, total, self.eps ** (2 / 3) * math.fsum(abs(number) for number in finite)
 
     def _compare(self, key: Key, first: Sequence[float], now: Sequence[float]) -> None:
-        apart = differing(first, now, self.eps, self._highest[key[0]])
-        if apart is not None:
-            raise refused(*key, f" ({apart[0]:.9g}, then {apart[1]:.9g})")
+        pair = first_difference(first, now, self.eps, self._highest[key[0]])
+        if pair is not None:
+            raise not_repeatable(*key, f" ({pair[0]:.9g}, then {pair[1]:.9g})")
 
 
-def differing(
+def first_difference(
     first: Sequence[float], now: Sequence[float], eps: float, highest: float = 0.0
 ) -> tuple[float, float] | None:
-    """The first pair that more than rounding keeps apart.
-
-    Two kernels for one formula differ by some ε of the run's size, and a stretch carries that on; another mask or batch
-    differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64.
-
-    Args:
-        first: Numbers.
-        now: As many.
-        eps: Of their dtype.
-        highest: Largest number of the kind in the whole run: what is near zero beside it is known to its rounding.
-
-    Returns:
-        The pair, or None.
-    """
-    room = eps ** (2 / 3) * _size(first) + 10 * eps * highest
-    pairs = zip(first, now, strict=True)
-    return next((pair for pair in pairs if not _near(*pair, room)), None)
+    """The first pair of values that differ by more than rounding; ``highest``: the largest of their kind in the run."""
+    # Two kernels for one formula differ by a few ε of the values, and later steps carry that on; another mask or batch
+    # differs by per cents. ε^(2/3) lies between: 2e-5 in float32, 4e-11 in float64. A value near zero is known only to
+    # the rounding of the largest one.
+    tolerance = eps ** (2 / 3) * _max_abs(first) + 10 * eps * highest
+    for a, b in zip(first, now, strict=True):
+        if not (a == b or abs(a - b) <= tolerance or not (math.isfinite(a) or math.isfinite(b))):
+            return a, b
+    return None
 
 
-def _near(a: float, b: float, room: float) -> bool:
-    return a == b or abs(a - b) <= room or not (math.isfinite(a) or math.isfinite(b))
+def _to_list(value: Tensor) -> list[float]:
+    values: list[float] = value.double().reshape(-1).tolist()
+    return values
 
 
-def _numbers(value: Tensor) -> list[float]:
-    listed: list[float] = value.double().reshape(-1).tolist()
-    return listed
-
-
-def _size(numbers: Sequence[float]) -> float:
+def _max_abs(numbers: Sequence[float]) -> float:
     return max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
 
 
 def sample(theta: Sequence[Tensor]) -> Tensor:
-    """A few elements of each leaf, shape (at most 2·SAMPLE for each,): the weights are not read through for it."""
+    """A few elements of each leaf (at most 2·SAMPLE), spread evenly, so that the weights are not read whole."""
     flat = [leaf.detach().reshape(-1) for leaf in theta]
     return torch.cat([leaf[:: max(1, leaf.numel() // SAMPLE)] for leaf in flat])
 
 
-class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses a loss that writes into a tensor it did not make: weights, batches, statistics, buffers of a module."""
+class NoForeignWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses a loss that writes into a tensor it did not create: weights, batches, statistics, module buffers."""
 
     def __init__(self) -> None:
-        """Nothing made yet."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made: set[StorageWeakRef] = set()
+        self._created: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation unless it writes elsewhere; note what it makes."""
         kwargs = kwargs or {}
-        for target in _written(func, args, kwargs):
-            if target.numel() and _memory(target) not in self._made:
+        for target in _write_targets(func, args, kwargs):
+            if target.numel() and _memory(target) not in self._created:
                 raise UserError(
                     "inner", got=f"{func.name()} on a tensor that it did not make, {tuple(target.shape)}",
                     why="a step must be a function of weights, φ and batch, and change none of them",
                     do="write into a new tensor; batch norm: GroupNorm, track_running_stats=False or model.eval()",
                 )  # fmt: skip
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        # views return memory of their arguments; lift_fresh is declared as a view of a tensor that nobody else holds
         if func is torch.ops.aten.lift_fresh.default or not any(one.alias_info for one in func._schema.returns):
-            made = found if isinstance(found, list | tuple) else [found]
-            self._made.update(_memory(one) for one in made if isinstance(one, Tensor))
-        return found
+            created = result if isinstance(result, list | tuple) else [result]
+            self._created.update(_memory(one) for one in created if isinstance(one, Tensor))
+        return result
 
 
 def _memory(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def _write_targets(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that an operation writes into."""
     for place, argument in enumerate(func._schema.arguments):
-        given = args[place] if place < len(args) else kwargs.get(argument.name)
-        # the schemas of fused batch norms do not own up to their running statistics
-        hidden = argument.name in {"running_mean", "running_var"} and _training(func, args, kwargs)
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        # the schemas of fused batch norms do not declare that they write their running statistics
+        hidden = argument.name in {"running_mean", "running_var"} and _is_training(func, args, kwargs)
         if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
-            listed = given if isinstance(given, list | tuple) else [given]
-            yield from (one for one in listed if isinstance(one, Tensor))
+            values = value if isinstance(value, list | tuple) else [value]
+            yield from (one for one in values if isinstance(one, Tensor))
 
 
-def _training(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_training(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a batch norm takes its statistics from the batch, and so updates those it keeps."""
     names = {argument.name: place for place, argument in enumerate(func._schema.arguments)}
     place = names.get("training", names.get("train", names.get("use_input_stats")))
@@ -227,17 +184,9 @@ def _training(func: Any, args: Any, kwargs: Any) -> bool:
 _HOOKS = "hooks on saved tensors inside a hypergradient"
 
 
-def watching(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
-    """A hook that may look at a gradient and not change it.
-
-    It fires again on the way back through the run, where what passes is no gradient of the inner loss.
-
-    Args:
-        hook: What a loss puts on a tensor.
-
-    Returns:
-        The same, refused once it returns another gradient.
-    """
+def observe_only(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
+    """A tensor hook that may read a gradient but not change it."""
+    # a hook fires again in the backward pass through the run, where what it gets is not a gradient of the inner loss
 
     def watched(gradient: Tensor) -> None:
         if hook(gradient) is not None:
@@ -250,19 +199,11 @@ def watching(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
     return watched
 
 
-def refuse_cut(slopes: Sequence[Tensor]) -> None:
-    """The gradient of a loss may not end in a Function whose author ruled out a second derivative.
-
-    Asked for the gradient of some inputs only, as here, torch passes over the node that would complain.
-
-    Args:
-        slopes: ∇_θ g with their graph.
-
-    Raises:
-        UserError: If a Function marked ``once_differentiable`` stands in it.
-    """
+def refuse_once_differentiable(grads: Sequence[Tensor]) -> None:
+    """Refuse an inner gradient whose graph contains a Function marked ``once_differentiable``."""
+    # torch.autograd.grad with explicit inputs skips the node that would raise, and returns zero for it
     seen: set[Any] = set()
-    waiting = [slope.grad_fn for slope in slopes if slope.grad_fn is not None]
+    waiting = [grad.grad_fn for grad in grads if grad.grad_fn is not None]
     while waiting:
         node = waiting.pop()
         if node in seen:
@@ -278,8 +219,9 @@ def refuse_cut(slopes: Sequence[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _hooks_refused() -> Iterator[None]:
-    """As torch's ``disable_saved_tensors_hooks``, which takes offence at hooks that are there already."""
+def _disable_hooks() -> Iterator[None]:
+    """Disable hooks on saved tensors."""
+    # torch's own ``disable_saved_tensors_hooks`` raises where hooks are active already
     api: Any = torch._C._autograd
     before = api._saved_tensors_hooks_get_disabled_error_message()
     api._saved_tensors_hooks_disable(_HOOKS, False)
@@ -293,36 +235,24 @@ def _hooks_refused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_recomputation(name: str, *, first: bool = True, alone: bool = False) -> Iterator[None]:
-    """Inside, a loss that computes activations again, or keeps them elsewhere, is refused.
-
-    Recomputation reads a module's own weights: by then ``functional_call`` has put them back. torch.func knows no such
-    hooks either.
-
-    Args:
-        name: "inner" or "outer".
-        first: Whether torch's warning that a checkpoint cuts a gradient is listened to; filters cost every warning of
-            a loss its memory of having been shown, so once is enough.
-        alone: Whether hooks of those outside, who may count what a graph holds, are set aside meanwhile. Else nothing
-            can be refused where there are any.
-
-    Raises:
-        UserError: If a loss is checkpointed.
-        RuntimeError: Whatever else it raised.
-        UserWarning: Likewise, where warnings are errors.
-    """
+def no_recomputation(name: str, *, check_warning: bool = True, ignore_outer_hooks: bool = False) -> Iterator[None]:
+    """Refuse a loss ("inner" or "outer") that recomputes activations or offloads them."""
+    # Recomputation reads the module's own weights: by then ``functional_call`` has restored them. torch.func does not
+    # support such hooks either.
     try:
         with contextlib.ExitStack() as stack:
-            if alone or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-                stack.enter_context(_hooks_refused())
-            if first:
+            # hooks of the caller, who may measure what a graph saves, hide those of the loss: then nothing is refused
+            if ignore_outer_hooks or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+                stack.enter_context(_disable_hooks())
+            # each change of the filters makes Python forget which warnings it has shown, so this is done for one step
+            if check_warning:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("error", message="None of the inputs have requires_grad")
             yield
     except (RuntimeError, UserWarning) as failure:
-        told = str(failure)
+        message = str(failure)
         signs = (_HOOKS, "support saved tensor hooks", "use_reentrant=True", "None of the inputs have requires_grad")
-        if not any(sign in told for sign in signs):
+        if not any(sign in message for sign in signs):
             raise
         raise UserError(
             name, got="gradient checkpointing, or other hooks on saved tensors",

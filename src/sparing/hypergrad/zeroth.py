@@ -1,4 +1,4 @@
-"""Zeroth-order hypergradients: the inner run is only ever run, never differentiated."""
+"""Zeroth-order hypergradients: inner runs are differenced, never differentiated."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from sparing.errors import UserError
 from sparing.hypergrad.checks import check_solution
 from sparing.hypergrad.directions import Law, Rademacher
 from sparing.hypergrad.estimate import Estimate
-from sparing.hypergrad.problem import BlackBox, same, scalar
-from sparing.hypergrad.sampled import Draw, combined, confidence, draw_of, masked_warning
-from sparing.hypergrad.trees import Tree, added, inner_product, leaves, ravel, rebuilt, unravel
-from sparing.hypergrad.unroll import State, Unroll, pulled
-from sparing.hypergrad.witness import differing
+from sparing.hypergrad.problem import BlackBox, check_scalar, same_data
+from sparing.hypergrad.sampled import Directions, combine, confidence, draw_directions, masked_warning
+from sparing.hypergrad.trees import Tree, add, differentiable, inner_product, leaves, ravel, rebuild, unravel
+from sparing.hypergrad.unroll import State, Unroll, vjp
+from sparing.hypergrad.witness import first_difference
 from sparing.seeds import number
 
-_BENT = 0.01
-"""Second over first differences of a solution above which the solver is asked twice at φ: of a smooth one they are of
-the order of the step, of a random one about 2."""
-_DOUBTFUL = 0.5
-"""The same ratio from which on a result warns; above 1 it is refused."""
-_ROUNDED = 0.05
-"""How far rounding may take φ ± µv from their places, relative to the step."""
-_LOOKS = 33
-"""A step in so many is taken twice, to see whether the run is the same each time: 3 % of the work."""
+# Ratio of second to first differences above which a solver is called twice at φ: of a smooth one it is of the order of
+# the step, of a random one about 2.
+_RECHECK_ABOVE = 0.01
+# The same ratio above which a result warns; above 1 it is refused.
+_WARN_ABOVE = 0.5
+# Largest rounding error of φ ± µv, relative to the step.
+_MAX_ROUNDING = 0.05
+# One step in this many is repeated, to see whether the run is deterministic: 3 % of the work.
+_REPEAT_EVERY = 33
+
+
+Vector = list[Tensor]  # leaves of u
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,32 +56,31 @@ class ZerothOrder:
     """Whether the outer loss is differentiated; else its values are differenced too."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if self.directions < 1:
             raise UserError("directions", got=self.directions, why="directions are counted", do="pass at least 1")
         if not self.step > 0:
             raise UserError("step", got=self.step, why="a difference needs a distance", do="pass step > 0")
 
     def __str__(self) -> str:
-        """Name for tables."""
         return f"zeroth order b={self.directions}"
 
     def estimate(self, unroll: Unroll, psi: Tree, phi: Tree) -> Estimate:
         """The estimate, from 2b runs beside the one at φ."""
-        state = unroll.run(psi, again=math.ceil(_LOOKS / (2 * self.directions + 1)))
-        value, slopes, direct = unroll.outer_slopes(state, phi)
-        beside = unroll.apart()
+        state = unroll.run(psi, repeat_every=math.ceil(_REPEAT_EVERY / (2 * self.directions + 1)))
+        value, slopes, direct = unroll.outer_gradients(state, phi)
+        moved = unroll.unchecked()
         if self.exact_outer:
-            ends, here, slope = lambda at: beside.run(at).theta, state.theta, slopes
+            ends, here, slope = lambda at: moved.run(at).theta, state.theta, slopes
         else:
-            ends, here = lambda at: [beside.outer(beside.run(at), phi)], [value]
+            ends, here = lambda at: [moved.outer(moved.run(at), phi)], [value]
             slope = [torch.ones_like(value)]
-            unroll.hold("outer", 0, value)
-            unroll.hold("outer", 0, unroll.outer(state, phi))
+            # the outer loss is evaluated at other φ from now on, so it is compared with itself here
+            unroll.check_same("outer", 0, value)
+            unroll.check_same("outer", 0, unroll.outer(state, phi))
         known = direct if unroll.problem.through is None else None
-        through, facts, bent = self.along(ends, here, slope, psi, known, unroll.seed)
-        _refuse_bend(self.step, bent)
-        return Estimate(through=through, direct=direct, value=value, state=state, facts=facts)
+        through, details, curvature = self.along(ends, here, slope, psi, known, unroll.seed)
+        _refuse_bend(self.step, curvature)
+        return Estimate(through=through, direct=direct, value=value, state=state, details=details)
 
     def along(
         self,
@@ -100,30 +102,31 @@ class ZerothOrder:
             seed: Seed of the directions.
 
         Returns:
-            Leaves as of ψ, the facts of the draw, and second over first differences: of a smooth u they are of the
+            Leaves as of ψ, fields of the report, and second over first differences: of a smooth u they are of the
             order of the step, of noise 1.7.
         """
-        draw = draw_of(self.law, self.directions, psi, number(seed, "directions"))
-        found, bent = self._differences(draw, solve, here, slopes, psi)
-        masked = int((~torch.isfinite(found)).sum())
-        known = ravel(direct).to(found) if direct else torch.zeros_like(ravel(psi))
-        grad, cross = combined(draw, found, known)
-        sure = confidence(draw, found, known, cross)
-        facts = {
-            "directions": self.directions, "weights": found, "masked": masked,
-            "norm_squared": sure.norm_squared, "norm_squared_interval": sure.interval, "cosine": sure.cosine,
-            "warnings": (*_doubts(bent), *([masked_warning(masked, self.directions)] if masked else [])),
+        draw = draw_directions(self.law, self.directions, psi, number(seed, "directions"))
+        weights, curvature = self._differences(draw, solve, here, slopes, psi)
+        masked = int((~torch.isfinite(weights)).sum())
+        warnings = [*_difference_warnings(curvature), *([masked_warning(masked, self.directions)] if masked else [])]
+        known = ravel(direct).to(weights) if direct else torch.zeros_like(ravel(psi))
+        grad, cross = combine(draw, weights, known)
+        certainty = confidence(draw, weights, known, cross)
+        details = {
+            "directions": self.directions, "weights": weights, "masked": masked,
+            "norm_squared": certainty.norm_squared, "norm_squared_interval": certainty.interval,
+            "cosine": certainty.cosine, "warnings": tuple(warnings),
         }  # fmt: skip
-        return leaves(unravel(grad, psi)), facts, bent
+        return leaves(unravel(grad, psi)), details, curvature
 
     def _differences(
-        self, draw: Draw, solve: Callable[[Tree], list[Tensor]], here: list[Tensor], slopes: list[Tensor], psi: Tree
+        self, draw: Directions, solve: Callable[[Tree], Vector], here: Vector, slopes: Vector, psi: Tree
     ) -> tuple[Tensor, float]:
-        """The derivative along each direction; second over first differences of all runs, nan where none moved."""
+        """The derivative along each direction, shape (b,); second over first differences, NaN where no run moved."""
         weights, bend, rise = [], 0.0, 0.0
         for place in range(self.directions):
             row = draw.rows([place])[0]
-            ends = [added(psi, unravel(sign * self.step * row, psi)) for sign in (1, -1)]
+            ends = [add(psi, unravel(sign * self.step * row, psi)) for sign in (1, -1)]
             if place == 0:
                 _refuse_rounding(self.step, ends[0], ends[1], row)
             with torch.no_grad():
@@ -131,91 +134,79 @@ class ZerothOrder:
                 bend += _square(up + down - 2 * at for (up, down), at in zip(pairs, here, strict=True))
                 rise += _square(up - down for up, down in pairs)
                 weights.append(inner_product(slopes, [(up - down) / (2 * self.step) for up, down in pairs]))
-            del pairs  # before the next two runs bring theirs
-        bent = math.sqrt(bend / rise) if rise else math.inf if bend else math.nan
-        return torch.stack(weights).to(ravel(psi)), bent
+            del pairs  # free them before the next two runs
+        curvature = math.sqrt(bend / rise) if rise else math.inf if bend else math.nan
+        return torch.stack(weights).to(ravel(psi)), curvature
 
 
 def black_box(problem: BlackBox, phi: Tree, method: ZerothOrder, seed: int) -> tuple[Estimate, Tree]:
-    """The hypergradient around a solver that cannot be differentiated.
-
-    Args:
-        problem: A ``BlackBox``.
-        phi: φ, detached.
-        method: Directions and step.
-        seed: Seed of the directions.
-
-    Returns:
-        Both parts, and u.
-
-    Raises:
-        UserError: If ``solve`` returns no tree of floating tensors, values at φ that are not finite, or other values
-            when asked again.
-    """
-    kept = [leaf.clone() for leaf in leaves(phi)]
+    """The hypergradient through a solver that cannot be differentiated, and u."""
+    before = [leaf.clone() for leaf in leaves(phi)]
     tree = check_solution(problem.solve(phi))
-    if not same(kept, leaves(phi)):
+    if not same_data(before, leaves(phi)):
         raise UserError(
             "solve(phi)", got="a φ that it changed in place", why="it is asked again, beside that φ",
             do="work on a copy: phi.clone()",
         )  # fmt: skip
 
-    def solve(at: Tree) -> list[Tensor]:  # values that are not finite lose their direction only
+    # beside φ, values that are not finite cost their direction only, not the estimate
+    def solve(at: Tree) -> list[Tensor]:
         return leaves(check_solution(problem.solve(at), tree))
 
     with torch.enable_grad():
-        ends = [leaf.detach().requires_grad_() for leaf in leaves(tree)]
-        given = [leaf.detach().requires_grad_() for leaf in leaves(phi)]
-        value = scalar("outer", problem.outer(rebuilt(tree, ends), rebuilt(phi, given)))
-    slopes = pulled(value, [*ends, *given], name="outer")
+        ends = differentiable(tree)
+        phi_leaves = differentiable(phi)
+        value = check_scalar("outer", problem.outer(rebuild(tree, ends), rebuild(phi, phi_leaves)))
+    slopes = vjp(value, [*ends, *phi_leaves], name="outer")
     direct = slopes[len(ends) :]
-    through, facts, bent = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
-    if method.directions >= _LOOKS / 2 or bent > _BENT:
+    through, details, curvature = method.along(solve, leaves(tree), slopes[: len(ends)], phi, direct, seed)
+    # the second call costs little beside many directions; with few, only suspicious differences pay for it
+    if method.directions >= _REPEAT_EVERY / 2 or curvature > _RECHECK_ABOVE:
         _refuse_noise(leaves(tree), leaves(check_solution(problem.solve(phi), tree)))
-    _refuse_bend(method.step, bent)
+    _refuse_bend(method.step, curvature)
     state = State([leaf.detach() for leaf in ends], ())
-    return Estimate(through=through, direct=direct, value=value.detach(), state=state, facts=facts), tree
+    return Estimate(through=through, direct=direct, value=value.detach(), state=state, details=details), tree
 
 
 def _square(parts: Iterable[Tensor]) -> float:
-    """Sum of squares, leaf by leaf; 0 where it is not finite, as of a direction that is lost anyway."""
+    """Sum of squares over all leaves; 0 where it is not finite, since that direction is masked anyway."""
     total = sum(float(torch.linalg.vector_norm(part)) ** 2 for part in parts)
     return total if math.isfinite(total) else 0.0
 
 
-def _doubts(bent: float) -> list[str]:
-    """What second over first differences make a reader worry about."""
-    if math.isnan(bent):
+def _difference_warnings(curvature: float) -> list[str]:
+    """Warnings that follow from the ratio of second to first differences."""
+    if math.isnan(curvature):
         return ["no run moved: φ has no effect, or the step is lost in rounding"]
-    far = f"second differences are {bent:.2g} of the first: rounding or a bend; try another step"
-    return [far] if bent > _DOUBTFUL else []
+    far = f"second differences are {curvature:.2g} of the first: rounding or a bend; try another step"
+    return [far] if curvature > _WARN_ABOVE else []
 
 
 def _refuse_rounding(step: float, up: Tree, down: Tree, row: Tensor) -> None:
-    """φ must move by the step: by 1e-3 numbers of three digits do not."""
+    """Refuse a step that φ's dtype cannot represent, such as 1e-3 in bfloat16."""
     moved = ravel(up).double() - ravel(down).double()
     wanted = 2 * step * row.double()
-    if float((moved - wanted).norm()) > _ROUNDED * float(wanted.norm()):
+    if float((moved - wanted).norm()) > _MAX_ROUNDING * float(wanted.norm()):
         raise UserError(
             "ZerothOrder.step", got=f"{step:.3g}", why=f"φ of {leaves(up)[0].dtype} cannot hold it",
             do="pass a longer step, or φ in float64",
         )  # fmt: skip
 
 
-def _refuse_bend(step: float, bent: float) -> None:
-    """Runs beside φ that bend more than they rise tell nothing of the slope."""
-    if bent > 1:
+def _refuse_bend(step: float, curvature: float) -> None:
+    """Refuse runs whose second differences exceed the first: they say nothing about the slope."""
+    if curvature > 1:
         raise UserError(
             "ZerothOrder.step", got=f"{step:.3g}",
-            why=f"second differences of the runs are {bent:.2g} times the first: rounding, or a bend",
+            why=f"second differences of the runs are {curvature:.2g} times the first: rounding, or a bend",
             do="pass a longer step (in low precision), or a shorter one, or run in float64",
         )  # fmt: skip
 
 
-def _refuse_noise(first: list[Tensor], again: list[Tensor]) -> None:
-    """Two solutions at one φ must be the same to rounding: differences would be noise over µ."""
-    for one, two in zip(first, again, strict=True):
-        if differing(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
+def _refuse_noise(first: list[Tensor], repeat_every: list[Tensor]) -> None:
+    """Refuse two solutions at one φ that differ by more than rounding: differences would be noise over µ."""
+    for one, two in zip(first, repeat_every, strict=True):
+        if first_difference(one.reshape(-1).tolist(), two.reshape(-1).tolist(), torch.finfo(one.dtype).eps):
             raise UserError(
                 "solve(phi)", got="other values when asked again", why="the difference of two runs would be noise",
                 do="fix its randomness, so that one φ gives one u",

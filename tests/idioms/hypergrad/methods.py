@@ -1,4 +1,4 @@
-"""Every way to a hypergradient, each with an answer that shares no code with it."""
+"""Every method, each with an answer that shares no code with it."""
 
 from __future__ import annotations
 
