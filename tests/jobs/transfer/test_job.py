@@ -18,7 +18,6 @@ from sparing.errors import UserError
 from sparing.jobs.transfer import StoppedError, Transfer, run, show
 from sparing.jobs.transfer import job as module
 from sparing.jobs.transfer.grid import cells
-from sparing.jobs.transfer.job import identity
 from sparing.jobs.transfer.study import Study
 from sparing.report import Record
 
@@ -117,9 +116,10 @@ def open_study(settings: Transfer) -> Study:
 
     from sparing.jobs.transfer.study import study_name
 
-    mark = identity(settings)
-    module.folder_of(settings).claim_(mark)
-    digest = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()
+    with module.run_of(settings) as run:
+        module.open_study(settings, run)
+        run.claim()
+    digest = hashlib.sha256(json.dumps(run.mark, sort_keys=True).encode()).hexdigest()
     return Study(settings.out, study_name(digest), storage=None, fresh=False)
 
 

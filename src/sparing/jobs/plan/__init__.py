@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparing.errors import UserError
-from sparing.jobs.folder import Folder, identity
 from sparing.jobs.plan import cluster_page, page
 from sparing.jobs.plan.candidates import Candidate, candidates
 from sparing.jobs.plan.cluster import plan_cluster
@@ -26,6 +25,7 @@ from sparing.jobs.plan.price import (
     try_price,
 )
 from sparing.jobs.plan.settings import Settings
+from sparing.jobs.run import Run
 from sparing.memory import CATEGORIES, parse_bytes
 from sparing.report import Progress, Record, format_number
 
@@ -37,20 +37,20 @@ UNITS = {**dict.fromkeys((*CATEGORIES, "peak", "memory"), "B"), "speed": "×", "
 def run(settings: Settings) -> Record:
     """Price every candidate and pick one: tables "plan", "about", "advice"; on a cluster also "best" and maps."""
     reads = tuple(path for path in (settings.place, settings.topology) if path is not None)
-    place = Folder(settings.out, overwrite=settings.overwrite, resumes=False, reads=reads)
-    place.check()
-    config, cluster = read_config(settings), settings.cluster
-    pricer, layers, tied, parameters = _way(config, settings)
-    ways = list(candidates(settings, layers=layers, tied=tied))
-    if cluster is not None:
-        record = plan_cluster(config, settings, cluster, ways, pricer)
-    else:
-        verdicts = judge(_prices(config, settings, ways, pricer), parse_bytes(settings.memory))
-        record = _record(settings, verdicts, parameters)
-    place.claim_(identity(settings))
-    write = page.write_page if cluster is None else lambda record, path: cluster_page.write_page(record, cluster, path)
-    place.finish_(record, write)
-    return record
+    with Run(settings, reads=reads, resumes=False) as run:
+        config, cluster = read_config(settings), settings.cluster
+        pricer, layers, tied, parameters = _way(config, settings)
+        ways = list(candidates(settings, layers=layers, tied=tied))
+        if cluster is None:
+            verdicts = judge(_prices(config, settings, ways, pricer), parse_bytes(settings.memory))
+            record = _record(settings, verdicts, parameters)
+        else:
+            record = plan_cluster(config, settings, cluster, ways, pricer)
+        run.resume(record)
+        run.claim()
+        if cluster is None:
+            return run.finish(page.write_page)
+        return run.finish(lambda record, path: cluster_page.write_page(record, path, cluster))
 
 
 def show(record: Record) -> None:

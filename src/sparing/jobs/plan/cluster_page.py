@@ -163,7 +163,7 @@ def _by(rows: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row[column])
 
 
-def write_page(record: Record, cluster: Topology, path: Path) -> None:
+def write_page(record: Record, path: Path, cluster: Topology) -> None:
     """Write the page."""
     units, links, best = record.units, axes_of(record), heads_of(record)
     each = [f"{kind}_{axis}" for kind in ("sent", "busy") for axis in links]

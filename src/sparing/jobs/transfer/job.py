@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sparing.jobs import folder
-from sparing.jobs.folder import Folder, tell_page
-from sparing.jobs.interrupts import StoppedError, patient
+from sparing.jobs.folder import tell_page
+from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.run import Run
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.coordinates import add_coordinates
 from sparing.jobs.transfer.grid import Cell, cells
@@ -35,22 +35,26 @@ UNITS = {
 NAMES = {"lr": "learning rate", "std": "initial scale"}
 
 
-def folder_of(settings: Transfer) -> Folder:
-    """The directory of a study."""
+def run_of(settings: Transfer) -> Run:
+    """A study, described; several processes may work on it at once."""
     names = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCKS)
-    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names, shared=True)
+    return Run(settings, writes=names, ignore=GROWS, shared=True)
 
 
-def identity(settings: Transfer) -> dict[str, Any]:
-    """What makes two runs of a study the same, whichever of its cells are wanted."""
-    mark = folder.identity(settings, harmless=GROWS)
-    return mark | ({"rates": list(settings.rates[:1])} if settings.axis == "std" else {})
+def open_study(settings: Transfer, run: Run) -> Record:
+    """Refuse the folder of another study; returns an empty record. The first scale says what all are measured by."""
+    question = (
+        f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
+    )
+    record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
+    run.resume(record, also={"rates": list(settings.rates[:1])} if settings.axis == "std" else {})
+    return record
 
 
-def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cell]) -> None:
+def work_(settings: Transfer, study: Study, inputs: Inputs, wanted: Sequence[Cell], signals: list[int]) -> None:
     """Claim and do runs until none is left; at a signal, stop once the run under way is finished."""
     done = len(study.results(wanted))
-    with patient() as signals, Progress("transfer", total=len(wanted), unit="run", resume_at=done) as bar:
+    with Progress("transfer", total=len(wanted), unit="run", resume_at=done) as bar:
         while (claimed := study.claim(wanted) or _second_look(study, wanted)) is not None:
             cell, trial = claimed
             try:
@@ -74,32 +78,20 @@ def _second_look(study: Study, wanted: Sequence[Cell]) -> tuple[Cell, Any] | Non
 def run(settings: Transfer) -> Record:
     """Do a transfer study, or a share of it, as the command line does; the record is also in OUT/record.jsonl."""
     needed()
-    place, mark = folder_of(settings), identity(settings)
-    place.check()
-    place.latest(mark)
-    inputs = gather(settings)
-    place.claim_(mark)
-    wanted = cells(settings)
-    digest = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()
-    fresh = settings.storage is not None and not settings.resume
-    with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
-        study.free_dead_(all_of_them=settings.requeue)
-        work_(settings, study, inputs, wanted)
-        with study.exclusive_record():
-            record = _record(settings, inputs, study.results(wanted))
-            place.finish_(record, lambda full, path: write_page(full, path, settings))
-    return record
-
-
-def _record(settings: Transfer, inputs: Inputs, results: Mapping[Cell, dict[str, Any]]) -> Record:
-    """What the finished runs say."""
-    question = (
-        f"Does the best {NAMES[settings.axis]} of the dense model serve sparse and wide ones, and under which rule?"
-    )
-    record = Record(question=question, settings=settings, seed=list(settings.seeds), units=dict(UNITS))
-    analyse(record, settings, results)
-    add_coordinates(record, settings, inputs)
-    return record
+    with run_of(settings) as run:
+        record = open_study(settings, run)
+        inputs = gather(settings)
+        run.claim()
+        wanted = cells(settings)
+        digest = hashlib.sha256(json.dumps(run.mark, sort_keys=True).encode()).hexdigest()
+        fresh = settings.storage is not None and not settings.resume
+        with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
+            study.free_dead_(all_of_them=settings.requeue)
+            work_(settings, study, inputs, wanted, run.signals)
+            with study.exclusive_record():
+                analyse(record, settings, study.results(wanted))
+                add_coordinates(record, settings, inputs)
+                return run.finish(lambda record, path: write_page(record, path, settings))
 
 
 def show(record: Record) -> None:
