@@ -98,7 +98,6 @@ def shard_(
     _agree(mesh, model, (str(plan), plans and {k: str(v) for k, v in plans.items()}, settings, dtype, name, options))
     parts = _Parts(model=model, mesh=mesh, settings=settings, dtype=dtype, groups=indices, plans=chosen)
     held_by = Masters(optimizer, options)
-    # The factory may have added defaults of its own, so what the optimizer holds is compared, not what was passed.
     given = [{k: v for k, v in g.items() if k != "params"} for g in held_by.optimizer.param_groups]
     check_same(mesh, given, "optimizer")
     _live[model] = weakref.ref(engine := parts.engine(blocks, held_by))
