@@ -44,8 +44,8 @@ def folder_of(settings: Settings) -> Folder:
 
 def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
     """Hashes of what is read, so that a resumed run goes on with the same."""
-    everyone = [*sources, *([base] if base else [])]
-    found = {one.label: fingerprint(one.path) if one.is_folder else digest(one.path) for one in everyone}
+    checkpoints = [*sources, *([base] if base else [])]
+    found = {one.label: fingerprint(one.path) if one.is_folder else digest(one.path) for one in checkpoints}
     if settings.data is not None and Path(settings.data).is_file():
         found["data"] = digest(Path(settings.data))
     return found
@@ -62,8 +62,8 @@ def run(settings: Settings) -> Record:
     tree = folder.latest(now, files=marks)
     outlook = look_ahead(sources, base) if tree is None else Outlook.of(tree["done"]["prediction"])
     sys.stderr.write(f"prediction: {outlook.sentence}\n")
-    told = differences(sources, base)
-    sys.stderr.writelines(f"note: {sentence}\n" for sentence in told)
+    notes = differences(sources, base)
+    sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
     folder.claim_(now)
     question = f"Can {_listed(settings.labels)} be merged, and what does the merge lose?"
     record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
@@ -72,7 +72,7 @@ def run(settings: Settings) -> Record:
         pipeline = Pipeline(settings, sources, base, inputs, ledger)
         with Progress("merge", total=pipeline.units(), resume_at=ledger.counted) as bar:
             ledger.bar = bar
-            for sentence in told:
+            for sentence in notes:
                 record.add("differences", what=sentence)
             ledger.once("prediction", outlook.plain)
             _work(pipeline, outlook, record)

@@ -49,10 +49,7 @@ def _walk_(record: Record, settings: Settings, inputs: Inputs, initial: Vector |
     done = {(row["kind"], row["ratio"], row["group"]) for row in record.table("curves")}
     left = [spec for spec in wanted if (spec.kind, spec.ratio, spec.group) not in done]
     total = len(wanted)
-    with (
-        Progress("scan", total=total, unit="curve", resume_at=total - len(left)) as bar,
-        patient() as signals,
-    ):
+    with Progress("scan", total=total, unit="curve", resume_at=total - len(left)) as bar, patient() as signals:
         for at, spec in enumerate(left, start=total - len(left) + 1):
             measure_(record, spec, inputs, settings, initial)
             bar.advance(along=f"{TITLES[spec.kind]}, {spec.sign}, {spec.group}")
