@@ -26,7 +26,7 @@ def in_words(
     """A value of a metric in words; a difference has its sign, and errors in percentage points.
 
     Example:
-        >>> said("error", 0.031), said("error", 0.5, difference=True)
+        >>> in_words("error", 0.031), in_words("error", 0.5, difference=True)
         ('3.10 %', '+50.0 percentage points')
     """
     ends = [None if end is None else display_value(metric, end) for end in (low, high)]
