@@ -64,10 +64,7 @@ def test_crops_reach_both_ends():
 
 def test_openings_are_spread_over_the_text():
     text = "\n\n".join(f"Paragraph {i} has quite a few more words than are needed." for i in range(10))
-    assert openings(text, 2) == (
-        "Paragraph 0 has quite a few more words",
-        "Paragraph 5 has quite a few more words",
-    )
+    assert openings(text, 2) == ("Paragraph 0 has quite a few more words", "Paragraph 5 has quite a few more words")
     assert openings("Too short.", 2) == ()
     assert openings(text, 0) == ()
 

@@ -76,11 +76,11 @@ def _transformed(signals: Tensor, source: torch.Generator) -> Tensor:
     rows = _at(torch.nn.functional.pad(signals, (0, _PADDING[1])), places)
     rows = rows * (1 + _SCALE * (uniform() - 0.5))
     shift = torch.randint(_SHIFT, (count, 1), generator=source)
-    turned = (torch.arange(points) - shift) % points
-    rows, spoken = rows.gather(1, turned), (places < short).gather(1, turned)
+    shifted = (torch.arange(points) - shift) % points
+    rows, has_signal = rows.gather(1, shifted), (places < short).gather(1, shifted)
     rough, grain = torch.randn(2, count, points, generator=source, dtype=torch.float64)
     # As in the original, correlated noise fills only the silence; fine noise lies over everything.
-    rows = torch.where(spoken, rows, _smooth(_ROUGH * rough)) + _GRAIN * grain
+    rows = torch.where(has_signal, rows, _smooth(_ROUGH * rough)) + _GRAIN * grain
     rows = rows - _SHEAR * (uniform() - 0.5) * torch.linspace(-0.5, 0.5, points, dtype=torch.float64)
     return _at(rows, torch.linspace(0, points - 1, LENGTH, dtype=torch.float64).expand(count, -1))
 

@@ -31,14 +31,14 @@ class Draws:
         """Unfreeze the blocks that train in a step (from 0)."""
         if step // self.settings.period == self.interval:
             return
-        self.adopt_(step)
+        self.resume_at_(step)
         # Freeze before unfreezing: memory of the old blocks is free when the new ones ask for theirs.
         self.engine.freeze([name for at, name in enumerate(self.body) if at not in self.active])
         self.engine.thaw([self.body[at] for at in self.active])
         if self.settings.state == "reset_all":
             self.engine.optimizer.state.clear()
 
-    def adopt_(self, step: int) -> None:
+    def resume_at_(self, step: int) -> None:
         """Take up a step (from 0) whose blocks train already, as after loading a checkpoint."""
         settings, self.interval = self.settings, step // self.settings.period
         self.active = settings.sampler.draw(len(self.body), settings.active, seed=self.seed, interval=self.interval)
@@ -55,11 +55,11 @@ def draws_for(engine: Engine, settings: LayerSampling, seed: int) -> Draws:
     """Freeze what never trains and all middle blocks; the first draw unfreezes some."""
     blocks, _ = parts_of(engine.model, settings.body)
     body = tuple(block.name for block in blocks if block.role == "body")
-    engine.freeze([name for name in resting(blocks, settings) if name not in body])
+    engine.freeze([name for name in frozen_blocks(blocks, settings) if name not in body])
     return Draws(engine, settings, seed, body)
 
 
-def resting(blocks: Any, settings: LayerSampling, drawn: tuple[int, ...] = ()) -> list[str]:
+def frozen_blocks(blocks: Any, settings: LayerSampling, drawn: tuple[int, ...] = ()) -> list[str]:
     """Names of the blocks that do not train; ``drawn`` are indices of middle blocks that do."""
     on = {"embed": settings.embed, "tail": settings.tail, "head": settings.head}
     return [b.name for b in blocks if not (b.index in drawn if b.role == "body" else on[b.role])]
@@ -82,4 +82,4 @@ def first_interval(model: nn.Module, training: Training) -> tuple[str | Sequence
     blocks, _ = parts_of(model, method.body)
     count = sum(block.role == "body" for block in blocks)
     drawn = method.sampler.draw(count, method.active, seed=training.seed, interval=0)
-    return method.body, resting(blocks, method, drawn)
+    return method.body, frozen_blocks(blocks, method, drawn)

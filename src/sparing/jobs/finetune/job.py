@@ -127,41 +127,39 @@ def _note_after(settings: Finetune, inputs: Inputs, model: nn.Module, record: Re
 
 def _train_shared(settings: Finetune, inputs: Inputs, mesh: Mesh, record: Record) -> nn.Module:
     """The same over several ranks: all train and save slices, rank 0 alone writes the rest and returns the result."""
-    sharded_run, folder, now = ShardedRun(mesh, settings, inputs.data, record), folder_of(settings), identity(settings)
+    sharded, folder, now = ShardedRun(mesh, settings, inputs.data, record), folder_of(settings), identity(settings)
     check_same(mesh, now, "run")
     path = newest(folder)
     if path is None and mesh.rank == 0:
         _note_before(settings, inputs, inputs.model, record)  # slices would have all ranks write along
     with (
         patient(always=mesh.world > 1) as signals,
-        start(
-            inputs.model, settings.training(), rows=inputs.data.rows, make_optimizer=sharded_run.make_optimizer
-        ) as state,
+        start(inputs.model, settings.training(), rows=inputs.data.rows, make_optimizer=sharded.make_optimizer) as state,
     ):
         if path is not None:
-            record.rows[:0] = sharded_run.restore_(state, path)["rows"]
+            record.rows[:0] = sharded.restore_(state, path)["rows"]
         else:
             on_first_rank(mesh, lambda: folder.claim_(now))
 
         def after(state: TrainState) -> None:
             stop = heard(mesh, signals)
             if state.step < state.steps:
-                save, done = partial(sharded_run.save, folder, state, record), f"step {state.step} of {state.steps}"
+                save, done = partial(sharded.save, folder, state, record), f"step {state.step} of {state.steps}"
                 save_when_due(save, stop, step=state.step, every=settings.save_every, done=done)
 
         try:
-            sharded_run.walk(state, inputs.data, record, held_out=inputs.held_out, after=after)
+            sharded.walk(state, inputs.data, record, held_out=inputs.held_out, after=after)
         except SpoiltError as error:
             told = _start_anew(settings, error)
             on_first_rank(mesh, lambda: _write_record(settings, record))
             raise SpoiltError(told) from None
         except DivergedError as error:
-            path = sharded_run.save(folder, state, record)
-            part_(sharded_run.engine)
+            path = sharded.save(folder, state, record)
+            part_(sharded.engine)
             on_first_rank(mesh, lambda: _leave(settings, state.model, inputs, record))
             raise DivergedError(_advice(settings, path, error)) from None
-        sharded_run.save(folder, state, record)
-        part_(sharded_run.engine)
+        sharded.save(folder, state, record)
+        part_(sharded.engine)
         trained = state.model
     if mesh.rank == 0:
         _note_after(settings, inputs, trained, record)

@@ -54,7 +54,7 @@ def check_weights(state: TrainState, data: Packed, loss_of: Measure = held_out_l
     refuse_spoilt(state.step, loss, "rows it learnt from")
 
 
-def ended(state: TrainState) -> bool:
+def is_done(state: TrainState) -> bool:
     """Whether the run has used its steps or its time."""
     limit = state.training.seconds
     return state.step >= state.steps or (limit is not None and state.seconds >= limit)
@@ -101,7 +101,7 @@ def advance_(
         if memory:
             note_predicted(state, data, record)
     with _bar(state, label) as bar:
-        while not ended(state):
+        while not is_done(state):
             try:
                 row = watched_step_(state, data, record) if memory else (take or take_step_)(state, data)
             except DivergedError:
@@ -110,7 +110,7 @@ def advance_(
                 raise
             record.add("train", **row)
             note(state)
-            if ended(state) or (every and state.step % every == 0):
+            if is_done(state) or (every and state.step % every == 0):
                 measure_(state, record, held_out, loss_of)
             if bar:
                 bar.advance(loss=row["loss"], tokens_per_s=f"{state.seen / state.seconds:,.0f}")

@@ -172,5 +172,5 @@ class ShardedRun:
         folder_of(self.settings).check_own(path, tree)
         state.step, state.seconds, state.seen = step_of(path), tree["seconds"], tree["seen"]
         if isinstance(state.sampler, Draws) and state.step:
-            state.sampler.adopt_(state.step - 1)
+            state.sampler.resume_at_(state.step - 1)
         return tree

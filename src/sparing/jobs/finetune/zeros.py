@@ -25,7 +25,7 @@ def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
     for name, mask in live.items():
         # torch takes a hook only while the parameter trains, and a frozen block may be unfrozen later.
         trains = params[name].requires_grad
-        handles.append(params[name].requires_grad_(True).register_hook(_Without(~mask)))  # type: ignore[no-untyped-call]
+        handles.append(params[name].requires_grad_(True).register_hook(_ZeroMask(~mask)))  # type: ignore[no-untyped-call]
         params[name].requires_grad_(trains)
     try:
         yield
@@ -34,7 +34,7 @@ def keeping_zeros(model: nn.Module, wanted: bool) -> Iterator[None]:
             handle.remove()
 
 
-class _Without:
+class _ZeroMask:
     """Zeroes a gradient where the weight is dead."""
 
     def __init__(self, dead: Tensor) -> None:

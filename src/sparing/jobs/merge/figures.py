@@ -15,22 +15,22 @@ UNITS: Final = {"loss": "nats", "error": "%"}  # of the metrics, as pictures sho
 MOST_BARS: Final = 16  # blocks that are drawn as bars; more are a line (count)
 
 
-def shown(metric: str, value: float) -> float:
+def display_value(metric: str, value: float) -> float:
     """A value of a metric in the unit of pictures: losses in nats, errors in per cent."""
     return 100 * value if metric == "error" else value
 
 
-def said(
+def in_words(
     metric: str, value: float, low: float | None = None, high: float | None = None, *, difference: bool = False
 ) -> str:
     """A value of a metric in words; a difference has its sign, and errors in percentage points.
 
     Example:
-        >>> said("error", 0.031), said("error", 0.5, difference=True)
+        >>> in_words("error", 0.031), in_words("error", 0.5, difference=True)
         ('3.10 %', '+50.0 percentage points')
     """
-    ends = [None if end is None else shown(metric, end) for end in (low, high)]
-    text = format_number(shown(metric, value), low=ends[0], high=ends[1])
+    ends = [None if end is None else display_value(metric, end) for end in (low, high)]
+    text = format_number(display_value(metric, value), low=ends[0], high=ends[1])
     unit = "percentage points" if difference and metric == "error" else UNITS[metric]
     return f"{'+' if difference and value > 0 else ''}{text} {unit}"
 
@@ -45,7 +45,7 @@ def score_figure(record: Record, metric: str) -> Figure:
     bars = [plots.Bar(row["model"], _drawn(metric, row[metric]), "baseline") for row in parents]
     bars.append(plots.Bar("mean of these", _drawn(metric, mean), "reference"))
     if is_finite(gap["predicted"]) and math.isfinite(mean):
-        value, least, most = (shown(metric, mean + gap[f"predicted{end}"]) for end in ("", "_low", "_high"))
+        value, least, most = (display_value(metric, mean + gap[f"predicted{end}"]) for end in ("", "_low", "_high"))
         bars.append(plots.Bar("the merge, predicted", value, "extension", low=max(least, 0.0), high=most))
     ends = [
         _drawn(metric, mean + gap[f"gap_{end}"]) if is_finite(gap[f"gap_{end}"]) else None for end in ("low", "high")
@@ -53,7 +53,7 @@ def score_figure(record: Record, metric: str) -> Figure:
     low = None if ends[0] is None else max(ends[0], 0.0)
     bars.append(plots.Bar("the merge, measured", _drawn(metric, merged[metric]), "ours", low=low, high=ends[1]))
     side = "above" if gap["gap"] > 0 else "below"
-    size = said(metric, abs(gap["gap"]), difference=True).removeprefix("+")
+    size = in_words(metric, abs(gap["gap"]), difference=True).removeprefix("+")
     title = f"The merge is {size} {side} the mean of its parents"
     if not is_finite(gap["gap"]):
         title = f"The {metric} of the merge, or of a parent, is not finite"
@@ -63,7 +63,7 @@ def score_figure(record: Record, metric: str) -> Figure:
 
 def _drawn(metric: str, value: float) -> float | None:
     """The length of a bar; none where the value is not finite."""
-    return shown(metric, value) if is_finite(value) else None
+    return display_value(metric, value) if is_finite(value) else None
 
 
 def is_finite(value: object) -> bool:
@@ -97,7 +97,7 @@ def between_figure(record: Record, metric: str) -> Figure | None:
     rows = record.table("between")
     if not rows:
         return None
-    t, values = [row["t"] for row in rows], [shown(metric, row[metric]) for row in rows]
+    t, values = [row["t"] for row in rows], [display_value(metric, row[metric]) for row in rows]
     chord = [values[0] + at * (values[-1] - values[0]) for at in t]
     half = len(rows) // 2
     dip = values[half] - chord[half]
@@ -108,10 +108,7 @@ def between_figure(record: Record, metric: str) -> Figure | None:
     else:
         amount = f"{format_number(abs(dip))} {'percentage points' if metric == 'error' else 'nats'}"
         title = f"Half-way, the {metric} is {amount} {'above' if dip > 0 else 'below'} the straight line"
-    lines = [
-        plots.Series("weights mixed", t, values, "ours"),
-        plots.Series("straight line", t, chord, "baseline"),
-    ]
+    lines = [plots.Series("weights mixed", t, values, "ours"), plots.Series("straight line", t, chord, "baseline")]
     return plots.lines(
         lines, title=title, x="share of B in the mixed weights (0 is A, 1 is B)",
         y=plots.Axis(f"{metric} on test rows", UNITS[metric]),

@@ -34,8 +34,8 @@ SHOWN: Final = {
 
 def _marks(settings: Settings, sources: list[Source], base: Source | None) -> dict[str, str]:
     """Hashes of what is read, so that a resumed run goes on with the same."""
-    everyone = [*sources, *([base] if base else [])]
-    found = {one.label: hash_folder(one.path) if one.is_folder else digest(one.path) for one in everyone}
+    checkpoints = [*sources, *([base] if base else [])]
+    found = {one.label: hash_folder(one.path) if one.is_folder else digest(one.path) for one in checkpoints}
     if settings.data is not None and Path(settings.data).is_file():
         found["data"] = digest(Path(settings.data))
     return found
@@ -53,15 +53,15 @@ def run(settings: Settings) -> Record:
         run.resume(record, hashes=_marks(settings, sources, base))
         outlook = Outlook.of(run.once("prediction", lambda: look_ahead(sources, base).plain()))
         sys.stderr.write(f"prediction: {outlook.sentence}\n")
-        told = differences(sources, base)
-        sys.stderr.writelines(f"note: {sentence}\n" for sentence in told)
+        notes = differences(sources, base)
+        sys.stderr.writelines(f"note: {sentence}\n" for sentence in notes)
         run.claim()
         with Progress("merge", total=pipeline.units(), resume_at=run.finished) as run.bar:
             decision = pipeline.choose(outlook)
             merged = _make(pipeline, decision.candidate) if decision.candidate else None
             found, between = pipeline.test(merged), pipeline.between()
         # every number is a result of the run by now: the rows are made anew from them
-        for sentence in told:
+        for sentence in notes:
             record.add("differences", what=sentence)
         for table, rows in outlook.tables().items():
             for row in rows:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sparing.jobs.merge.figures import Rows, between_figure, is_finite, said, score_figure, sign_figure
+from sparing.jobs.merge.figures import Rows, between_figure, in_words, is_finite, score_figure, sign_figure
 from sparing.report import Page, Record, Section, Table
 
 WORDS: Final = """\
@@ -47,16 +47,16 @@ def answer(record: Record) -> str:
     if gap is None:
         return f"**{outlook['sentence']}** The merge is made ({decision['way']}); without `--data` it is not measured."
     metric = decision["metric"]
-    measured = said(metric, gap["gap"], gap["gap_low"], gap["gap_high"], difference=True)
+    measured = in_words(metric, gap["gap"], gap["gap_low"], gap["gap_high"], difference=True)
     verdict = _cost(gap)
-    told = "no gap could be predicted"
+    prediction = "no gap could be predicted"
     if is_finite(gap["predicted"]):
         value, low, high = (gap[f"predicted{end}"] for end in ("", "_low", "_high"))
-        told = f"predicted was {said(metric, value, low, high, difference=True)}"
+        prediction = f"predicted was {in_words(metric, value, low, high, difference=True)}"
         inside = low <= gap["gap_high"] and gap["gap_low"] <= high
-        told += "" if inside else ", so the **prediction was wrong**"
+        prediction += "" if inside else ", so the **prediction was wrong**"
     start = f"The merge ({decision['way']}) **{verdict}**: its {metric} less the mean of its parents is {measured}"
-    return f"{start}; {told}. {_beside_best(record, metric)}"
+    return f"{start}; {prediction}. {_beside_best(record, metric)}"
 
 
 def _cost(gap: Mapping[str, Any]) -> str:
@@ -84,11 +84,10 @@ def _beside_best(record: Record, metric: str) -> str:
         beats = "Row by row the merge is better than"
     elif low > 0:
         beats = "Row by row it does not beat"
-    apart = said(metric, pair["difference"], pair["difference_low"], pair["difference_high"], difference=True)
+    apart = in_words(metric, pair["difference"], pair["difference_low"], pair["difference_high"], difference=True)
     test = f"; McNemar's p = {pair['mcnemar_p']:.2g}" if pair.get("mcnemar_p") is not None and metric == "error" else ""
-    return (
-        f"{beats} the best parent, {pair['best']}: {said(metric, values[0])}, {said(metric, values[1])}, {apart}{test}."
-    )
+    merged, best = (in_words(metric, value) for value in values)
+    return f"{beats} the best parent, {pair['best']}: {merged}, {best}, {apart}{test}."
 
 
 def _sentence(words: str) -> str:

@@ -134,23 +134,23 @@ def open_all(models: Sequence[Path], labels: Sequence[str], base: Path | None) -
     """Open the models and their base, and check by their headers that they belong together."""
     sources = [open_source(path, label) for path, label in zip(models, labels, strict=True)]
     origin = None if base is None else open_source(base, "the base")
-    everyone = sources if origin is None else [*sources, origin]
-    for at, one in enumerate(everyone):
-        for other in everyone[:at]:
+    checkpoints = sources if origin is None else [*sources, origin]
+    for at, one in enumerate(checkpoints):
+        for other in checkpoints[:at]:
             same = one.files[0].samefile(other.files[0])
             why = f"{other.label} and {one.label} are the same file"
             require(not same, "models", one.path, why, "name each model once, and none of them as the base")
             _require_alike(other, one)
-    compare_folders([one.path for one in everyone], [one.label for one in everyone])
+    compare_folders([one.path for one in checkpoints], [one.label for one in checkpoints])
     return sources, origin
 
 
 def differences(sources: Sequence[Source], base: Source | None) -> list[str]:
     """What differs between checkpoints but changes no function: training settings, chat templates, number formats."""
-    everyone = [*sources, *([base] if base else [])]
-    labels = [one.label for one in everyone]
-    kinds = [floating_kinds(one.entries) for one in everyone]
-    return [*compare_folders([one.path for one in everyone], labels), *dtype_notes(kinds, labels)]
+    checkpoints = [*sources, *([base] if base else [])]
+    labels = [one.label for one in checkpoints]
+    kinds = [floating_kinds(one.entries) for one in checkpoints]
+    return [*compare_folders([one.path for one in checkpoints], labels), *dtype_notes(kinds, labels)]
 
 
 def _require_alike(one: Source, other: Source) -> None:

@@ -26,13 +26,7 @@ UNITS: Final = {
 }  # fmt: skip
 
 
-def plan_cluster(
-    config: Any,
-    settings: Settings,
-    cluster: Topology,
-    ways: list[Candidate],
-    pricer: Pricer,
-) -> Record:
+def plan_cluster(config: Any, settings: Settings, cluster: Topology, ways: list[Candidate], pricer: Pricer) -> Record:
     """Compare all ways to fine-tune on a cluster; "advice" says why a way has no price."""
     found: dict[Candidate, list[Option]] = {}
     prices: dict[Candidate, Price] = {}

@@ -127,11 +127,11 @@ def map_figures(record: Record, cluster: Topology) -> list[Figure]:
     if not rows:
         return []
     (about,) = record.table("about")
-    told = "Framed: nearest to this cluster and this work. A dash: nothing fits."
+    caption = "Framed: nearest to this cluster and this work. A dash: nothing fits."
     values: dict[str, Any] = {"accumulate": about["accumulate"], "trainable": about["share"], "memory": 1.0}
     return [
         crossover_figure(
-            rows, kind, here=nearest(cluster, float(value), kind), title=_finding(rows, kind), caption=told
+            rows, kind, here=nearest(cluster, float(value), kind), title=_finding(rows, kind), caption=caption
         )
         for kind, value in values.items()
     ]  # fmt: skip

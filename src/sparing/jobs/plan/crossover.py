@@ -93,9 +93,9 @@ def crossover_figure(
                 _cell(canvas, (x, y), plan or "–", tints.get(plan, canvas.ground.panel), here == (ratio, row))
         _axes(canvas, across, up, TITLES[kind])
 
-    told = "; ".join(f"{row}: " + ", ".join(str(plans[r, row] or "nothing fits") for r in across) for row in up)
+    described = "; ".join(f"{row}: " + ", ".join(str(plans[r, row] or "nothing fits") for r in across) for row in up)
     ratios = ", ".join(f"{ratio:g}" for ratio in across)
-    alt = f"Map of the best plan by {TITLES[kind]} (rows) and speed inside over between groups ({ratios}). {told}."
+    alt = f"Map of the best plan by {TITLES[kind]} (rows) and speed inside over between groups ({ratios}). {described}."
     height = 36.0 * len(up) + 62
     return Figure(title, alt, caption, draw, (height, height))
 

@@ -105,11 +105,11 @@ def _train(state: TrainState, inputs: Inputs, record: Record, way: Way) -> None:
 
 def _train_shared(settings: Pretrain, inputs: Inputs, model: nn.Module, mesh: Mesh, record: Record) -> TrainState:
     """Set up and train over several ranks; the model is whole afterwards."""
-    sharded_run, folder, now = ShardedRun(mesh, settings, record), folder_of(settings), identity(settings, inputs)
+    sharded, folder, now = ShardedRun(mesh, settings, record), folder_of(settings), identity(settings, inputs)
     check_same(mesh, now, "run")
-    state, path = sharded_run.start(model, inputs.train, make_plan(settings, model)), newest(folder)
+    state, path = sharded.start(model, inputs.train, make_plan(settings, model)), newest(folder)
     if path is not None:
-        record.rows[:0] = sharded_run.restore_(state, path)["rows"]
+        record.rows[:0] = sharded.restore_(state, path)["rows"]
     else:
         on_first_rank(mesh, lambda: folder.claim_(now))
         tables.note_plan(state, record)
@@ -118,13 +118,13 @@ def _train_shared(settings: Pretrain, inputs: Inputs, model: nn.Module, mesh: Me
 
     def save(state: TrainState, record: Record) -> Path:
         state.plan.check_optimizer(state.optimizer)
-        return sharded_run.save(folder, state, record)
+        return sharded.save(folder, state, record)
 
     def tell(state: TrainState, record: Record) -> None:
         on_first_rank(mesh, lambda: _write(state, record))
 
-    _train(state, inputs, record, Way(save, tell, partial(heard, mesh), sharded_run.walk, always=mesh.world > 1))
-    part_(sharded_run.engine)
+    _train(state, inputs, record, Way(save, tell, partial(heard, mesh), sharded.walk, always=mesh.world > 1))
+    part_(sharded.engine)
     return state
 
 

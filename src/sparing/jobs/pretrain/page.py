@@ -70,7 +70,7 @@ def shorten_rates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Example:
         >>> same = {"role": "vector", "layers": 1, "peak_rate": 0.1, "decay_per_step": 0.0, "initial_std": 0.0}
-        >>> brief([{"weights": "a.norm.weight"} | same, {"weights": "a.bias"} | same])[0]["weights"]
+        >>> shorten_rates([{"weights": "a.norm.weight"} | same, {"weights": "a.bias"} | same])[0]["weights"]
         'norms and biases (2)'
     """
     vectors: dict[Any, dict[str, Any]] = {}

@@ -21,9 +21,9 @@ from sparing.jobs.scan.reading import (
     number_of,
     rows_of,
     side_of,
-    spelt,
     values_of,
     way_of,
+    with_unit,
 )  # fmt: skip
 from sparing.report import Figure, Record, format_number, plots
 
@@ -61,8 +61,8 @@ def noise_figure(record: Record, metric: str) -> Figure:
     worsens = "falls" if way_of(record, metric) == "higher" else "rises"
     still = ", {1} is not drawn" if any(row["kind"] == "one" for row in raw) else ""
     caption = (
-        f"{spelt(metric).capitalize()} over λ. Line: mean of {max(row['n'] for row in raw)} draws{still}; band: lowest "
-        "to highest. Above each, asymmetry index and SCR. All panels have the same axes."
+        f"{with_unit(metric).capitalize()} over λ. Line: mean of {max(row['n'] for row in raw)} draws{still}; band: "
+        "lowest to highest. Above each, asymmetry index and SCR. All panels have the same axes."
     )
     title = f"With the weights' signs, the {metric} {worsens} less where weights grow: {flat} of {len(raw)} noises"
     if flat == 0:
@@ -84,7 +84,7 @@ def pair_figure(curves: Rows, values: Rows, metric: str) -> Figure:
     if side_of(curves[1], metric):
         title = f"With the weights' signs the index goes from {low} to {high}: one side is flatter"
     caption = (
-        f"{spelt(metric).capitalize()} over λ. Line: mean of {curves[0]['n']} draws; band: lowest to highest. SCR: "
+        f"{with_unit(metric).capitalize()} over λ. Line: mean of {curves[0]['n']} draws; band: lowest to highest. SCR: "
         "share of elements whose sign is that of their weight."
     )
     return grid(panels, columns=2, heads=HEADS, title=title, x=ACROSS, caption=caption)
@@ -133,7 +133,7 @@ def _branches(record: Record, rows: Rows, metric: str, across: plots.Axis) -> Fi
         lines.append(plots.Series(name, [row["ratio"] for row in rows], mean, role, low, high, rows[0]["n"]))  # type: ignore[arg-type]
     ends = [format_number(line.y[-1]) for line in lines]
     title = f"At r = 1 the mean {metric} is {ends[1]} where weights grow, {ends[0]} where they shrink"
-    return plots.lines(lines, title=title, x=across, y=f"mean {spelt(metric)} of a side")
+    return plots.lines(lines, title=title, x=across, y=f"mean {with_unit(metric)} of a side")
 
 
 def _side(record: Record, curve: int, metric: str, *, plus: bool) -> list[float]:
@@ -189,7 +189,9 @@ def special_figure(record: Record) -> Figure | None:
     if ranked:
         most, least = (f"{TITLES[row['kind']]}, {hundredths(index_of(row, metric))}" for row in (ranked[-1], ranked[0]))
         title = f"The most lopsided is {most}" + (f"; the least {least}" if len(ranked) > 1 else "")
-    caption = f"{spelt(metric).capitalize()} over λ; nothing is drawn, so n = 1. Above each, asymmetry index and SCR."
+    caption = (
+        f"{with_unit(metric).capitalize()} over λ; nothing is drawn, so n = 1. Above each, asymmetry index and SCR."
+    )
     return grid(
         panels, columns=2, heads=(), title=title, x=ACROSS, caption=caption,
         log=_steep(panels),

@@ -31,8 +31,8 @@ NORMS: Final = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.
 
 def try_(inputs: Inputs, settings: Settings) -> None:
     """Walk two steps, so that a measure that cannot be trusted is rejected before anything is written."""
-    told = {"calibrate": inputs.calibrate, "statistics": settings.statistics, "seed": settings.seed}
-    found = scan(inputs.model, inputs.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **told)  # type: ignore[arg-type]
+    options = {"calibrate": inputs.calibrate, "statistics": settings.statistics, "seed": settings.seed}
+    found = scan(inputs.model, inputs.evaluate, Noise("gaussian"), points=3, draws=1, widths=(0.1,), **options)  # type: ignore[arg-type]
     # Asking for the index raises if the direction of the metric is unknown.
     found.asymmetry[_leading(inputs, found.values)]
 
@@ -48,8 +48,8 @@ def measure_(record: Record, spec: CurveSpec, inputs: Inputs, settings: Settings
     seconds = (time.perf_counter() - began) / len(found.curves)
     for curve in found.curves:
         number = len(record.table("curves"))
-        told = {"curve": number, "kind": spec.kind, "sign": spec.sign, "ratio": spec.ratio, "group": spec.group}
-        record.add("curves", **told, **numbers(curve), seconds=seconds)
+        columns = {"curve": number, "kind": spec.kind, "sign": spec.sign, "ratio": spec.ratio, "group": spec.group}
+        record.add("curves", **columns, **numbers(curve), seconds=seconds)
         for draw in range(len(curve.consistency)):
             for at, step in enumerate(curve.lambdas):
                 measured = {name: float(values[draw, at]) for name, values in curve.values.items()}

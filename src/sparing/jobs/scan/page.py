@@ -19,8 +19,8 @@ from sparing.jobs.scan.reading import (
     metric_of,
     model_of,
     rises_of,
-    spelt,
     way_of,
+    with_unit,
 )
 from sparing.report import Page, Record, Section, Table, format_number
 
@@ -33,14 +33,14 @@ def curve_rows(record: Record) -> list[dict[str, Any]]:
     metrics = model_of(record)["metrics"].split()
     rows = []
     for row in record.table("curves"):
-        told = {"direction": TITLES[row["kind"]], "signs": signs_in_words(row)}
-        told |= {"group": row["group"], "width": row["width"]}
+        cells = {"direction": TITLES[row["kind"]], "signs": signs_in_words(row)}
+        cells |= {"group": row["group"], "width": row["width"]}
         known = [name for name in metrics if f"asymmetry_{name}" in row]
         for metric in sorted(known, key=lambda name: name != one):
-            told |= {f"asymmetry_{metric}{end}": row[f"asymmetry_{metric}{end}"] for end in ("", "_low", "_high")}
-        told |= {"minimum": "yes" if is_minimum(row, one) else "no", "SCR": row["consistency"]}
-        told |= {"worse_minus": row[f"minus_{one}"], "worse_plus": row[f"plus_{one}"]}
-        rows.append(told | {"n": row["n"]})
+            cells |= {f"asymmetry_{metric}{end}": row[f"asymmetry_{metric}{end}"] for end in ("", "_low", "_high")}
+        cells |= {"minimum": "yes" if is_minimum(row, one) else "no", "SCR": row["consistency"]}
+        cells |= {"worse_minus": row[f"minus_{one}"], "worse_plus": row[f"plus_{one}"]}
+        rows.append(cells | {"n": row["n"]})
     return rows
 
 
@@ -256,7 +256,7 @@ def deeper(settings: Mapping[str, Any]) -> str:
 def write_page(record: Record, path: Path) -> Path:
     """Write the page."""
     model = model_of(record)
-    here = ", ".join(f"{spelt(name)} {format_number(model[f'at_{name}'])}" for name in model["metrics"].split())
+    here = ", ".join(f"{with_unit(name)} {format_number(model[f'at_{name}'])}" for name in model["metrics"].split())
     facts: dict[str, Any] = {"model": f"{model['name']}, {format_number(model['parameters'])} parameters"}
     facts |= {"at λ = 0": here, "go deeper": deeper(record.settings), "source": PAPER}
     return Page(

@@ -26,8 +26,8 @@ def model_of(record: Record) -> dict[str, Any]:
 
 def way_of(record: Record, metric: str) -> Better:
     """Which way a metric gets better: as the measure said, or by its name."""
-    told = model_of(record).get(f"better_{metric}")
-    return better_by_metric([metric], {metric: told} if told else None)[metric]
+    direction = model_of(record).get(f"better_{metric}")
+    return better_by_metric([metric], {metric: direction} if direction else None)[metric]
 
 
 def metric_of(record: Record) -> str:
@@ -35,7 +35,7 @@ def metric_of(record: Record) -> str:
     return str(model_of(record)["metric"])
 
 
-def spelt(metric: str) -> str:
+def with_unit(metric: str) -> str:
     """A metric with its unit."""
     return f"{metric} ({UNITS[metric]})" if metric in UNITS else metric
 
