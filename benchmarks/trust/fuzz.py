@@ -215,6 +215,7 @@ def _live(case: Case, at: Path, rank: int, port: int) -> None:
     status = 70
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
         os.chdir(at)
         for name in (".tmp", ".home"):
             Path(name).mkdir(exist_ok=True)
