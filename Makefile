@@ -23,8 +23,9 @@ check: setup  ## format, lint, types and floors
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## everything that must hold before a commit
-	$(BIN)/python -m pytest -n 3 --dist loadscope
+test: check  ## everything that must hold before a commit (ROOM=layersample: one package and its contracts)
+	$(BIN)/python -m pytest -n 3 --dist loadscope \
+		$(if $(ROOM),tests/house $(wildcard tests/$(ROOM) tests/idioms/$(ROOM) tests/jobs/$(ROOM)))
 
 results: setup  ## rebuild tables and pictures of docs/results from the committed JSON; RUN=1 measures again (ONLY=NAME: a part)
 	$(BIN)/python -m benchmarks.results $(if $(RUN),--run) $(if $(ONLY),--only $(ONLY))

@@ -33,7 +33,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's rules of forward mode warn of their own deprecation when first used
         patch.setattr(job, "gather", lambda name, held_out: material)
-        patch.setattr(job, "finish", lambda run: None)
+        patch.setattr(job, "_finish", lambda run, state: None)
         yield {name: SOURCES[name](tmp_path_factory.mktemp("of") / name) for name in ("condense", "sharding")}
 
 

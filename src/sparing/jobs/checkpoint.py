@@ -24,7 +24,7 @@ KEPT = 2
 
 TENSORS, TREE, MANIFEST = "tensors.safetensors", "tree.json", "manifest.json"
 _REFERENCE = "__tensor__"
-_FORMAT = 2
+_FORMAT = 3  # 2: each job had a tree of its own, which the run engine cannot go on from
 
 
 def to_plain(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
