@@ -122,7 +122,7 @@ class Run:
         self._record: Record | None = None
         self.mark: dict[str, Any] = {}  # what makes two runs the same
         self._done: dict[str, Any] = {}
-        self._left: Mapping[str, Any] = {}  # by a loop that was interrupted
+        self._left: dict[str, Any] = {}  # by loops that were interrupted, by the result they are of
         self._under_way = ""  # the result that is being computed
         self._number, self._saved = 0, -math.inf  # of the last checkpoint, and when it was written
         self._claimed, self._exit = False, contextlib.ExitStack()
@@ -176,18 +176,18 @@ class Run:
         if tree is None:
             return False
         record.rows[:] = tree["rows"]
-        self._done, self._left, self._number = dict(tree["done"]), tree["left"], tree["number"]
+        self._done, self._left, self._number = dict(tree["done"]), dict(tree["left"]), tree["number"]
         return True
 
     @property
     def interrupted_at(self) -> int:
-        """Steps that an interrupted loop had finished; 0 where there was none."""
-        return int(self._left.get("step", 0))
+        """Steps that interrupted loops had finished; 0 where there was none."""
+        return sum(left["step"] for left in self._left.values())
 
     @property
     def interrupted(self) -> Any:
         """What ``State.tree`` gave when the loop that is about to begin was interrupted; None if it was not."""
-        return self._left["tree"] if self._left and self._left["of"] == self._under_way else None
+        return self._left[self._under_way]["tree"] if self._under_way in self._left else None
 
     def claim(self) -> None:
         """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
@@ -209,7 +209,8 @@ class Run:
         if name not in self._done:
             self._under_way = name
             self._done[name] = compute()
-            self._under_way, self._left = "", {}
+            self._under_way = ""
+            self._left.pop(name, None)
             if self.bar is not None:
                 self.bar.advance(**shown)
             if self._claimed:
@@ -242,12 +243,13 @@ class Run:
 
     def save(self, state: State | None = None) -> Path:
         """Write a checkpoint, named by its step where the loop is the whole run, else by one more than the last."""
-        whole = state is not None and not self._under_way
-        self._number = state.step if whole and state is not None else self._number + 1
-        left = {} if state is None else {"of": self._under_way, "step": state.step, "tree": state.tree()}
-        path = self.folder.save(
-            self._number, {"rows": self.record.rows, "done": self._done, "left": left, "number": self._number}
-        )
+        self._number += 1
+        if state is not None:
+            self._left[self._under_way] = {"step": state.step, "tree": state.tree()}
+            if not self._under_way:
+                self._number = state.step
+        tree = {"rows": self.record.rows, "done": self._done, "left": self._left, "number": self._number}
+        path = self.folder.save(self._number, tree)
         self._saved = time.monotonic()
         return path
 
