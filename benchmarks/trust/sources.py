@@ -197,7 +197,7 @@ def federate(folder: Path) -> Source:
     from sparing.jobs.federate import Settings
     from sparing.jobs.federate.clients import clients_of, split_of
     from sparing.jobs.federate.inputs import load_data, subsample
-    from sparing.jobs.federate.job import FILES, folder_of, identity
+    from sparing.jobs.federate.job import open_run, run_of
     from sparing.jobs.federate.methods import method_of
 
     settings = Settings(
@@ -216,13 +216,15 @@ def federate(folder: Path) -> Source:
 
     def run(place: Path, seed: int) -> None:
         own = replace(settings, out=place, seed=seed)
-        folder_of(own).claim_(identity(own))
+        with run_of(own) as run:
+            open_run(own, run)
+            run.claim(defer_signals=False)
         course(place, seed, resume=False)
 
     def load(place: Path) -> Any:
         own = replace(settings, out=place, resume=True)
-        folder_of(own).check()
-        folder_of(own).check_same(identity(own), files=FILES)
+        with run_of(own) as run:
+            open_run(own, run)
         standing = course(place, 0, resume=True).state
         return [getattr(standing, field.name) for field in dataclasses.fields(standing)]
 

@@ -189,11 +189,12 @@ class Run:
         """What ``State.tree`` gave when the loop that is about to begin was interrupted; None if it was not."""
         return self._left[self._under_way]["tree"] if self._under_way in self._left else None
 
-    def claim(self) -> None:
+    def claim(self, *, defer_signals: bool = True) -> None:
         """Make the folder this run's; from here on SIGINT and SIGTERM wait for the next checkpoint."""
         self.ranks.on_first_rank(lambda: self.folder.claim_(self.mark))
         self._claimed = True
-        self.signals = self._exit.enter_context(patient(always=self.ranks.several))
+        if defer_signals:
+            self.signals = self._exit.enter_context(patient(always=self.ranks.several))
 
     def once(self, name: str, compute: Callable[[], Any], **shown: Any) -> Any:
         """A result of numbers, texts, lists, mappings or tensors, or rows; computed once however often a run stops.

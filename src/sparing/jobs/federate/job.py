@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -17,7 +17,6 @@ from sparing.errors import require
 from sparing.federated.loop import initial_model, load_
 from sparing.federated.metrics import Accuracy
 from sparing.federated.splits import Split, save
-from sparing.jobs import folder
 from sparing.jobs.disk import digest, refusing_to_write, save_tensors
 from sparing.jobs.federate.clients import clients_of, split_of
 from sparing.jobs.federate.engines import Setup, faults_of, norms_of, on_flower, run_embedded
@@ -30,11 +29,10 @@ from sparing.jobs.federate.settings import MethodName, Settings
 from sparing.jobs.federate.tables import method_row, pair_rows, price_rows, split_rows
 from sparing.jobs.folder import CHECKPOINTS, Folder, tell_page
 from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.run import Run
 from sparing.report import Record, format_number, print_table
 
 SPLIT, MODELS = "split.json", "models"  # names in OUT: who holds which rows, and the last global model of every method
-
-FILES: Final = frozenset({"data_file"})  # names in the mark of a run under which hashes stand
 
 UNITS: Final = {
     "loss": "nat", "client_loss": "nat", "train_loss": "nat", "seconds": "s", "predicted_seconds": "s",
@@ -42,47 +40,42 @@ UNITS: Final = {
 }  # fmt: skip
 
 
-def folder_of(settings: Settings) -> Folder:
-    """The directory of a run."""
-    reads = (Path(settings.data),) if Path(settings.data).is_file() else ()
-    names = (SPLIT, MODELS)
-    return Folder(settings.out, resume=settings.resume, overwrite=settings.overwrite, names=names, reads=reads)
+def open_run(settings: Settings, run: Run, question: str = "") -> Record:
+    """Refuse the folder of another run; returns the record, empty: rounds that are done are in the methods' files."""
+    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
+    data = Path(settings.data)
+    run.resume(record, hashes={"data_file": digest(data) if data.is_file() else None})
+    return record
 
 
-def identity(settings: Settings) -> dict[str, Any]:
-    """What makes two runs the same."""
-    mark = folder.identity(settings, harmless=("workers",))
-    mark["data_file"] = digest(Path(settings.data)) if Path(settings.data).is_file() else None
-    return mark
+def run_of(settings: Settings) -> Run:
+    """A run, described."""
+    data = Path(settings.data)
+    return Run(settings, writes=(SPLIT, MODELS), reads=[data] if data.is_file() else [], ignore={"workers"})
 
 
 def run(settings: Settings) -> Record:
     """Run `sparing federate`; nothing is written before every setting is checked."""
-    place = folder_of(settings)
-    place.check()
-    if settings.engine == "flower":
-        from sparing.federated import flower
+    with run_of(settings) as run:
+        if settings.engine == "flower":
+            from sparing.federated import flower
 
-        _ = flower.run_in_process  # raises here if the extra is missing, before data are read
-    rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.validation), settings)
-    split = split_of(rows, settings)
-    setup = _ground(rows, split, settings)
-    prices = {name: _price(name, setup) for name in settings.method}
-    mark = identity(settings)
-    place.check_same(mark, files=FILES)
-    verb = "do" if len(settings.method) > 1 else "does"
-    question = f"How well {verb} {_listed([LABELS[name] for name in settings.method])} train over clients that hold "
-    question += f"{rows.name}?"
-    record = Record(question=question, settings=settings, seed=settings.seed, units=dict(UNITS))
-    _describe_(record, rows, split, prices)
-    place.claim_(mark)
-    with refusing_to_write("out", settings.out), _stoppable():
-        save(split, place.at(SPLIT))
-        right = {name: _train_(record, name, setup, rows, prices[name], place) for name in settings.method}
-        for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}):
-            record.add("pairs", **row)
-    place.finish_(record, write_page)
-    return record
+            _ = flower.run_in_process  # raises here if the extra is missing, before data are read
+        rows = subsample(load_data(settings.data, seed=settings.seed, validation=settings.validation), settings)
+        split = split_of(rows, settings)
+        setup = _ground(rows, split, settings)
+        prices = {name: _price(name, setup) for name in settings.method}
+        verb = "do" if len(settings.method) > 1 else "does"
+        named = _listed([LABELS[name] for name in settings.method])
+        record = open_run(settings, run, f"How well {verb} {named} train over clients that hold {rows.name}?")
+        _describe_(record, rows, split, prices)
+        run.claim(defer_signals=False)  # a round may last: it is dropped at a signal, and done again
+        with refusing_to_write("out", settings.out), _stoppable():
+            save(split, run.folder.at(SPLIT))
+            right = {name: _train_(record, name, setup, rows, prices[name], run.folder) for name in settings.method}
+            for row in pair_rows({LABELS[name]: hits for name, hits in right.items()}):
+                record.add("pairs", **row)
+        return run.finish(write_page)
 
 
 def _ground(rows: Inputs, split: Split, settings: Settings) -> Setup:
