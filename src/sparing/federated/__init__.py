@@ -13,19 +13,25 @@ Li et al., "Exploring and Exploiting the Asymmetric Valley of Deep Neural Networ
 """
 
 from sparing.federated.embedded import simulate
-from sparing.federated.fedavg import FedAvg as FedAvg
-from sparing.federated.feddyn import FedDyn as FedDyn
-from sparing.federated.fedpan import FedPAN as FedPAN
-from sparing.federated.fedprox import FedProx as FedProx
+from sparing.federated.fedavg import FedAvg
+from sparing.federated.feddyn import FedDyn
+from sparing.federated.fedpan import FedPAN
+from sparing.federated.fedprox import FedProx
 from sparing.federated.fedsign import FedSign
 from sparing.federated.loop import Client
-from sparing.federated.moon import MOON as MOON
-from sparing.federated.scaffold import SCAFFOLD as SCAFFOLD
+from sparing.federated.moon import MOON
+from sparing.federated.scaffold import SCAFFOLD
 from sparing.federated.settings import Schedule
 from sparing.federated.splits import dirichlet
 
 __all__ = [
+    "MOON",
+    "SCAFFOLD",
     "Client",
+    "FedAvg",
+    "FedDyn",
+    "FedPAN",
+    "FedProx",
     "FedSign",
     "Schedule",
     "dirichlet",

@@ -14,32 +14,19 @@ Shen et al., "Memory-Efficient Gradient Unrolling for Large-Scale Bi-level Optim
 """
 
 from sparing.hypergrad.apply import hypergradient, phases, solve
-from sparing.hypergrad.checkpointed import Checkpointed as Checkpointed
+from sparing.hypergrad.checkpointed import Checkpointed
 from sparing.hypergrad.choose import choose
-from sparing.hypergrad.directions import Coordinate as Coordinate
-from sparing.hypergrad.directions import Gaussian as Gaussian
-from sparing.hypergrad.directions import Hadamard as Hadamard
-from sparing.hypergrad.directions import Orthonormal as Orthonormal
-from sparing.hypergrad.directions import Rademacher as Rademacher
-from sparing.hypergrad.directions import Sphere as Sphere
-from sparing.hypergrad.forward import Forward as Forward
-from sparing.hypergrad.forward import ForwardGradient as ForwardGradient
-from sparing.hypergrad.implicit import ConjugateGradient as ConjugateGradient
-from sparing.hypergrad.implicit import FiniteDifference as FiniteDifference
-from sparing.hypergrad.implicit import HessianFree as HessianFree
-from sparing.hypergrad.implicit import Neumann as Neumann
+from sparing.hypergrad.directions import Coordinate, Gaussian, Hadamard, Orthonormal, Rademacher, Sphere
+from sparing.hypergrad.forward import Forward, ForwardGradient
+from sparing.hypergrad.implicit import ConjugateGradient, FiniteDifference, HessianFree, Neumann
 from sparing.hypergrad.models import stateless
-from sparing.hypergrad.optimizers import SGD as SGD
-from sparing.hypergrad.optimizers import Adam as Adam
-from sparing.hypergrad.optimizers import AdamW as AdamW
-from sparing.hypergrad.optimizers import cosine as cosine
+from sparing.hypergrad.optimizers import SGD, Adam, AdamW, cosine
 from sparing.hypergrad.predict import predict
 from sparing.hypergrad.problem import Bilevel, BlackBox
-from sparing.hypergrad.reverse import Reverse as Reverse
-from sparing.hypergrad.reverse import Truncated as Truncated
-from sparing.hypergrad.spread import Spread as Spread
+from sparing.hypergrad.reverse import Reverse, Truncated
+from sparing.hypergrad.spread import Spread
 from sparing.hypergrad.stream import Stream
-from sparing.hypergrad.zeroth import ZerothOrder as ZerothOrder
+from sparing.hypergrad.zeroth import ZerothOrder
 
 METHODS = (
     Checkpointed, ConjugateGradient, FiniteDifference, Forward, ForwardGradient, HessianFree, Neumann, Reverse,
@@ -54,12 +41,34 @@ OPTIMIZERS = (SGD, Adam, AdamW)
 """Inner optimizers."""
 
 __all__ = [
+    "LAWS",
     "METHODS",
     "OPTIMIZERS",
+    "SGD",
+    "Adam",
+    "AdamW",
     "Bilevel",
     "BlackBox",
+    "Checkpointed",
+    "ConjugateGradient",
+    "Coordinate",
+    "FiniteDifference",
+    "Forward",
+    "ForwardGradient",
+    "Gaussian",
+    "Hadamard",
+    "HessianFree",
+    "Neumann",
+    "Orthonormal",
+    "Rademacher",
+    "Reverse",
+    "Sphere",
+    "Spread",
     "Stream",
+    "Truncated",
+    "ZerothOrder",
     "choose",
+    "cosine",
     "hypergradient",
     "phases",
     "predict",

@@ -16,32 +16,48 @@ NeurIPS 2024 (arXiv:2405.15743).
 from sparing.scaling.apply import apply_, restore_
 from sparing.scaling.backends import convert_
 from sparing.scaling.coordinate import coordinate_check
-from sparing.scaling.density import ER as ER
-from sparing.scaling.density import ERK as ERK
-from sparing.scaling.dynamic import GMP as GMP
-from sparing.scaling.dynamic import METHODS as METHODS
-from sparing.scaling.dynamic import SET as SET
-from sparing.scaling.dynamic import RigL as RigL
-from sparing.scaling.entries import Entry as Entry
+from sparing.scaling.density import ER, ERK
+from sparing.scaling.dynamic import GMP, METHODS, SET, RigL
+from sparing.scaling.entries import Entry
 from sparing.scaling.evolve import Evolution
 from sparing.scaling.fold import fold_
-from sparing.scaling.live import Masks as Masks
-from sparing.scaling.masks import LAWS as LAWS
-from sparing.scaling.masks import Bernoulli as Bernoulli
-from sparing.scaling.masks import Blocks as Blocks
-from sparing.scaling.masks import ConstantFanIn as ConstantFanIn
-from sparing.scaling.masks import ExactCount as ExactCount
-from sparing.scaling.masks import NofM as NofM
-from sparing.scaling.planning import Plan as Plan
-from sparing.scaling.planning import plan
+from sparing.scaling.live import Masks
+from sparing.scaling.masks import LAWS, Bernoulli, Blocks, ConstantFanIn, ExactCount, NofM
+from sparing.scaling.planning import Plan, plan
 from sparing.scaling.price import predict
-from sparing.scaling.rules import RULES as RULES
-from sparing.scaling.rules import SP as SP
-from sparing.scaling.rules import CompleteP as CompleteP
-from sparing.scaling.rules import InitOnly as InitOnly
-from sparing.scaling.rules import MuP as MuP
-from sparing.scaling.rules import RateOnly as RateOnly
-from sparing.scaling.rules import SuPar as SuPar
+from sparing.scaling.rules import RULES, SP, CompleteP, InitOnly, MuP, RateOnly, SuPar
 from sparing.scaling.spectral import Spectral
 
-__all__ = ["Evolution", "Spectral", "apply_", "convert_", "coordinate_check", "fold_", "plan", "predict", "restore_"]
+__all__ = [
+    "ER",
+    "ERK",
+    "GMP",
+    "LAWS",
+    "METHODS",
+    "RULES",
+    "SET",
+    "SP",
+    "Bernoulli",
+    "Blocks",
+    "CompleteP",
+    "ConstantFanIn",
+    "Entry",
+    "Evolution",
+    "ExactCount",
+    "InitOnly",
+    "Masks",
+    "MuP",
+    "NofM",
+    "Plan",
+    "RateOnly",
+    "RigL",
+    "Spectral",
+    "SuPar",
+    "apply_",
+    "convert_",
+    "coordinate_check",
+    "fold_",
+    "plan",
+    "predict",
+    "restore_",
+]
