@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from sparing.cli import SHELLS, UNEXPECTED, VERBS, main
+from sparing.jobs import interrupts
 
 
 def test_without_a_verb_the_list_is_shown(capsys):
@@ -245,6 +247,16 @@ def test_an_interrupt_that_nothing_could_catch_is_raised_again(failing, capfd, m
     assert capfd.readouterr().err == "sparing: interrupted\n"
 
 
+@pytest.fixture
+def ending() -> Iterator[None]:
+    """What a process that ends with its command leaves behind is taken back: this one goes on."""
+    handler, hook, listening = signal.getsignal(signal.SIGINT), sys.unraisablehook, list(interrupts._LISTENING)
+    yield
+    signal.signal(signal.SIGINT, handler)
+    sys.unraisablehook, interrupts._LISTENING[:] = hook, listening
+
+
+@pytest.mark.usefixtures("ending")
 def test_an_interrupt_below_torch_waits_until_torch_has_returned(failing, capsys, monkeypatch):
     """Where C++ asks a dispatch mode for what may not fail, an exception would end the process with a core dump."""
     from torch.utils._python_dispatch import TorchDispatchMode
