@@ -198,3 +198,15 @@ def test_signals_are_given_back(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             run.once("broken", lambda: 1 / 0)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signals_are_deferred_between_claim_and_finish_alone(tmp_path: Path) -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+    with Run(Settings(tmp_path)) as run:
+        run.resume(empty())
+        run.claim(defer_signals=False)
+        assert signal.getsignal(signal.SIGTERM) is before
+        run.defer_signals()
+        assert signal.getsignal(signal.SIGTERM) is not before
+        run.finish(lambda record, path: seen.append(signal.getsignal(signal.SIGTERM)))
+    assert seen == [before]

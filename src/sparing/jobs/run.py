@@ -194,7 +194,11 @@ class Run:
         self.ranks.on_first_rank(lambda: self.folder.claim_(self.mark))
         self._claimed = True
         if defer_signals:
-            self.signals = self._exit.enter_context(patient(always=self.ranks.several))
+            self.defer_signals()
+
+    def defer_signals(self) -> None:
+        """Note SIGINT and SIGTERM from here on, up to ``finish``; what cannot be saved half-way should come before."""
+        self.signals = self._exit.enter_context(patient(always=self.ranks.several))
 
     def once(self, name: str, compute: Callable[[], Any], **shown: Any) -> Any:
         """A result of numbers, texts, lists, mappings or tensors, or rows; computed once however often a run stops.
@@ -265,6 +269,7 @@ class Run:
         Returns:
             The record.
         """
+        self._exit.close()  # nothing more is saved: a signal stops at once, and a resumed run draws the page again
         self.folder.finish_(self.record, write_page)
         return self.record
 

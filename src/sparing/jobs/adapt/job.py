@@ -120,8 +120,9 @@ def run(settings: Adapt) -> Record:
     with run_of(settings) as run:
         record = new_record(settings)
         run.resume(record, also=identity(settings), files={"files"})
-        run.claim()
-        inputs = prepare(settings, run.folder.at(BASE))
+        run.claim(defer_signals=False)
+        inputs = prepare(settings, run.folder.at(BASE))  # tunes a model, which a signal stops at once
+        run.defer_signals()
         run.once("base", partial(_base, inputs, record))
         for name in settings.methods:
             run.once(name, partial(learn, inputs, settings, name, run))

@@ -49,10 +49,11 @@ def _start(run: Run, ranks: Ranks) -> TrainState:
     if resumed:
         restore_(state, run.interrupted)
     ranks.agree(run.mark | {"outer step": state.step, "images": checksum(state.images)})
-    run.claim()
+    run.claim(defer_signals=False)
     if not resumed:
         ranks.on_first_rank(partial(_plan_, state, record))
         state.steps, state.turn = ranks.broadcast(state.steps, state.turn)
+    run.defer_signals()
     return state
 
 

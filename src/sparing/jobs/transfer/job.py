@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparing.jobs.folder import tell_page
-from sparing.jobs.interrupts import StoppedError
+from sparing.jobs.interrupts import StoppedError, patient
 from sparing.jobs.run import Run
 from sparing.jobs.transfer.analysis import analyse
 from sparing.jobs.transfer.coordinates import add_coordinates
@@ -81,13 +81,14 @@ def run(settings: Transfer) -> Record:
     with run_of(settings) as run:
         record = open_study(settings, run)
         inputs = gather(settings)
-        run.claim()
+        run.claim(defer_signals=False)
         wanted = cells(settings)
         digest = hashlib.sha256(json.dumps(run.mark, sort_keys=True).encode()).hexdigest()
         fresh = settings.storage is not None and not settings.resume
         with Study(settings.out, study_name(digest), storage=settings.storage, fresh=fresh) as study:
             study.free_dead_(all_of_them=settings.requeue)
-            work_(settings, study, inputs, wanted, run.signals)
+            with patient() as signals:
+                work_(settings, study, inputs, wanted, signals)
             with study.exclusive_record():
                 analyse(record, settings, study.results(wanted))
                 add_coordinates(record, settings, inputs)
